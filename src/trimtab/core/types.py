@@ -1,0 +1,269 @@
+"""Every record that crosses a stage boundary: frozen, numpy only, JSON-able."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from enum import IntEnum, StrEnum
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
+
+import numpy as np
+from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from trimtab.core.window import Window
+
+F32 = NDArray[np.float32]
+
+ABSENT = -1.0
+"""In the L2 column: this parameter had no gradient at all. A norm is never negative, so nothing else looks like it."""
+
+
+class Kind(StrEnum):
+    """What a row of a table was measured on."""
+
+    GRAD = "grad"
+    WEIGHT = "weight"
+    UPDATE = "update"
+    BUFFER = "buffer"
+
+
+class Column(StrEnum):
+    """What a table holds for each tensor.
+
+    The fractions are NaN where they were not measured (weights, updates and buffers need none); everything else is
+    always a measurement. `L2`, `ABSMAX` and `MEAN` are non-finite exactly when the tensor holds a non-finite value
+    or the true value does not fit a float32.
+    """
+
+    L2 = "l2"
+    ABSMAX = "absmax"
+    MEAN = "mean"
+    NAN = "nan"
+    INF = "inf"
+    ZERO_FRAC = "zero_frac"
+    UNDERFLOW_FRAC = "underflow_frac"
+
+
+FULL_COLUMNS: tuple[Column, ...] = tuple(Column)
+NORM_COLUMNS: tuple[Column, ...] = (Column.L2,)
+
+
+class Severity(IntEnum):
+    """How bad a finding is. There is no INFO: a finding is always an alarm, notices go to the log."""
+
+    WARN = 1
+    ERROR = 2
+    FATAL = 3
+
+    @classmethod
+    def parse(cls, text: str | int | Severity) -> Severity:
+        """Read `"warn"`, `"ERROR"`, `2` or a Severity."""
+        try:
+            return cls[text.upper()] if isinstance(text, str) else cls(text)
+        except (KeyError, ValueError):
+            raise ValueError(f"severity {text!r} is none of warn, error, fatal") from None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layout:
+    """Names the rows and columns of a table. Rows of one kind are contiguous."""
+
+    names: tuple[str, ...]
+    kinds: tuple[Kind, ...]
+    numel: tuple[int, ...]
+    columns: tuple[Column, ...] = FULL_COLUMNS
+    optimizer: str = ""
+
+    def rows(self, kind: Kind) -> slice:
+        """Where the rows of `kind` are; an empty slice if there are none."""
+        try:
+            first = self.kinds.index(kind)
+        except ValueError:
+            return slice(0, 0)
+        return slice(first, first + self.kinds.count(kind))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sample:
+    """What one attempted optimizer step (or one validation, `phase="val"`) looked like, reduced across ranks."""
+
+    step: int
+    branch: int = 0
+    layout: Layout
+    table: F32
+    scalars: Mapping[str, float]
+    phase: str = "train"
+
+    @property
+    def optimizer(self) -> str:
+        """Which optimizer made the step; empty where there is only one."""
+        return self.layout.optimizer
+
+    def has(self, kind: Kind, column: Column) -> bool:
+        """Whether this sample measured `column` for tensors of `kind`."""
+        return column in self.layout.columns and kind in self.layout.kinds
+
+    def names(self, kind: Kind) -> tuple[str, ...]:
+        """Names of the measured tensors of `kind`."""
+        return self.layout.names[self.layout.rows(kind)]
+
+    def col(self, kind: Kind, column: Column) -> F32:
+        """One column over the rows of one kind; empty where not measured."""
+        if not self.has(kind, column):
+            return np.empty(0, dtype=np.float32)
+        return self.table[self.layout.rows(kind), self.layout.columns.index(column)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """One rule's claim about one step, with the numbers it rests on and what to do about it."""
+
+    code: str
+    name: str
+    step: int
+    severity: Severity
+    message: str
+    subject: tuple[str, ...] = ()
+    evidence: Mapping[str, float] = field(default_factory=dict)
+    streak: int = 1
+    advice: tuple[str, ...] = ()
+    optimizer: str = ""
+
+    def __str__(self) -> str:
+        where = f" ({self.optimizer})" if self.optimizer else ""
+        return f"step {self.step}{where}: {self.code} {self.name}: {self.message}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """All findings about step `step`, known to the host at step `seen_at`."""
+
+    step: int
+    seen_at: int
+    findings: tuple[Finding, ...] = ()
+    optimizer: str = ""
+    phase: str = "train"
+
+    @property
+    def worst(self) -> Finding | None:
+        """The gravest finding, the first one where several are equally grave."""
+        return max(self.findings, key=lambda f: f.severity, default=None)
+
+    def __bool__(self) -> bool:
+        """True when something is wrong, so that `if verdict:` reads as "is there trouble?"."""
+        return bool(self.findings)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Action:
+    """One thing to do: the name of a remedy and its arguments."""
+
+    kind: str
+    args: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decision:
+    """What the policy wants done before step `at`, because of step `about`."""
+
+    about: int
+    at: int
+    actions: tuple[Action, ...] = ()
+    because: tuple[str, ...] = ()
+    optimizer: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """What became of an action."""
+
+    at: int
+    action: Action
+    applied: bool
+    detail: str = ""
+    optimizer: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunInfo:
+    """The first line of a record: what was trained, by which versions, under which settings."""
+
+    run_id: str
+    started: str
+    config: Mapping[str, Any]
+    versions: Mapping[str, str]
+    model: str
+    num_parameters: int
+    optimizers: tuple[str, ...]
+    rules: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BrainState:
+    """A snapshot of the detectors before step `step`, so that a replay can start in the middle of a thinned record."""
+
+    step: int
+    state: Mapping[str, Any]
+    optimizer: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Closing:
+    """The last line of a record that was closed properly."""
+
+    steps: Mapping[str, int]
+    rejected: int
+    findings: int
+    reason: str
+    dropped: Mapping[str, int] = field(default_factory=dict)
+
+
+Record = RunInfo | Layout | Sample | Verdict | Decision | Outcome | BrainState | Closing
+
+
+class Rule(Protocol):
+    """A detector: frozen thresholds, documentation, and one pure method."""
+
+    code: ClassVar[str]
+    name: ClassVar[str]
+    severity: Severity
+
+    def check(self, window: Window) -> Iterator[Finding]:
+        """Look at the newest sample and its history; yield what is wrong."""
+        ...
+
+
+class Policy(Protocol):
+    """Turns verdicts into decisions. State goes in and comes out as plain JSON-able data; nothing is hidden."""
+
+    def init(self) -> Mapping[str, Any]:
+        """The state before the first verdict."""
+        ...
+
+    def decide(self, state: Mapping[str, Any], verdict: Verdict) -> tuple[Mapping[str, Any], Decision]:
+        """What to do about a verdict, and the state to decide the next one with."""
+        ...
+
+
+class Remedy(Protocol):
+    """Carries out one kind of action on the live objects."""
+
+    kind: ClassVar[str]
+
+    def apply(self, action: Action, target: Any, at: int) -> Outcome:
+        """Do it, and say what became of it."""
+        ...
+
+
+@runtime_checkable
+class Sink(Protocol):
+    """Receives every record, in order, on a thread of its own."""
+
+    def write(self, record: Record) -> None:
+        """Take one record."""
+        ...
+
+    def close(self) -> None:
+        """Flush and let go of everything."""
+        ...
