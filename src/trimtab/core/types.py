@@ -227,7 +227,11 @@ class Rule(Protocol):
 
     code: ClassVar[str]
     name: ClassVar[str]
-    severity: Severity
+
+    @property
+    def severity(self) -> Severity:
+        """How grave its findings are."""
+        ...
 
     def check(self, window: Window) -> Iterator[Finding]:
         """Look at the newest sample and its history; yield what is wrong."""

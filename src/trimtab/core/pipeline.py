@@ -1,0 +1,89 @@
+"""sample -> verdict -> decision. The whole brain; it runs the same live, in replay and in tests."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from trimtab.core.config import Config
+from trimtab.core.policy import Ladder
+from trimtab.core.registry import advice_of, select_rules
+from trimtab.core.types import Decision, Finding, Policy, Rule, Sample, Severity, Verdict
+from trimtab.core.window import Window
+
+log = logging.getLogger("trimtab")
+
+
+class Brain:
+    """Deterministic in the sequence of samples: replaying a record re-makes the same verdicts and decisions."""
+
+    def __init__(self, rules: tuple[Rule, ...], policy: Policy | None) -> None:
+        self._rules = rules
+        self._policy = policy
+        self._window = Window()
+        self._open: dict[str, dict[str, int]] = {}
+        self._policy_state: Mapping[str, Any] = policy.init() if policy is not None else {}
+        self._broken: set[str] = set()
+        self._advice = {rule.code: advice_of(rule) for rule in rules}
+        self._hold: dict[str, int] = {rule.code: getattr(rule, "hold", 1) for rule in rules}
+
+    @classmethod
+    def from_config(cls, config: Config) -> Brain:
+        """The rules a configuration selects; it decides only in mode `act`."""
+        policy = Ladder.from_config(config) if config.mode == "act" else None
+        return cls(select_rules(config), policy)
+
+    def advance(self, sample: Sample, *, seen_at: int) -> tuple[Verdict, Decision]:
+        """Judge one sample and decide about it."""
+        self._window.look(sample)
+        raw = [f for rule in self._rules for f in self._ask(rule)]
+        findings = tuple(self._in_incident(f, sample) for f in raw)
+        self._window.absorb(alarming=any(f.severity >= Severity.ERROR for f in findings))
+        verdict = Verdict(
+            step=sample.step, seen_at=seen_at, findings=findings, optimizer=sample.optimizer, phase=sample.phase
+        )
+        if self._policy is None:
+            return verdict, Decision(about=sample.step, at=seen_at + 1, optimizer=sample.optimizer)
+        self._policy_state, decision = self._policy.decide(self._policy_state, verdict)
+        return verdict, decision
+
+    def _ask(self, rule: Rule) -> list[Finding]:
+        if rule.code in self._broken:
+            return []
+        try:
+            return list(rule.check(self._window))
+        except Exception:
+            # A detector that breaks must not take the training run with it: report once, go on without it.
+            self._broken.add(rule.code)
+            log.exception("rule %s (%s) failed and is switched off for this run", rule.code, rule.name)
+            return []
+
+    def _in_incident(self, finding: Finding, sample: Sample) -> Finding:
+        """Give the finding its place in an incident: the same code at the step before it continues one."""
+        known = self._open.get(finding.code)
+        hold = self._hold.get(finding.code, 1)
+        streak = known["streak"] + 1 if known is not None and sample.step - known["last"] <= hold else 1
+        self._open[finding.code] = {"last": sample.step, "streak": streak}
+        advice = finding.advice or self._advice.get(finding.code, ())
+        return replace(finding, streak=streak, optimizer=sample.optimizer, advice=advice)
+
+    def open_incidents(self, step: int) -> tuple[str, ...]:
+        """Codes that still fired at `step`, or so shortly before it that the incident is not over."""
+        return tuple(code for code, i in self._open.items() if step - i["last"] < self._hold.get(code, 1))
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything needed to go on exactly here, as plain data."""
+        return {
+            "window": self._window.state_dict(),
+            "open": {code: dict(i) for code, i in self._open.items()},
+            "policy": dict(self._policy_state),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on where `state_dict` was taken."""
+        self._window.load_state_dict(state["window"])
+        self._open = {code: {"last": int(i["last"]), "streak": int(i["streak"])} for code, i in state["open"].items()}
+        if self._policy is not None:
+            self._policy_state = {**self._policy.init(), **state["policy"]}

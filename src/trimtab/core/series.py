@@ -1,0 +1,108 @@
+"""Bounded, poison-proof memory of one scalar: what is usual for it, and how unusual a new value is."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Mapping
+from typing import Any
+
+SIZE = 128
+NUM_FIRST = 8
+LOG_SPREAD_FLOOR = 0.1
+"""Smallest spread of logs that is believed: a constant history must not turn a 1 % wobble into an alarm."""
+
+
+class Series:
+    """The last `SIZE` finite values of a scalar, its first few, and its extremes.
+
+    Non-finite values never get in, so no NaN can blind a detector.
+    """
+
+    __slots__ = ("_first", "_highest", "_num", "_values")
+
+    def __init__(self) -> None:
+        self._values: deque[float] = deque(maxlen=SIZE)
+        self._first: list[float] = []
+        self._num = 0
+        self._highest = -math.inf
+
+    def push(self, value: float) -> None:
+        """Take in one value; a non-finite one is ignored."""
+        if not math.isfinite(value):
+            return
+        self._values.append(value)
+        self._num += 1
+        if value > self._highest:
+            self._highest = value
+        if len(self._first) < NUM_FIRST:
+            self._first.append(value)
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    @property
+    def num_seen(self) -> int:
+        """How many values were ever taken in."""
+        return self._num
+
+    @property
+    def highest(self) -> float:
+        """The largest value ever taken in; -inf before the first."""
+        return self._highest
+
+    @property
+    def initial(self) -> float:
+        """The median of the first values: the level the run started from; NaN before the first."""
+        return _median(self._first)
+
+    def recent_max(self) -> float:
+        """The largest value still remembered; -inf when there is none."""
+        return max(self._values, default=-math.inf)
+
+    def median(self) -> float:
+        """The median of the remembered values; NaN when there is none."""
+        return _median(self._values)
+
+    def log_z(self, value: float) -> float:
+        """How many robust deviations `value` lies above the usual level, on the log scale; 0 when it cannot be said."""
+        logs = [math.log(v) for v in self._values if v > 0]
+        if len(logs) < NUM_FIRST or not value > 0:
+            return 0.0
+        centre, spread = _centre_and_spread(logs)
+        return (math.log(value) - centre) / max(spread, LOG_SPREAD_FLOOR)
+
+    def z(self, value: float) -> float:
+        """How many robust deviations `value` lies above the usual level, on the linear scale."""
+        if len(self._values) < NUM_FIRST:
+            return 0.0
+        centre, spread = _centre_and_spread(list(self._values))
+        return (value - centre) / max(spread, 1e-3 * abs(centre), 1e-12)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything needed to go on exactly here, as plain data."""
+        highest = self._highest if self._num else None
+        return {"values": list(self._values), "first": list(self._first), "num": self._num, "highest": highest}
+
+    @classmethod
+    def from_state(cls, state: Mapping[str, Any]) -> Series:
+        """The series that `state_dict` described."""
+        new = cls()
+        new._values.extend(state["values"])
+        new._first = list(state["first"])
+        new._num = int(state["num"])
+        new._highest = -math.inf if state["highest"] is None else float(state["highest"])
+        return new
+
+
+def _median(values: deque[float] | list[float]) -> float:
+    if not values:
+        return math.nan
+    ordered = sorted(values)
+    mid = len(ordered) // 2
+    return ordered[mid] if len(ordered) % 2 else 0.5 * (ordered[mid - 1] + ordered[mid])
+
+
+def _centre_and_spread(values: list[float]) -> tuple[float, float]:
+    centre = _median(values)
+    return centre, 1.4826 * _median([abs(v - centre) for v in values])

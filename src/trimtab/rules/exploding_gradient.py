@@ -1,0 +1,79 @@
+"""GRAD002: the gradient norm leaps far above its own history."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from trimtab.core.types import Column, Finding, Kind, Severity
+from trimtab.core.window import Window
+
+NUM_NAMED = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExplodingGradient:
+    """The gradient norm is far above anything in its recent history.
+
+    ## What it sees
+    The global norm before clipping is more than `ratio` times the largest of the last 128 steps and at least `z`
+    robust deviations (median and MAD of logs) above their median. Both are relative to the run's own history, so the
+    scale of the loss does not matter. It needs `min_history` steps before it speaks.
+
+    ## Why it matters
+    Without clipping one such step can throw the weights out of the region they took hours to reach. With clipping the
+    step is bounded, but its direction comes from whatever caused it.
+
+    ## What to try
+    1. Clip: `Guard(..., clip=1.0)`.
+    2. Lower the learning rate, or lengthen the warm-up, if this happens again.
+    3. Look at the batch of this step for outliers and wrong labels.
+    4. In recurrent or very deep models add normalisation or residual paths.
+    """
+
+    code: ClassVar[str] = "GRAD002"
+    name: ClassVar[str] = "exploding-gradient"
+    hold: ClassVar[int] = 10
+    severity: Severity = Severity.ERROR
+    ratio: float = 10.0
+    z: float = 6.0
+    min_history: int = 20
+
+    def check(self, window: Window) -> Iterator[Finding]:
+        """Fire when the newest norm dwarfs the recent maximum and the usual level."""
+        norm = window.scalar("grad_norm")
+        history = window.history("grad_norm")
+        if norm is None or not math.isfinite(norm) or len(history) < self.min_history:
+            return
+        highest = history.recent_max()
+        if norm <= self.ratio * max(highest, 1e-30):  # cheap test first: the robust one sorts the history
+            return
+        z = history.log_z(norm)
+        if z < self.z:
+            return
+        median = history.median()
+        names, growth = self._most_grown(window)
+        most = f", most in {names[0]} ({growth:.3g}x its usual norm)" if names else ""
+        coef = window.scalar("clip_coef")
+        clipped = f" It was clipped to {norm * coef:.3g}." if coef is not None and coef < 1.0 else ""
+        yield Finding(
+            code=self.code,
+            name=self.name,
+            step=window.now.step,
+            severity=self.severity,
+            message=f"the gradient norm is {norm:.4g}, usually {median:.4g} and at most {highest:.4g}{most}.{clipped}",
+            subject=names,
+            evidence={"grad_norm": norm, "median": median, "recent_max": highest, "z": z, "growth": growth},
+        )
+
+    def _most_grown(self, window: Window) -> tuple[tuple[str, ...], float]:
+        names = window.now.names(Kind.GRAD)
+        growth = window.gradients.growth(names, window.now.col(Kind.GRAD, Column.L2))
+        if not growth.size:
+            return (), math.nan
+        top = np.argsort(-growth, kind="stable")[:NUM_NAMED]
+        return tuple(names[i] for i in top), float(growth[top[0]])

@@ -1,0 +1,66 @@
+"""LOSS002: the loss leaps above everything the run has seen lately, and above where it started."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import ClassVar
+
+from trimtab.core.types import Finding, Severity
+from trimtab.core.window import Window
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LossSpike:
+    """The loss leaps far above its recent history and above the level the run started from.
+
+    ## What it sees
+    The loss is at least `z` robust deviations above its recent median, exceeds the recent maximum by more than
+    `reach` times the recent range, and lies clearly above the initial level. Small batches and rare hard samples make
+    a healthy loss noisy; they stay below at least one of these three.
+
+    ## Why it matters
+    A loss worse than that of the untrained model means that the last updates destroyed what was learned. Spikes often
+    come a few steps before divergence.
+
+    ## What to try
+    1. Lower the learning rate, clip the gradient norm, or lengthen the warm-up.
+    2. Look at the learning rate of the last steps: did a schedule, a resume or an unfreezing make it jump?
+    3. Look at the batches of the last steps for outliers.
+    4. Go back to a checkpoint from before the spike and skip the data around it.
+    """
+
+    code: ClassVar[str] = "LOSS002"
+    name: ClassVar[str] = "loss-spike"
+    hold: ClassVar[int] = 10
+    severity: Severity = Severity.ERROR
+    z: float = 10.0
+    reach: float = 2.0
+    min_history: int = 20
+
+    def check(self, window: Window) -> Iterator[Finding]:
+        """Fire when the newest loss is above its recent range, its usual level and its initial level at once."""
+        loss = window.scalar("loss")
+        history = window.history("loss")
+        if loss is None or not math.isfinite(loss) or len(history) < self.min_history:
+            return
+        highest, initial = history.recent_max(), history.initial
+        if loss <= highest:  # cheap test first: the others sort the history
+            return
+        median = history.median()
+        spread = max(highest - median, abs(initial - median), 1e-3 * abs(median))
+        if loss <= highest + self.reach * spread or loss <= initial + 0.5 * spread:
+            return
+        z = history.z(loss)
+        if z < self.z:
+            return
+        yield Finding(
+            code=self.code,
+            name=self.name,
+            step=window.now.step,
+            severity=self.severity,
+            message=f"the loss is {loss:.4g}; usually {median:.4g}, lately at most {highest:.4g}, at first {initial:.4g}",
+            subject=("loss",),
+            evidence={"loss": loss, "median": median, "recent_max": highest, "initial": initial, "z": z},
+        )

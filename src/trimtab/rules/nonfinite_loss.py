@@ -1,0 +1,54 @@
+"""LOSS001: the loss is NaN or Inf."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import ClassVar
+
+from trimtab.core.types import Finding, Severity
+from trimtab.core.window import Window
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NonfiniteLoss:
+    """The training loss is NaN or Inf.
+
+    ## What it sees
+    The loss handed to `guard.step(loss)` or `guard.observe(loss=...)` is NaN, +Inf or -Inf, in any micro-batch of the
+    step.
+
+    ## Why it matters
+    Its gradient is usually NaN as well, and one such update ends the run: every weight and every optimizer moment it
+    touches stays NaN for ever. A NaN loss with clean gradients (an empty batch, all targets ignored) does no harm to
+    the weights, but hides what the model is learning.
+
+    ## What to try
+    1. Look at the batch of this step: NaN or Inf in inputs or targets, an empty batch, all labels ignored.
+    2. Check divisions, logarithms and square roots in the loss; add an epsilon where the argument can be 0.
+    3. Lower the learning rate (try a tenth) if the loss was rising before.
+    4. Under float16, keep the loss in float32 and use a GradScaler.
+    """
+
+    code: ClassVar[str] = "LOSS001"
+    name: ClassVar[str] = "nonfinite-loss"
+    severity: Severity = Severity.ERROR
+
+    def check(self, window: Window) -> Iterator[Finding]:
+        """Fire when the newest loss is not finite."""
+        loss = window.scalar("loss")
+        if loss is None or math.isfinite(loss):
+            return
+        before = window.history("loss").median()
+        usual = f"; it was about {before:.4g} before" if math.isfinite(before) else ""
+        kept = " The update was kept out of the weights." if window.scalar("rejected") else ""
+        yield Finding(
+            code=self.code,
+            name=self.name,
+            step=window.now.step,
+            severity=self.severity,
+            message=f"the loss is {loss}{usual}.{kept}",
+            subject=("loss",),
+            evidence={"loss": loss, "median_before": before},
+        )

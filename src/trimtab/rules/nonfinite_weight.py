@@ -1,0 +1,56 @@
+"""WGT001: a weight is NaN or Inf."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from trimtab.core.types import Column, Finding, Kind, Severity
+from trimtab.core.window import Window
+
+NUM_NAMED = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NonfiniteWeight:
+    """At least one weight is NaN or Inf.
+
+    ## What it sees
+    Weights are measured every `full_every` steps and, at once, in any step whose loss or gradient looks wrong. A
+    weight that is not finite is named.
+
+    ## Why it matters
+    From here every forward pass is poisoned; no skipped step can mend it. The weights must come from before.
+
+    ## What to try
+    1. Go back to the last good checkpoint; do not save this state over it.
+    2. If the guard was attached from the start, look for code that writes to weights outside the optimizer: an EMA
+       swap, a manual initialisation, a loaded checkpoint.
+    3. With float16 weights, check that values stay below 65504; keep master weights in float32.
+    """
+
+    code: ClassVar[str] = "WGT001"
+    name: ClassVar[str] = "nonfinite-weight"
+    severity: Severity = Severity.FATAL
+
+    def check(self, window: Window) -> Iterator[Finding]:
+        """Fire when a measured weight is not finite."""
+        sample = window.now
+        nans, infs = sample.col(Kind.WEIGHT, Column.NAN), sample.col(Kind.WEIGHT, Column.INF)
+        bad = np.flatnonzero((nans > 0) | (infs > 0))
+        if not bad.size:
+            return
+        names = tuple(sample.names(Kind.WEIGHT)[i] for i in bad[:NUM_NAMED])
+        yield Finding(
+            code=self.code,
+            name=self.name,
+            step=sample.step,
+            severity=self.severity,
+            message=f"{bad.size} of {nans.size} weights hold NaN or Inf, first {names[0]} "
+            f"({int(nans.sum())} NaN and {int(infs.sum())} Inf values in all).",
+            subject=names,
+            evidence={"num_tensors": float(bad.size), "num_nan": float(nans.sum()), "num_inf": float(infs.sum())},
+        )
