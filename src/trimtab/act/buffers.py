@@ -1,0 +1,191 @@
+"""A rejected step leaves no trace in the buffers either: copied before it, checked in it, put back on rejection."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from trimtab.sample import measure
+from trimtab.sample.host import number
+
+LARGE = 1 << 18
+"""Elements. A larger buffer (a mask, a cache, a queue) is copied again only when its version counter moved.
+
+Smaller ones are copied in every step: BatchNorm's kernels change running statistics without moving the counter.
+"""
+
+
+class _Pack:
+    """Buffers of one type and device, copied side by side into one flat tensor: one norm checks them all."""
+
+    def __init__(self, live: Sequence[Tensor], watched: bool) -> None:
+        self.live = list(live)
+        self.watched = watched
+        self._kept, self._kept_views = self._flat()
+        self._fresh, self._fresh_views = self._flat()
+        self._versions = [-1] * len(self.live)
+        self.capture()
+        self.commit()
+
+    def _flat(self) -> tuple[Tensor, list[Tensor]]:
+        flat = torch.empty(sum(b.numel() for b in self.live), dtype=self.live[0].dtype, device=self.live[0].device)
+        parts = torch.split(flat, [b.numel() for b in self.live])
+        return flat, [part.view(b.shape) for part, b in zip(parts, self.live, strict=True)]
+
+    def capture(self) -> None:
+        torch._foreach_copy_(self._fresh_views, self.live)
+
+    def norm(self) -> Tensor:
+        return measure.total(measure.plain(self._fresh))
+
+    def commit(self) -> None:
+        """What was captured last is now the state to go back to."""
+        self._kept, self._fresh = self._fresh, self._kept
+        self._kept_views, self._fresh_views = self._fresh_views, self._kept_views
+        self._versions = [b._version for b in self.live]
+
+    def renew(self) -> None:
+        """Copy again if anything outside the step (a load, an EMA swap) touched the buffers since."""
+        if [b._version for b in self.live] != self._versions:
+            self.capture()
+            self.commit()
+
+    def bad(self) -> list[int]:
+        wide = [number(measure.wide_norms([measure.plain(v)])[0]) for v in self._fresh_views]
+        return [i for i, norm in enumerate(wide) if not math.isfinite(norm)]
+
+    def put_back(self, which: Sequence[int]) -> None:
+        torch._foreach_copy_([self.live[i] for i in which], [self._kept_views[i] for i in which])
+        torch._foreach_copy_([self._fresh_views[i] for i in which], [self._kept_views[i] for i in which])
+
+    def put_back_on_device(self, reject: Tensor) -> None:
+        """Go back where the device flag says so, and value by value where a watched buffer went bad."""
+        undo = reject.to(self._fresh.device) > 0
+        if self.watched:
+            undo = undo | ~torch.isfinite(self._fresh)
+        self._fresh.copy_(torch.where(undo, self._kept, self._fresh))
+        torch._foreach_copy_(self.live, self._fresh_views)
+
+
+class BufferShadow:
+    """The buffers of a model as they were before the step, integer counters included."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._model = model
+        self._names: dict[int, str] = {}
+        self._packs: list[_Pack] = []
+        self._large: list[_Pack] = []
+        self.refresh()
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+    @torch.no_grad()
+    def refresh(self) -> None:
+        """Look for buffers that were added, replaced or moved, and copy anew if there are any."""
+        named = [(n, b) for n, b in self._model.named_buffers() if b.layout is torch.strided and b.numel()]
+        if [id(b) for _, b in named] == list(self._names):
+            return
+        self._names = {id(b): n for n, b in named}
+        packs: dict[tuple[torch.dtype, torch.device, bool], list[Tensor]] = {}
+        self._large = []
+        for _, b in named:
+            floating = b.is_floating_point() or b.is_complex()
+            # One that is non-finite by design, such as a mask filled with -inf, must never count as gone bad.
+            watched = floating and math.isfinite(number(measure.wide_norms([measure.plain(b)])[0]))
+            if b.numel() >= LARGE:
+                self._large.append(_Pack([b], watched))
+            else:
+                packs.setdefault((b.dtype, b.device, watched), []).append(b)
+        self._packs = [_Pack(live, key[2]) for key, live in packs.items()]
+
+    @torch.no_grad()
+    def renew(self) -> None:
+        """At the first training forward after a step: what was changed between steps must survive a rejection."""
+        for pack in (*self._packs, *self._large):
+            pack.renew()
+
+    @torch.no_grad()
+    def capture(self) -> None:
+        """After the backward pass: copy what the forward passes of this step made of the buffers."""
+        for pack in self._packs:
+            pack.capture()
+        for pack in self._large:
+            if pack.live[0]._version != pack._versions[0]:
+                pack.capture()
+
+    def suspicious(self) -> bool:
+        """Whether the norm of a watched buffer is not finite; asks the host."""
+        return any(pack.watched and not math.isfinite(number(pack.norm())) for pack in self._all())
+
+    def bad(self) -> list[tuple[int, int]]:
+        """Which watched buffers hold NaN or Inf, by pack and place."""
+        return [(k, i) for k, pack in enumerate(self._all()) if pack.watched for i in pack.bad()]
+
+    def described(self, which: Sequence[tuple[int, int]]) -> tuple[tuple[tuple[str, int], ...], Tensor]:
+        """Names, sizes and full columns of some buffers."""
+        chosen = [self._all()[k].live[i] for k, i in which]
+        rows = tuple((self._names.get(id(b), "unnamed"), b.numel()) for b in chosen)
+        return rows, measure.full([measure.plain(b) for b in chosen], fractions=False)
+
+    @torch.no_grad()
+    def put_back(self, which: Sequence[tuple[int, int]] | None = None) -> None:
+        """Restore some buffers, or all of them."""
+        for k, pack in enumerate(self._all()):
+            places = range(len(pack.live)) if which is None else [i for j, i in which if j == k]
+            if len(places):
+                pack.put_back(places)
+
+    @torch.no_grad()
+    def put_back_on_device(self, reject: Tensor) -> None:
+        """Restore everything where the device flag says so, and what went bad, without asking the host."""
+        for pack in self._all():
+            pack.put_back_on_device(reject)
+
+    def commit(self) -> None:
+        """The step is over: its buffers are the ones to go back to from now on."""
+        for pack in self._packs:
+            pack.commit()
+        for pack in self._large:
+            if pack.live[0]._version != pack._versions[0]:
+                pack.commit()
+
+    def _all(self) -> list[_Pack]:
+        return [*self._packs, *self._large]
+
+
+class ForwardTap:
+    """The one hook in the always-on path: the root's first training forward after a step.
+
+    Copying or pickling a model copies its hooks: this one turns into an inert stand-in, so that a deep copy (an EMA,
+    a teacher) carries nothing of the guard.
+    """
+
+    def __init__(self, shadow: BufferShadow) -> None:
+        self._shadow = shadow
+        self._armed = True
+
+    def __call__(self, module: nn.Module, args: object) -> None:
+        """Runs before the root's forward."""
+        if torch.compiler.is_compiling() or not self._armed:
+            return
+        if module.training and torch.is_grad_enabled():
+            self._armed = False
+            self._shadow.renew()
+
+    def step_done(self) -> None:
+        """The next training forward is the first of a new step."""
+        self._armed = True
+
+    def __reduce__(self) -> tuple[type[_Inert], tuple[()]]:
+        return (_Inert, ())
+
+
+class _Inert:
+    """What is left of a tap in a copied model."""
+
+    def __call__(self, module: nn.Module, args: object) -> None:
+        return None

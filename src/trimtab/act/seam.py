@@ -1,0 +1,147 @@
+"""Where trimtab meets the loop: hooks around `optimizer.step`, and around a GradScaler that skips it."""
+
+from __future__ import annotations
+
+import functools
+import types
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+import torch
+from torch.optim import Optimizer
+
+from trimtab.act.closure import ClosureGuard
+from trimtab.core.errors import InputError
+
+
+class Passenger(Protocol):
+    """What a seam calls: before and after every step, and when a scaler skipped one."""
+
+    @property
+    def attempts(self) -> int:
+        """How many steps it has seen."""
+        ...
+
+    def before(self) -> None:
+        """Gradients are ready; the step comes next."""
+        ...
+
+    def after(self) -> None:
+        """The step is over."""
+        ...
+
+    def skipped(self) -> None:
+        """A GradScaler decided not to step."""
+        ...
+
+    def told(self, loss: Any) -> None:
+        """A closure returned this loss."""
+        ...
+
+    def release(self) -> bool:
+        """Give withheld gradients back; True if this step's update was rejected."""
+        ...
+
+    def revoked(self) -> None:
+        """A closure-driven step ended in non-finite weights and was undone."""
+        ...
+
+
+def innermost(optimizer: Any) -> Any:
+    """The optimizer whose hooks are really called: wrappers such as Accelerate's never run their own."""
+    while not hasattr(optimizer, "_optimizer_step_pre_hooks") and hasattr(optimizer, "optimizer"):
+        optimizer = optimizer.optimizer
+    if not hasattr(optimizer, "param_groups") or not callable(getattr(optimizer, "step", None)):
+        raise InputError(
+            f"optimizer is a {type(optimizer).__name__} without param_groups or step(); "
+            "expected a torch.optim.Optimizer, or a list or dict of them"
+        )
+    return optimizer
+
+
+class Seam:
+    """The hooks on one optimizer; `remove` leaves no trace."""
+
+    def __init__(self, optimizer: Any, passenger: Passenger) -> None:
+        self._optimizer = optimizer
+        self._passenger = passenger
+        self._closures = ClosureGuard(optimizer)
+        self._undo: list[Callable[[], None]] = []
+        if isinstance(optimizer, Optimizer) and hasattr(optimizer, "_optimizer_step_pre_hooks"):
+            self._undo.append(optimizer.register_step_pre_hook(self._pre).remove)
+            self._undo.append(optimizer.register_step_post_hook(self._post).remove)
+        else:
+            self._undo.append(_wrap_step(optimizer, self._pre, self._post))
+
+    def _pre(self, optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if torch.compiler.is_compiling():
+            return None
+        closure = args[1] if len(args) > 1 else kwargs.get("closure")
+        if closure is None:
+            self._passenger.before()
+            return None
+        guarded = self._closures.wrap(closure, self._passenger)
+        if len(args) > 1:
+            return (args[0], guarded, *args[2:]), kwargs
+        return args, {**kwargs, "closure": guarded}
+
+    def _post(self, optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if not torch.compiler.is_compiling():
+            self._closures.finish(self._passenger)
+            self._passenger.after()
+
+    def remove(self) -> None:
+        """Take every hook off."""
+        for undo in self._undo:
+            undo()
+        self._undo.clear()
+
+
+def _wrap_step(optimizer: Any, pre: Callable[..., Any], post: Callable[..., Any]) -> Callable[[], None]:
+    """For a class that only looks like an optimizer: the same hooks around its `step`, on this instance."""
+    had, inner = optimizer.__dict__.get("step"), optimizer.step
+
+    def step(self: Any, *args: Any, **kwargs: Any) -> Any:
+        changed = pre(self, (self, *args), kwargs)
+        if changed is not None:
+            (_, *args), kwargs = changed
+        out = inner(*args, **kwargs)
+        post(self, (self, *args), kwargs)
+        return out
+
+    mine = optimizer.step = types.MethodType(functools.wraps(inner)(step), optimizer)
+
+    def undo() -> None:
+        if optimizer.__dict__.get("step") is mine:
+            if had is None:
+                del optimizer.step
+            else:
+                optimizer.step = had
+
+    return undo
+
+
+class ScalerSeam:
+    """Sees the steps that a GradScaler skips: an optimizer that is not fused is then never called at all."""
+
+    def __init__(self, scaler: Any, passengers: Mapping[int, Passenger]) -> None:
+        self._scaler = scaler
+        self._had, inner = scaler.__dict__.get("step"), scaler.step
+
+        def step(self: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+            passenger = passengers.get(id(innermost(optimizer)))
+            before = passenger.attempts if passenger is not None else 0
+            out = inner(optimizer, *args, **kwargs)
+            if passenger is not None and passenger.attempts == before:
+                passenger.skipped()
+            return out
+
+        self._mine = scaler.step = types.MethodType(functools.wraps(inner)(step), scaler)
+
+    def remove(self) -> None:
+        """Give the scaler its own step back."""
+        if self._scaler.__dict__.get("step") is self._mine:
+            if self._had is None:
+                del self._scaler.step
+            else:
+                self._scaler.step = self._had

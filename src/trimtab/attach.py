@@ -1,0 +1,145 @@
+"""Where a guard is attached: what can be guarded, the lanes and hooks of each optimizer, and how to leave again."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from torch import Tensor, nn
+from torch.optim.lr_scheduler import LRScheduler
+
+from trimtab.act.buffers import BufferShadow, ForwardTap
+from trimtab.act.contain import Contained, ContainedLane
+from trimtab.act.scaler import scale_of
+from trimtab.act.seam import ScalerSeam, Seam, innermost
+from trimtab.core.config import Config
+from trimtab.core.errors import AttachError, InputError
+from trimtab.core.types import Sample
+from trimtab.lane import Lane
+from trimtab.sample.observed import Observed
+from trimtab.sample.rows import Rows, parameter_names
+
+_GUARDED: weakref.WeakSet[Any] = weakref.WeakSet()
+
+
+def check_model(model: Any) -> nn.Module:
+    """The model, if it can be guarded."""
+    if not isinstance(model, nn.Module):
+        raise InputError(f"model is a {type(model).__name__}; expected a torch.nn.Module")
+    if not any(True for _ in model.parameters()):
+        raise InputError(
+            f"the model ({type(model).__name__}) has no parameters; expected at least one. "
+            "Build its layers (and run one forward pass if they are lazy) before the guard."
+        )
+    return model
+
+
+def labelled(optimizer: Any) -> dict[str, Any]:
+    """The optimizers to guard by label: one is labelled "", several by their key or place."""
+    if isinstance(optimizer, LRScheduler):
+        raise InputError(f"optimizer is the scheduler {type(optimizer).__name__}; pass scheduler.optimizer instead")
+    if isinstance(optimizer, Mapping):
+        found = {str(k): v for k, v in optimizer.items()}
+    elif isinstance(optimizer, Sequence) and not isinstance(optimizer, str):
+        found = {str(i): v for i, v in enumerate(optimizer)}
+    else:
+        found = {"": optimizer}
+    if not found:
+        raise InputError("optimizer is empty; expected an optimizer, or a list or dict of them")
+    if len(found) == 1:
+        found = {"": next(iter(found.values()))}
+    inner = {label: innermost(o) for label, o in found.items()}
+    if len({id(o) for o in inner.values()}) != len(inner):
+        raise InputError("the same optimizer is given twice; expected each once")
+    return inner
+
+
+def check_optimizer(optimizer: Any, model: nn.Module, label: str) -> None:
+    """Refuse an optimizer that does not move this model, or that is guarded already."""
+    where = f"optimizer {label!r}" if label else "the optimizer"
+    if optimizer in _GUARDED:
+        raise AttachError(f"{where} is already guarded; close() the other guard first, or use that one")
+    mine = {id(p) for p in model.parameters()}
+    params: list[Tensor] = [p for group in optimizer.param_groups for p in group["params"]]
+    if not any(id(p) in mine for p in params):
+        raise InputError(
+            f"none of the {len(params)} parameters of {where} ({type(optimizer).__name__}) belong to the model "
+            f"({type(model).__name__}); expected an optimizer built from model.parameters(). "
+            "Build it after the model is complete and on its device."
+        )
+
+
+def choose(optimizers: Mapping[str, Any], wanted: Any) -> list[Any]:
+    """The optimizers meant by `wanted`: None is all of them, else one of them, a wrapper of one, or its key."""
+    if wanted is None:
+        return list(optimizers.values())
+    if isinstance(wanted, str | int):
+        if str(wanted) in optimizers:
+            return [optimizers[str(wanted)]]
+    elif any(one is innermost(wanted) for one in optimizers.values()):
+        return [innermost(wanted)]
+    known = ", ".join(repr(k) for k in optimizers)
+    raise InputError(f"optimizer {wanted!r} is not one of this guard's; expected one of them, or a key of {known}")
+
+
+class Attachment:
+    """The lanes of all optimizers and every hook that leads to them; `remove` takes every hook off again."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizers: Mapping[str, Any],
+        *,
+        scaler: Any,
+        config: Config,
+        lag: int,
+        observed: Observed,
+        contained: Contained,
+        deliver: Callable[[Lane, Sample], None],
+    ) -> None:
+        self._model = model
+        shadow = BufferShadow(model)
+        tap = ForwardTap(shadow)
+        self.lanes = {
+            label: Lane(
+                one,
+                label=label,
+                config=config,
+                lag=lag,
+                rows=self._row_maker(one, label, optimizers, with_others=i == 0),
+                observed=observed,
+                shadow=shadow,
+                tap=tap,
+                scale=lambda: scale_of(scaler),
+                deliver=deliver,
+            )
+            for i, (label, one) in enumerate(optimizers.items())
+        }
+        passengers = {id(lane.optimizer): ContainedLane(lane, contained) for lane in self.lanes.values()}
+        self._undo = [Seam(lane.optimizer, passengers[id(lane.optimizer)]).remove for lane in self.lanes.values()]
+        if scaler is not None:
+            self._undo.append(ScalerSeam(scaler, passengers).remove)
+        if len(shadow):
+            self._undo.append(model.register_forward_pre_hook(tap).remove)
+        _GUARDED.update(optimizers.values())
+
+    def _row_maker(
+        self, optimizer: Any, label: str, optimizers: Mapping[str, Any], *, with_others: bool
+    ) -> Callable[[], Rows]:
+        def make() -> Rows:
+            moved = {id(p) for o in optimizers.values() for g in o.param_groups for p in g["params"]}
+            # Parameters that no optimizer moves are weighed by the first lane: their norm is part of the whole.
+            others = [p for p in self._model.parameters() if id(p) not in moved] if with_others else []
+            return Rows(optimizer, parameter_names(self._model), label=label, others=others)
+
+        return make
+
+    def remove(self) -> None:
+        """Leave no trace on the model, the optimizers or the scaler."""
+        for undo in self._undo:
+            undo()
+        self._undo.clear()
+        for lane in self.lanes.values():
+            lane.multiplier.remove()
+            _GUARDED.discard(lane.optimizer)

@@ -1,0 +1,249 @@
+"""The orchestrator: sample, reflex, step, then verdict, decision, action, record. Read it top to bottom."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from torch import Tensor, nn
+
+from trimtab import attach
+from trimtab.act.contain import Contained
+from trimtab.act.remedies import BUILTIN as REMEDIES
+from trimtab.act.scaler import scale_of, unscale
+from trimtab.act.stop import stopped
+from trimtab.core.config import Config, resolve
+from trimtab.core.errors import InputError, TrimtabError
+from trimtab.core.pipeline import Brain
+from trimtab.core.types import BrainState, Closing, Decision, Finding, Outcome, Sample, Severity, Verdict
+from trimtab.lane import Lane
+from trimtab.opening import health_of, lag_for, open_recorder, run_info
+from trimtab.sample.observed import Observed, scalar_loss
+
+log = logging.getLogger("trimtab")
+STATE_EVERY = 10_000
+
+
+class Guard:
+    """Watches a training run, keeps bad updates out of the weights, and says what is wrong.
+
+    Example:
+        >>> import torch, trimtab
+        >>> model = torch.nn.Linear(4, 1)
+        >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        >>> with trimtab.Guard(model, optimizer, clip=1.0, run_dir=False) as guard:
+        ...     for x in torch.randn(3, 8, 4):
+        ...         loss = model(x).square().mean()
+        ...         loss.backward()
+        ...         _ = guard.step(loss)
+        ...         optimizer.zero_grad()
+        >>> guard.findings, guard.rejected
+        ([], 0)
+
+    `optimizer` may be a list or dict. `config` is a `Config`, a dict or a TOML path; None reads `[tool.trimtab]`.
+    `clip` is the largest gradient norm, or `{"norm": 1.0, "per_group": True}`, or `{"value": 0.5}`. `mode` is
+    `observe` (change nothing), `advise` (reject non-finite updates; the default), `act` or `raise`. `lag` is how many
+    steps later the host judges a step: 0 on CPU, 1 on accelerators. With `scaler`, `step` unscales, steps and updates.
+    `sinks` take `.log()`, `.add_scalar()` or `write`/`close` objects; `on_finding` is called with every new finding.
+    `run_dir` is where to record: None makes `runs/<id>`, False records nothing. `scheduler`, `ema`, `loader` and
+    `step_fn` are kept for later versions: nothing is done with them yet; `preset` and `checkpoint` are refused.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: Any,
+        config: Config | Mapping[str, Any] | str | os.PathLike[str] | None = None,
+        *,
+        clip: Any = None,
+        mode: str | None = None,
+        preset: str | None = None,
+        lag: int | None = None,
+        scheduler: Any = None,
+        scaler: Any = None,
+        ema: Any = None,
+        loader: Any = None,
+        step_fn: Callable[..., Any] | None = None,
+        checkpoint: Any = None,
+        sinks: Iterable[Any] = (),
+        on_finding: Callable[[Finding], object] | None = None,
+        run_dir: str | os.PathLike[str] | bool | None = None,
+    ) -> None:
+        self.config = resolve(config, clip=clip, mode=mode, lag=lag)
+        if preset is not None or checkpoint is not None:
+            raise InputError("this version of trimtab has no presets and writes no checkpoints: leave both out")
+        self.findings: list[Finding] = []
+        self.verdict: Verdict | None = None
+        self.run_dir = None
+        self._disabled = os.environ.get("TRIMTAB_DISABLE", "") not in ("", "0")
+        self._model, self._scaler, self._on_finding = attach.check_model(model), scaler, on_finding
+        self._optimizers = attach.labelled(optimizer)
+        for label, one in self._optimizers.items():
+            attach.check_optimizer(one, model, label)
+        self._contained, self._observed, self._closed = Contained(), Observed(), False
+        self._incidents: dict[tuple[str, str], int] = {}
+        self._lanes: dict[str, Lane] = {}
+        self._brains = {label: Brain.from_config(self.config) for label in self._optimizers}
+        if self._disabled:
+            log.warning("TRIMTAB_DISABLE is set: this guard only passes steps on")
+            return
+        self._recorder, self.run_dir = open_recorder(self.config, run_dir, sinks)
+        self._recorder.put(run_info(self.config, self._model, self._optimizers, self.run_dir))
+        self._attachment = attach.Attachment(
+            self._model,
+            self._optimizers,
+            scaler=scaler,
+            config=self.config,
+            lag=lag_for(self.config, self._model),
+            observed=self._observed,
+            contained=self._contained,
+            deliver=self._think,
+        )
+        self._lanes = self._attachment.lanes
+
+    @classmethod
+    def attach(cls, model: nn.Module, optimizer: Any, *args: Any, **kwargs: Any) -> Guard:
+        """Guard a loop that calls `optimizer.step()` itself, by hooks alone. Takes the arguments of `Guard`."""
+        return cls(model, optimizer, *args, **kwargs)
+
+    # -- one step ------------------------------------------------------------------------------------------------
+
+    def step(self, loss: Any, batch: Any = None, *, optimizer: Any = None) -> Verdict | None:
+        """Take the place of `optimizer.step()`: returns the newest verdict, or None while there is none.
+
+        `loss` is the scalar tensor that `backward()` was called on, or a closure for optimizers that need one.
+        """
+        if self._closed:
+            raise InputError("this guard is closed; build a new one, or call optimizer.step() yourself")
+        chosen = attach.choose(self._optimizers, optimizer)
+        closure = loss if callable(loss) and not isinstance(loss, Tensor) else None
+        if closure is None:
+            self._observed.told(loss, batch, {}, strict=True)
+        elif scale_of(self._scaler) is not None:
+            raise InputError("a closure cannot be combined with a GradScaler; run without scaler, for example in bf16")
+        for one in chosen:
+            if self._scaler is None:
+                one.step() if closure is None else one.step(closure)
+            else:
+                unscale(self._scaler, one)  # unscale first: measure and clip true gradients
+                self._scaler.step(one)
+        if self._scaler is not None:
+            self._scaler.update()
+        return self.verdict
+
+    def observe(self, loss: Any = None, batch: Any = None, **scalars: Any) -> None:
+        """Tell, before the step, what hooks cannot see: the loss (of each micro-batch), the batch, other scalars."""
+        self._observed.told(loss, batch, scalars, strict=False)
+
+    def validate(self, loss: Any, **metrics: Any) -> Verdict | None:
+        """Report a validation: its loss and any metrics."""
+        scalars = {f"val/{k}": scalar_loss(v, strict=False) for k, v in metrics.items()}
+        scalars["val_loss"] = scalar_loss(loss, strict=False)
+        for lane in list(self._lanes.values())[:1]:
+            lane.validated(scalars)
+        return self.verdict
+
+    def _think(self, lane: Lane, sample: Sample) -> None:
+        """Host side of the picture: sample -> verdict -> decision -> action -> record."""
+        brain = self._brains[lane.label]
+        verdict, decision = brain.advance(sample, seen_at=max(lane.attempts - 1, sample.step))
+        self._recorder.put(sample)
+        self.verdict = verdict
+        if verdict.findings:
+            self._recorder.put(verdict)
+            self._note(verdict)
+        if decision.actions:
+            self._act(lane, decision)
+        if (sample.step + 1) % STATE_EVERY == 0 and sample.phase == "train":
+            state = BrainState(step=sample.step + 1, state=brain.state_dict(), optimizer=lane.label)
+            self._recorder.put(state)
+        grave = verdict.worst is not None and verdict.worst.severity >= Severity.ERROR
+        if lane.stop_requested or (self.config.mode == "raise" and grave):
+            lane.stop_requested = False
+            self.close(reason="stopped")
+            raise stopped(verdict)
+
+    def _note(self, verdict: Verdict) -> None:
+        for finding in verdict.findings:
+            key = (finding.optimizer, finding.code)
+            if finding.streak > 1 and key in self._incidents:
+                at = self._incidents[key]
+                self.findings[at] = replace(self.findings[at], streak=finding.streak)
+                continue
+            self._incidents[key] = len(self.findings)
+            self.findings.append(finding)
+            log.warning("%s", finding)
+            if self._on_finding is not None:
+                self._contained.call("the on_finding callback", self._on_finding, finding)
+
+    def _act(self, lane: Lane, decision: Decision) -> None:
+        self._recorder.put(decision)
+        for action in decision.actions:
+            failed = Outcome(at=decision.at, action=action, applied=False, detail="the remedy failed; see the log")
+            remedy = REMEDIES[action.kind]
+            outcome = self._contained.call(f"remedy {action.kind}", remedy.apply, action, lane, decision.at)
+            self._recorder.put(replace(outcome or failed, optimizer=lane.label))
+
+    # -- state and end -------------------------------------------------------------------------------------------
+
+    @property
+    def rejected(self) -> int:
+        """How many updates were kept out of the weights."""
+        return sum(lane.rejected for lane in self._lanes.values())
+
+    def health(self) -> dict[str, Any]:
+        """How the run is doing now, in one dict: booleans per part, and what is open."""
+        steps = {label: lane.attempts for label, lane in self._lanes.items()}
+        return health_of(self._brains, steps, self.findings, self.rejected)
+
+    def resume(self) -> None:
+        """Go back to the newest healthy checkpoint."""
+        raise InputError("resume() needs checkpoints, and this version of trimtab does not write any yet")
+
+    def state_dict(self) -> dict[str, Any]:
+        """Plain data to go on from exactly here. Samples still under way are judged first."""
+        for lane in self._lanes.values():
+            lane.drain()
+        return {
+            "version": 1,
+            "lanes": {label: lane.state_dict() for label, lane in self._lanes.items()},
+            "brains": {label: brain.state_dict() for label, brain in self._brains.items()},
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on where `state_dict` was taken."""
+        if set(state["brains"]) != set(self._brains):
+            raise InputError(
+                f"the state is for optimizers {sorted(state['brains'])}, this guard has {sorted(self._brains)}; "
+                "build it with the same optimizers, under the same keys"
+            )
+        for label, lane in self._lanes.items():
+            lane.load_state_dict(state["lanes"][label])
+            self._brains[label].load_state_dict(state["brains"][label])
+
+    def close(self, reason: str = "closed") -> None:
+        """Judge what is still under way, finish the record, and remove every hook. Closing twice is harmless."""
+        if self._closed or self._disabled:
+            return
+        self._closed = True
+        try:
+            for lane in self._lanes.values():
+                lane.drain()
+        finally:
+            self._attachment.remove()
+            steps = {label: lane.attempts for label, lane in self._lanes.items()}
+            self._recorder.put(Closing(steps=steps, rejected=self.rejected, findings=len(self.findings), reason=reason))
+            self._recorder.close()
+
+    def __enter__(self) -> Guard:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        try:
+            self.close(reason="closed" if kind is None else kind.__name__)
+        except TrimtabError:
+            if kind is None:  # the error on its way out is the one that matters
+                raise

@@ -1,0 +1,110 @@
+"""What a guard needs to begin and to report: where to record, what is being trained, how it is doing."""
+
+from __future__ import annotations
+
+import datetime
+import logging
+import os
+import platform
+from collections.abc import Iterable, Mapping, Sequence
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from trimtab.core.config import Config
+from trimtab.core.pipeline import Brain
+from trimtab.core.registry import select_rules
+from trimtab.core.types import Finding, RunInfo, Sink
+from trimtab.record.recorder import Recorder
+from trimtab.record.sinks import adapt
+from trimtab.record.writer import RunWriter
+
+log = logging.getLogger("trimtab")
+
+
+def lag_for(config: Config, model: nn.Module) -> int:
+    """The configured lag, else 0 where everything is on the CPU and 1 on accelerators."""
+    if config.lag is not None:
+        return config.lag
+    return 0 if all(p.device.type == "cpu" for p in model.parameters()) else 1
+
+
+def open_recorder(
+    config: Config, run_dir: str | os.PathLike[str] | bool | None, sinks: Iterable[Any]
+) -> tuple[Recorder, Path | None]:
+    """The recorder with every sink, and the run directory; one that cannot be written costs a warning, not the run."""
+    outlets: list[tuple[str, Sink]] = [(_called(s), adapt(s)) for s in sinks]
+    folder: Path | None = None
+    if config.record and run_dir is not False:
+        folder = Path(config.dir) / _run_id() if run_dir is None or run_dir is True else Path(run_dir)
+        try:
+            outlets.insert(0, ("run files", RunWriter(folder, max_bytes=config.max_record_bytes)))
+        except OSError as error:
+            log.warning("cannot record to %s (%s); training goes on without a record", folder, error)
+            folder = None
+    return Recorder(outlets), folder
+
+
+def _called(sink: Any) -> str:
+    return sink if isinstance(sink, str) else type(sink).__name__
+
+
+def _run_id() -> str:
+    now = datetime.datetime.now(datetime.UTC).strftime("%Y%m%d-%H%M%S")
+    rank = os.environ.get("RANK", "0")
+    return f"{now}-{os.getpid():05d}-{os.urandom(2).hex()}" + ("" if rank == "0" else f"-rank{rank}")
+
+
+def run_info(config: Config, model: nn.Module, optimizers: Mapping[str, Any], folder: Path | None) -> RunInfo:
+    """The first line of the record."""
+    return RunInfo(
+        run_id=folder.name if folder is not None else "",
+        started=datetime.datetime.now(datetime.UTC).isoformat(),
+        config=config.to_dict(),
+        versions={
+            "trimtab": _version("trimtab"),
+            "torch": torch.__version__,
+            "python": platform.python_version(),
+        },
+        model=type(model).__name__,
+        num_parameters=sum(p.numel() for p in model.parameters()),
+        optimizers=tuple(optimizers),
+        rules=tuple(rule.code for rule in select_rules(config)),
+    )
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:  # run from a source tree
+        from trimtab import __version__
+
+        return __version__
+
+
+# Which findings speak against which part of the documented health dictionary.
+_PARTS = {
+    "gradients_healthy": ("GRAD", "AMP"),
+    "losses_healthy": ("LOSS", "DATA", "CON"),
+    "parameters_healthy": ("WGT", "UPD", "EMA"),
+    "model_healthy": ("WGT", "ACT", "MODE", "OPT", "STEP", "DIST"),
+}
+
+
+def health_of(
+    brains: Mapping[str, Brain], steps: Mapping[str, int], findings: Sequence[Finding], rejected: int
+) -> dict[str, Any]:
+    """Healthy or not, part by part, judged by the incidents that are open now."""
+    still = tuple(code for label, b in brains.items() for code in b.open_incidents(max(steps.get(label, 0) - 1, 0)))
+    parts = {part: not any(code.startswith(families) for code in still) for part, families in _PARTS.items()}
+    return {
+        **parts,
+        "overall_healthy": not still,
+        "open": list(dict.fromkeys(still)),
+        "steps": dict(steps),
+        "rejected": rejected,
+        "findings": len(findings),
+    }

@@ -1,0 +1,27 @@
+"""The one place where values leave a device and the host may have to wait for them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+_NO_NUMPY = (torch.bfloat16,)
+
+
+def to_host(tensor: Tensor) -> NDArray[Any]:
+    """The values as numpy: a view for CPU tensors, a copy that waits for the device otherwise."""
+    tensor = tensor.detach()
+    if tensor.device.type != "cpu":
+        tensor = tensor.to("cpu")
+    if tensor.dtype in _NO_NUMPY:
+        tensor = tensor.float()
+    return np.asarray(tensor.numpy())
+
+
+def number(value: Tensor | float) -> float:
+    """A scalar as a Python float; waits for the device if it lives on one."""
+    return float(to_host(value).reshape(())) if isinstance(value, Tensor) else float(value)

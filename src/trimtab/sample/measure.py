@@ -1,0 +1,103 @@
+"""The torch reference of every measurement, on any device: L2 norms every step, all columns on a cadence."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from trimtab.core.types import ABSENT, Column
+
+FP16_SMALLEST = 2.0**-24
+"""The smallest positive float16: what lies below is lost when a gradient is kept in half precision."""
+
+_LOW = {torch.float16, torch.bfloat16}
+_CHUNK = 1 << 16
+
+
+def plain(tensor: Tensor) -> Tensor:
+    """The dense real values of a sparse, complex or ordinary tensor."""
+    tensor = tensor.detach()
+    if tensor.layout is not torch.strided:
+        # Duplicate indices add up when the gradient is applied, so they must add up before it is measured.
+        tensor = (tensor.coalesce() if tensor.layout is torch.sparse_coo else tensor).values()
+    return torch.view_as_real(tensor) if tensor.is_complex() else tensor
+
+
+def norms(tensors: Sequence[Tensor]) -> Tensor:
+    """The L2 norm of each tensor, one vector on the device of the first, without waiting for it.
+
+    Tensors must be plain. A float16 or bfloat16 tensor is measured in float32; on accelerators everything is
+    accumulated in float64 where the device has it, so that huge finite values do not overflow.
+    """
+    if not tensors:
+        return torch.zeros(0)
+    first = tensors[0].device
+    wide = _accumulator({t.dtype for t in tensors}, first)
+    out = torch._foreach_norm(list(tensors), 2.0, dtype=wide) if wide else torch._foreach_norm(list(tensors), 2.0)
+    if any(o.device != first for o in out):
+        return torch.stack([o.to(first, non_blocking=True) for o in out])
+    return torch.stack(list(out))
+
+
+def _accumulator(dtypes: set[torch.dtype], device: torch.device) -> torch.dtype | None:
+    """What to accumulate in; None where the tensors' own type is right and nothing need be converted."""
+    if device.type != "cpu":
+        return torch.float32 if device.type == "mps" else torch.float64
+    if len(dtypes) == 1 and not dtypes & _LOW:
+        return None
+    return torch.float64 if torch.float64 in dtypes else torch.float32
+
+
+def total(parts: Tensor) -> Tensor:
+    """The norm of a vector of norms: the global norm, the same way `clip_grad_norm_` computes it."""
+    whole: Tensor = torch.linalg.vector_norm(parts, 2.0)
+    return whole
+
+
+def wide_norms(tensors: Sequence[Tensor]) -> Tensor:
+    """L2 norms that do not overflow on finite values: non-finite only where a tensor holds NaN or Inf."""
+    return torch.stack([torch.linalg.vector_norm(t.double() if t.device.type != "mps" else t) for t in tensors])
+
+
+def scatter(measured: Tensor, present: list[int] | None, num_rows: int) -> Tensor:
+    """Rows of the gradients there are, put among the rows of all parameters; a missing one has norm ABSENT."""
+    if present is None:
+        return measured
+    out = torch.zeros(num_rows, measured.shape[1], dtype=measured.dtype, device=measured.device)
+    out[:, 0] = ABSENT
+    out[present] = measured
+    return out
+
+
+def full(tensors: Sequence[Tensor], *, fractions: bool = True) -> Tensor:
+    """All columns of `Column` for each plain tensor: a float32 table [tensors, columns] on their device."""
+    if not tensors:
+        return torch.zeros(0, len(Column))
+    device = tensors[0].device
+    return torch.stack([_row(t, fractions).to(device, non_blocking=True) for t in tensors])
+
+
+def _row(tensor: Tensor, fractions: bool) -> Tensor:
+    size = tensor.numel()
+    if size == 0:
+        return torch.zeros(len(Column), device=tensor.device)
+    wide = torch.float32 if tensor.device.type == "mps" else torch.float64
+    nan = torch.zeros((), dtype=wide, device=tensor.device)
+    square, summed, largest, inf, zero, tiny = (nan.clone() for _ in range(6))
+    missing = torch.full_like(nan, torch.nan)
+    flat = tensor.reshape(-1)
+    # In chunks that stay in the cache: seven passes over a chunk cost little more than one over the whole tensor.
+    for chunk in torch.split(flat, _CHUNK) if flat.device.type == "cpu" else (flat,):
+        magnitude = chunk.abs()
+        square += torch.linalg.vector_norm(chunk, dtype=wide) ** 2
+        summed += chunk.sum(dtype=wide)
+        largest = torch.maximum(largest, magnitude.max().to(wide))
+        nan += torch.isnan(chunk).sum()
+        inf += torch.isinf(magnitude).sum()
+        if fractions:
+            zero += (magnitude == 0).sum()
+            tiny += (magnitude < FP16_SMALLEST).sum()
+    shares = (zero / size, (tiny - zero) / size) if fractions else (missing, missing)
+    return torch.stack([square.sqrt(), largest, summed / size, nan, inf, *shares]).float()

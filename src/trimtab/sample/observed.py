@@ -1,0 +1,85 @@
+"""What hooks cannot see and the loop tells: losses of micro-batches, the batch, extra scalars."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from trimtab.core.errors import InputError
+
+
+def scalar_loss(loss: Any, *, strict: bool) -> Tensor | float:
+    """The loss as one detached number; `strict` wants a tensor, as `guard.step` does."""
+    if isinstance(loss, Tensor):
+        if loss.numel() != 1:
+            raise InputError(
+                f"the loss has shape {tuple(loss.shape)}; expected one number. "
+                "Reduce it first, for example with loss.mean()."
+            )
+        if loss.is_complex():
+            raise InputError(f"the loss is complex ({loss.dtype}); expected a real number, for example loss.abs()")
+        return loss.detach().reshape(())
+    if strict or isinstance(loss, bool) or not isinstance(loss, int | float):
+        raise InputError(
+            f"the loss is a {type(loss).__name__}; expected the scalar tensor that backward() was called on. "
+            "Pass the tensor itself, not loss.item()."
+        )
+    return float(loss)
+
+
+def batch_size(batch: Any) -> int | None:
+    """How many samples a batch holds: the first dimension of the first tensor in it."""
+    if isinstance(batch, Tensor):
+        return int(batch.shape[0]) if batch.dim() else 1
+    parts = batch.values() if isinstance(batch, Mapping) else batch if isinstance(batch, list | tuple) else ()
+    return next((n for part in parts if (n := batch_size(part)) is not None), None)
+
+
+class Observed:
+    """Losses told since the last step. Two optimizers stepping on one backward share them; a new one clears them."""
+
+    def __init__(self) -> None:
+        self._losses: list[Tensor | float] = []
+        self._scalars: dict[str, Tensor | float] = {}
+        self._round = 0
+        self._used = False
+        self._last: Any = None
+
+    def told(self, loss: Any, batch: Any, scalars: Mapping[str, Any], *, strict: bool) -> None:
+        """Check and keep what was told. The first word after a step starts a new round.
+
+        The same loss object told twice for one step (observed, then stepped on) counts once.
+        """
+        value = None if loss is None and not strict else scalar_loss(loss, strict=strict)
+        extra = {key: scalar_loss(v, strict=False) for key, v in scalars.items()}
+        if (size := batch_size(batch)) is not None:
+            extra["batch_size"] = float(size)
+        if self._used:
+            self._losses, self._scalars, self._used, self._last = [], {}, False, None
+            self._round += 1
+        if value is not None and loss is not self._last:
+            self._losses.append(value)
+            self._last = loss
+        self._scalars.update(extra)
+
+    def take(self, seen: int) -> tuple[int, Tensor | float | None, dict[str, Tensor | float]]:
+        """The round, the mean loss and the scalars, for a step that last took round `seen`; nothing if not new."""
+        if self._round == seen or not (self._losses or self._scalars):
+            return seen, None, {}
+        self._used = True
+        return self._round, _mean(self._losses), dict(self._scalars)
+
+
+def _mean(losses: list[Tensor | float]) -> Tensor | float | None:
+    if not losses:
+        return None
+    if len(losses) == 1:
+        return losses[0]
+    if any(isinstance(loss, Tensor) for loss in losses):
+        first = next(loss for loss in losses if isinstance(loss, Tensor))
+        same = [torch.as_tensor(loss, dtype=torch.float32, device=first.device) for loss in losses]
+        return torch.stack(same).mean()
+    return sum(float(loss) for loss in losses) / len(losses)

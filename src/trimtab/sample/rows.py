@@ -1,0 +1,99 @@
+"""Which tensors an optimizer moves, what they are called, and how their rows are laid out in a table."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from trimtab.core.types import FULL_COLUMNS, NORM_COLUMNS, Column, Kind, Layout
+from trimtab.sample import measure
+
+
+def parameter_names(model: nn.Module) -> dict[int, str]:
+    """The name of every parameter by identity; a tied one keeps its first name."""
+    return {id(p): name for name, p in model.named_parameters()}
+
+
+class Rows:
+    """The parameters of one optimizer, in its own order, each once.
+
+    Rebuilt when the optimizer's groups change (parameters added by unfreezing, replaced modules).
+    """
+
+    def __init__(self, optimizer: Optimizer, names: Mapping[int, str], *, label: str, others: Iterable[Tensor]) -> None:
+        self.label = label
+        self.groups: list[list[int]] = []  # per parameter group, the rows of its parameters
+        self.params: list[Tensor] = []
+        self.names: tuple[str, ...] = ()
+        self.others = [p for p in others if p.numel()]
+        found: dict[int, int] = {}
+        called: list[str] = []
+        for g, group in enumerate(optimizer.param_groups):
+            rows = []
+            for i, p in enumerate(group["params"]):
+                if id(p) not in found:
+                    found[id(p)] = len(self.params)
+                    self.params.append(p)
+                    called.append(names.get(id(p), f"optimizer group {g} parameter {i}"))
+                rows.append(found[id(p)])
+            self.groups.append(rows)
+        self.names = tuple(called)
+        self.other_names = tuple(names.get(id(p), "unnamed") for p in self.others)
+        self.num_listed = sum(map(len, self.groups))
+        self.on_host = all(p.device.type == "cpu" for p in self.params)
+        self._odd = [i for i, p in enumerate(self.params) if p.is_complex()]
+        self._layouts: dict[tuple[Kind, ...], Layout] = {}
+        self.norm_layout = self._layout((Kind.GRAD,), NORM_COLUMNS)
+
+    def fits(self, optimizer: Optimizer) -> bool:
+        """Whether the optimizer still has as many parameters as when this was built (the cheap test of every step)."""
+        return self.num_listed == sum(len(g["params"]) for g in optimizer.param_groups)
+
+    def same(self, optimizer: Optimizer) -> bool:
+        """Whether they are the very same parameters (the thorough test of every full measurement)."""
+        listed = [p for g in optimizer.param_groups for p in g["params"]]
+        mine = [self.params[i] for rows in self.groups for i in rows]
+        return len(listed) == len(mine) and all(a is b for a, b in zip(listed, mine, strict=True))
+
+    def gradients(self) -> list[Tensor | None]:
+        """Each parameter's gradient as it is."""
+        return [p.grad for p in self.params]
+
+    def plain(self, gradients: Sequence[Tensor]) -> list[Tensor]:
+        """Gradients that can be measured together: sparse and complex ones turned into dense real values."""
+        if self._odd or any(g.layout is not torch.strided for g in gradients):
+            return [measure.plain(g) for g in gradients]
+        return list(gradients)
+
+    def members(self, present: list[int] | None) -> list[list[int]]:
+        """Per parameter group, where its gradients stand in the list of the gradients there are."""
+        if present is None:
+            return self.groups
+        place = {row: i for i, row in enumerate(present)}
+        return [[place[r] for r in rows if r in place] for rows in self.groups]
+
+    def layout(self, kinds: tuple[Kind, ...], buffers: tuple[tuple[str, int], ...] = ()) -> Layout:
+        """The full-column layout with rows of these kinds, in this order."""
+        if Kind.BUFFER in kinds:
+            return self._layout(kinds, FULL_COLUMNS, buffers)
+        if kinds not in self._layouts:
+            self._layouts[kinds] = self._layout(kinds, FULL_COLUMNS)
+        return self._layouts[kinds]
+
+    def _layout(
+        self, kinds: Sequence[Kind], columns: tuple[Column, ...], buffers: tuple[tuple[str, int], ...] = ()
+    ) -> Layout:
+        mine = list(zip(self.names, (p.numel() for p in self.params), strict=True))
+        rest = list(zip(self.other_names, (p.numel() for p in self.others), strict=True))
+        rows = {Kind.GRAD: mine, Kind.WEIGHT: mine + rest, Kind.UPDATE: mine, Kind.BUFFER: list(buffers)}
+        flat = [(name, kind, size) for kind in kinds for name, size in rows[kind]]
+        return Layout(
+            names=tuple(n for n, _, _ in flat),
+            kinds=tuple(k for _, k, _ in flat),
+            numel=tuple(s for _, _, s in flat),
+            columns=columns,
+            optimizer=self.label,
+        )

@@ -1,0 +1,36 @@
+"""How far one step moved each parameter, relative to its size, with bounded extra memory."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from trimtab.sample import measure
+
+MAX_COPIED = 1 << 24
+"""Elements copied at most. Above that each tensor is judged by an equal share of its leading elements."""
+
+
+class UpdateProbe:
+    """Copies weights before a step and compares them after it."""
+
+    def __init__(self, params: Sequence[Tensor]) -> None:
+        total = sum(p.numel() for p in params)
+        share = min(1.0, MAX_COPIED / max(total, 1))
+        self._params = params
+        self._counts = [min(p.numel(), max(1, int(p.numel() * share))) for p in params]
+        self._before = [part.clone() for part in self._parts()]
+
+    def _parts(self) -> list[Tensor]:
+        flats = [measure.plain(p).reshape(-1) for p in self._params]
+        return [f[:n] for f, n in zip(flats, self._counts, strict=True)]
+
+    def table(self) -> Tensor:
+        """The full columns of what the step changed; norms of a sampled tensor are scaled up to its size."""
+        changes = [after - before for after, before in zip(self._parts(), self._before, strict=True)]
+        table = measure.full(changes, fractions=False)
+        scale = [(p.numel() / max(n, 1)) ** 0.5 for p, n in zip(self._params, self._counts, strict=True)]
+        table[:, 0] *= torch.tensor(scale, dtype=table.dtype, device=table.device)
+        return table
