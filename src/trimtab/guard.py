@@ -24,7 +24,7 @@ from trimtab.opening import health_of, lag_for, open_recorder, run_info
 from trimtab.sample.observed import Observed, scalar_loss
 
 log = logging.getLogger("trimtab")
-STATE_EVERY = 10_000
+STATE_EVERY = 1_000
 
 
 class Guard:

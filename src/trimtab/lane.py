@@ -228,7 +228,7 @@ class Lane:
         scale = getattr(self.optimizer, "grad_scale", None)
         if isinstance(scale, Tensor):
             grads = [p.grad for p in self._rows.params if p.grad is not None]
-            torch._foreach_div_([g._values() if g.layout is torch.sparse_coo else g for g in grads], scale)
+            torch._foreach_div_([measure.stored(g) for g in grads], scale)
             self.optimizer.grad_scale = None
 
     def _reject(self, step: _Step) -> None:

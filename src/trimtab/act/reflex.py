@@ -54,34 +54,33 @@ def clip_host(
     """Clip in place by host-known norms. `rows[g]` lists which of `grads` belong to parameter group g."""
     if clip.norm is not None and clip.per_group:
         for group, members in zip(groups, rows, strict=True):
-            if not members:
-                continue
-            mine = [grads[i] for i in members]
-            norm = number(measure.total(parts[torch.tensor(members)]))
-            if not math.isfinite(norm):
-                norm = number(measure.total(measure.wide_norms([measure.plain(g) for g in mine])))
-            judged.coef = min(judged.coef, _scale(mine, norm, float(group.get("max_norm", clip.norm))))
+            if members:
+                mine = [grads[i] for i in members]
+                coef = _scale(mine, measure.total(parts[list(members)]), float(group.get("max_norm", clip.norm)))
+                judged.coef = min(judged.coef, coef)
     elif clip.norm is not None:
-        judged.coef = _scale(grads, judged.norm, clip.norm)
+        judged.coef = _scale(grads, measure.total(parts), clip.norm)
     if clip.value is not None:
-        values = [g._values() if g.layout is torch.sparse_coo else g for g in grads]
-        real = [torch.view_as_real(v) if v.is_complex() else v for v in values]
-        torch._foreach_clamp_min_(real, -clip.value)
-        torch._foreach_clamp_max_(real, clip.value)
+        values = [measure.stored(g) for g in grads]
+        torch._foreach_clamp_min_(values, -clip.value)
+        torch._foreach_clamp_max_(values, clip.value)
 
 
-def _scale(grads: Sequence[Tensor], norm: float, max_norm: float) -> float:
-    coef = max_norm / (norm + SAFE_EPS)
+def _scale(grads: Sequence[Tensor], norm: Tensor, max_norm: float) -> float:
+    """Multiply by max_norm/norm where that is below 1: the very operations of `clip_grad_norm_`, for the same bits."""
+    if not math.isfinite(number(norm)):  # finite values whose squares overflow: judge() has looked
+        norm = measure.total(measure.wide_norms([measure.plain(g) for g in grads]))
+    factor = max_norm / (norm + SAFE_EPS)
+    coef = number(factor)
     if not coef < 1.0:
         return 1.0
-    values = [g._values() if g.layout is torch.sparse_coo else g for g in grads]
+    values = [measure.stored(g) for g in grads]
     if coef < 1e-30:
         # A factor that small is a denormal float32 and would lose its digits: go there in two strides.
         torch._foreach_mul_(values, 1e-20)
         torch._foreach_mul_(values, coef / 1e-20)
     else:
-        # As a float32 tensor, the way clip_grad_norm_ multiplies: the same bits come out.
-        torch._foreach_mul_(values, torch.tensor(coef, dtype=torch.float32))
+        torch._foreach_mul_(values, factor.to(torch.float32))
     return coef
 
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import functools
+import sys
 import types
 from collections.abc import Callable, Mapping
+from types import FrameType
 from typing import Any, Protocol
 
 import torch
@@ -67,6 +69,7 @@ class Seam:
         self._passenger = passenger
         self._closures = ClosureGuard(optimizer)
         self._undo: list[Callable[[], None]] = []
+        self._outer: FrameType | None = None
         if isinstance(optimizer, Optimizer) and hasattr(optimizer, "_optimizer_step_pre_hooks"):
             self._undo.append(optimizer.register_step_pre_hook(self._pre).remove)
             self._undo.append(optimizer.register_step_post_hook(self._post).remove)
@@ -74,8 +77,10 @@ class Seam:
             self._undo.append(_wrap_step(optimizer, self._pre, self._post))
 
     def _pre(self, optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if torch.compiler.is_compiling():
+        caller = sys._getframe(1)
+        if torch.compiler.is_compiling() or self._nested(caller):
             return None
+        self._outer = caller
         closure = args[1] if len(args) > 1 else kwargs.get("closure")
         if closure is None:
             self._passenger.before()
@@ -86,15 +91,31 @@ class Seam:
         return args, {**kwargs, "closure": guarded}
 
     def _post(self, optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if not torch.compiler.is_compiling():
-            self._closures.finish(self._passenger)
-            self._passenger.after()
+        if torch.compiler.is_compiling() or sys._getframe(1) is not self._outer:
+            return
+        self._outer = None
+        self._closures.finish(self._passenger)
+        self._passenger.after()
+
+    def _nested(self, caller: FrameType) -> bool:
+        """Whether a step is under way in this very call.
+
+        PyTorch wraps `step` of every class that was ever instantiated, so a subclass that calls `super().step()` runs
+        the hooks twice. A step that raised left its frame here too, but that frame is no longer on the stack.
+        """
+        frame: FrameType | None = caller if self._outer is not None else None
+        while frame is not None:
+            if frame is self._outer:
+                return True
+            frame = frame.f_back
+        return False
 
     def remove(self) -> None:
         """Take every hook off."""
         for undo in self._undo:
             undo()
         self._undo.clear()
+        self._outer = None
 
 
 def _wrap_step(optimizer: Any, pre: Callable[..., Any], post: Callable[..., Any]) -> Callable[[], None]:

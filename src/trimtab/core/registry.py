@@ -93,7 +93,7 @@ def _matches(word: str, rule: type[Rule]) -> bool:
 
 
 def _unknown(word: str) -> str:
-    names = [n for r in all_rules() for n in (r.code, r.name, r.code.rstrip("0123456789"))]
-    close = difflib.get_close_matches(word.upper(), names, n=1) or difflib.get_close_matches(word.lower(), names, n=1)
+    names = {n.lower(): n for r in all_rules() for n in (r.code, r.name, r.code.rstrip("0123456789"))}
+    close = [names[n] for n in difflib.get_close_matches(word.lower().replace("_", "-"), names, n=1)]
     hint = f"did you mean {close[0]!r}?" if close else "`trimtab rules` lists them."
     return f"there is no rule {word!r}; {hint}"

@@ -65,6 +65,9 @@ class Severity(IntEnum):
             raise ValueError(f"severity {text!r} is none of warn, error, fatal") from None
 
 
+_NOWHERE = slice(0, 0)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
     """Names the rows and columns of a table. Rows of one kind are contiguous."""
@@ -74,14 +77,17 @@ class Layout:
     numel: tuple[int, ...]
     columns: tuple[Column, ...] = FULL_COLUMNS
     optimizer: str = ""
+    _spans: dict[Kind, slice] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        # Looked up several times a step: found once.
+        firsts = {kind: self.kinds.index(kind) for kind in set(self.kinds)}
+        spans = {kind: slice(first, first + self.kinds.count(kind)) for kind, first in firsts.items()}
+        object.__setattr__(self, "_spans", spans)
 
     def rows(self, kind: Kind) -> slice:
         """Where the rows of `kind` are; an empty slice if there are none."""
-        try:
-            first = self.kinds.index(kind)
-        except ValueError:
-            return slice(0, 0)
-        return slice(first, first + self.kinds.count(kind))
+        return self._spans.get(kind, _NOWHERE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,7 +108,7 @@ class Sample:
 
     def has(self, kind: Kind, column: Column) -> bool:
         """Whether this sample measured `column` for tensors of `kind`."""
-        return column in self.layout.columns and kind in self.layout.kinds
+        return column in self.layout.columns and self.layout.rows(kind) is not _NOWHERE
 
     def names(self, kind: Kind) -> tuple[str, ...]:
         """Names of the measured tensors of `kind`."""

@@ -39,6 +39,8 @@ class NonfiniteWeight:
     def check(self, window: Window) -> Iterator[Finding]:
         """Fire when a measured weight is not finite."""
         sample = window.now
+        if not sample.has(Kind.WEIGHT, Column.NAN):
+            return
         nans, infs = sample.col(Kind.WEIGHT, Column.NAN), sample.col(Kind.WEIGHT, Column.INF)
         bad = np.flatnonzero((nans > 0) | (infs > 0))
         if not bad.size:

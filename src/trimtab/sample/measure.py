@@ -8,12 +8,11 @@ import torch
 from torch import Tensor
 
 from trimtab.core.types import ABSENT, Column
-
-FP16_SMALLEST = 2.0**-24
-"""The smallest positive float16: what lies below is lost when a gradient is kept in half precision."""
+from trimtab.sample import measure_cpu
+from trimtab.sample.host import to_host
+from trimtab.sample.measure_cpu import FP16_SMALLEST
 
 _LOW = {torch.float16, torch.bfloat16}
-_CHUNK = 1 << 16
 
 
 def plain(tensor: Tensor) -> Tensor:
@@ -22,6 +21,13 @@ def plain(tensor: Tensor) -> Tensor:
     if tensor.layout is not torch.strided:
         # Duplicate indices add up when the gradient is applied, so they must add up before it is measured.
         tensor = (tensor.coalesce() if tensor.layout is torch.sparse_coo else tensor).values()
+    return torch.view_as_real(tensor) if tensor.is_complex() else tensor
+
+
+def stored(tensor: Tensor) -> Tensor:
+    """The real values a tensor stores, to be changed in place; scaling them scales it, duplicates and all."""
+    if tensor.layout is not torch.strided:
+        tensor = tensor._values() if tensor.layout is torch.sparse_coo else tensor.values()
     return torch.view_as_real(tensor) if tensor.is_complex() else tensor
 
 
@@ -72,32 +78,33 @@ def scatter(measured: Tensor, present: list[int] | None, num_rows: int) -> Tenso
 
 
 def full(tensors: Sequence[Tensor], *, fractions: bool = True) -> Tensor:
-    """All columns of `Column` for each plain tensor: a float32 table [tensors, columns] on their device."""
+    """All columns of `Column` for each plain tensor: a float32 table [tensors, columns] on the first one's device."""
     if not tensors:
         return torch.zeros(0, len(Column))
     device = tensors[0].device
+    if device.type == "cpu":
+        return torch.from_numpy(measure_cpu.full([to_host(t) for t in tensors], fractions=fractions))
     return torch.stack([_row(t, fractions).to(device, non_blocking=True) for t in tensors])
 
 
 def _row(tensor: Tensor, fractions: bool) -> Tensor:
+    """The reference of one row, on any device, without waiting for it."""
     size = tensor.numel()
     if size == 0:
         return torch.zeros(len(Column), device=tensor.device)
     wide = torch.float32 if tensor.device.type == "mps" else torch.float64
-    nan = torch.zeros((), dtype=wide, device=tensor.device)
-    square, summed, largest, inf, zero, tiny = (nan.clone() for _ in range(6))
-    missing = torch.full_like(nan, torch.nan)
-    flat = tensor.reshape(-1)
-    # In chunks that stay in the cache: seven passes over a chunk cost little more than one over the whole tensor.
-    for chunk in torch.split(flat, _CHUNK) if flat.device.type == "cpu" else (flat,):
-        magnitude = chunk.abs()
-        square += torch.linalg.vector_norm(chunk, dtype=wide) ** 2
-        summed += chunk.sum(dtype=wide)
-        largest = torch.maximum(largest, magnitude.max().to(wide))
-        nan += torch.isnan(chunk).sum()
-        inf += torch.isinf(magnitude).sum()
-        if fractions:
-            zero += (magnitude == 0).sum()
-            tiny += (magnitude < FP16_SMALLEST).sum()
-    shares = (zero / size, (tiny - zero) / size) if fractions else (missing, missing)
-    return torch.stack([square.sqrt(), largest, summed / size, nan, inf, *shares]).float()
+    magnitude = tensor.abs()
+    missing = torch.full((), torch.nan, dtype=wide, device=tensor.device)
+    zero = (magnitude == 0).sum() if fractions else missing
+    tiny = (magnitude < FP16_SMALLEST).sum() if fractions else missing
+    return torch.stack(
+        [
+            torch.linalg.vector_norm(tensor, dtype=wide),
+            magnitude.max().to(wide),
+            tensor.sum(dtype=wide) / size,
+            torch.isnan(tensor).sum().to(wide),
+            torch.isinf(tensor).sum().to(wide),
+            (zero / size).to(wide),
+            ((tiny - zero) / size).to(wide),
+        ]
+    ).float()

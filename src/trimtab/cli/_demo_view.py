@@ -1,0 +1,136 @@
+"""What `trimtab demo` shows: an introduction, three bars while it runs, and the outcome side by side."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from trimtab.train.demo import NUM_TRAIN, SPIKE_FACTOR, SPIKE_STEPS, Arm, DemoResult, Plan, Progress
+from trimtab.report.chart import BAD, sparkline
+from trimtab.report.text import wrapped
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+ARMS = {
+    "clean": "no faults: what should come out",
+    "unguarded": "with the faults",
+    "guarded": "with the faults, under trimtab.Guard",
+}
+
+
+def show_intro(out: Console, plan: Plan) -> None:
+    """Say what is about to happen."""
+    out.print(f"[bold]A small CNN with BatchNorm learns {NUM_TRAIN:,} handwritten digits, three times.[/bold]")
+    last = plan.spike_step + SPIKE_STEPS - 1
+    out.print(f"  fault 1, step {plan.nan_step}: one pixel of one image is NaN")
+    out.print(f"  fault 2, steps {plan.spike_step} to {last}: the learning rate is {SPIKE_FACTOR:g} times too high\n")
+
+
+@contextmanager
+def progress_on(out: Console, plan: Plan) -> Iterator[Progress]:
+    """Three live bars on a terminal, a plain line per epoch elsewhere."""
+    if not out.is_terminal:
+        yield _plain_progress(out, plan)
+        return
+    from rich.progress import BarColumn, TextColumn
+    from rich.progress import Progress as Bars
+
+    with Bars(
+        TextColumn("  {task.description:<10}"),
+        BarColumn(bar_width=24),
+        TextColumn("{task.completed:>3.0f}/{task.total:.0f}"),
+        TextColumn("loss {task.fields[loss]:<8}  test accuracy {task.fields[accuracy]:>6}"),
+        console=out,
+    ) as bars:
+        tasks = [bars.add_task(name, total=plan.num_steps, loss="", accuracy="") for name in ARMS]
+
+        def report(step: int, arms: list[Arm]) -> None:
+            for task, arm in zip(tasks, arms, strict=True):
+                bars.update(task, completed=step, loss=number(arm.loss), accuracy=percent(arm.accuracy))
+
+        yield report
+
+
+def _plain_progress(out: Console, plan: Plan) -> Progress:
+    per_epoch = plan.num_steps // plan.num_epochs
+
+    def report(step: int, arms: list[Arm]) -> None:
+        if step % per_epoch == 0:
+            states = "  ".join(f"{a.name} {number(a.loss)}" for a in arms)
+            out.print(f"  step {step:>3}/{plan.num_steps}  loss: {states}")
+
+    return report
+
+
+def show_result(out: Console, result: DemoResult, seconds: float) -> None:
+    """The arms side by side, what the guard found, and where to go from here."""
+    width = min(out.width, 100)
+    out.print()
+    out.print(Padding(_table(result), (0, 0, 0, 2), expand=False))
+    out.print(f"\n{conclusion(result)}")
+    out.print("\n[bold]Training loss[/bold] (log scale)")
+    every_loss = [v for arm in result.arms for v in arm.losses]
+    for arm in result.arms:
+        line = Text(f"  {arm.name:<10} {sparkline(arm.losses, 62, beside=every_loss)}")
+        line.highlight_regex(BAD, "bold red")
+        out.print(line)
+    out.print("\n[bold]What the guard found[/bold]")
+    for finding in result.findings:
+        out.print(Text.assemble(f"  step {finding.step:>3}  ", (finding.code, "bold"), " ", (finding.name, "red")))
+        out.print(wrapped(finding.message, width, " " * 12))
+        for point in finding.advice[:1]:
+            out.print(wrapped(point, width, f"{'':10}→ ", style="green"))
+    if not result.findings:
+        out.print("  nothing")
+    out.print(f"\n[bold]Next[/bold]  [dim](this took {seconds:.0f} s)[/dim]")
+    if result.run_dir is not None:
+        out.print(f"  trimtab report {result.run_dir}", soft_wrap=True)
+        out.print(f"  trimtab replay {result.run_dir}", soft_wrap=True)
+    if result.findings:
+        out.print(f"  trimtab explain {result.findings[0].code}")
+
+
+def conclusion(result: DemoResult) -> str:
+    """What the numbers say, in two sentences."""
+    clean, unguarded, guarded = result.arms
+    lost = next((step for step, loss in enumerate(unguarded.losses) if not math.isfinite(loss)), None)
+    first = f"Unguarded, the run is lost at step {lost}" if lost is not None else "Unguarded, the run goes on"
+    gap = 100 * (clean.test_accuracy - guarded.test_accuracy)
+    if not guarded.weights_finite:
+        return f"{first}; guarded as well: this is a bug, please report it."
+    compared = f"{gap:.1f} points below" if gap > 0 else f"{-gap:.1f} points above"
+    return f"{first}. Guarded, it goes on and ends {compared} the clean run."
+
+
+def _table(result: DemoResult) -> Table:
+    table = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0))
+    table.add_column("")
+    for title in ("final loss", "test accuracy", "weights", "rejected steps"):
+        table.add_column(title, justify="right")
+    for arm in result.arms:
+        good = arm.weights_finite and math.isfinite(arm.final_loss)
+        table.add_row(
+            Text(arm.name, style="bold"),
+            Text(number(arm.final_loss), style="" if good else "red"),
+            Text(percent(arm.test_accuracy), style="green" if arm.test_accuracy > 0.9 else "red"),
+            Text("finite" if arm.weights_finite else "NaN", style="" if arm.weights_finite else "red"),
+            "–" if arm.num_rejected is None else str(arm.num_rejected),
+        )
+    return table
+
+
+def number(value: float) -> str:
+    """A loss in at most eight characters."""
+    return "NaN" if math.isnan(value) else f"{value:.3g}"
+
+
+def percent(value: float) -> str:
+    """A fraction for people; empty while it is not known."""
+    return "" if math.isnan(value) else f"{100 * value:.1f} %"

@@ -1,0 +1,47 @@
+"""The `trimtab` command: an entry point and a list of commands."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import Annotated
+
+import typer
+
+from trimtab.cli import demo, explain, replay, report, rules
+from trimtab.cli._argv import normalise, options_of
+
+app = typer.Typer(
+    name="trimtab",
+    help="Keeps PyTorch training on course: watches, names what is wrong, and keeps bad updates out of the weights.",
+    epilog="Start with `trimtab demo`. Every command takes --json.",
+    context_settings={"help_option_names": ["-h", "--help"]},
+    no_args_is_help=True,
+    rich_markup_mode="rich",
+    pretty_exceptions_show_locals=False,
+)
+for module in (demo, report, replay, rules, explain):
+    app.command(module.NAME)(module.run)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        from trimtab import __version__
+
+        typer.echo(f"trimtab {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", help="Show the version and leave.", callback=_version, is_eager=True)
+    ] = False,
+) -> None:
+    """Hold the options that belong to no command."""
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Run the command line. Exit codes: 0 fine, 1 a check failed, 2 could not be done, 130 interrupted."""
+    given = sys.argv[1:] if argv is None else argv
+    app(args=normalise(given, options_of(typer.main.get_command(app))), prog_name="trimtab")

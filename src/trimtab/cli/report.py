@@ -1,0 +1,43 @@
+"""`trimtab report`: what happened in a run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from trimtab.cli._shell import OK, command, console, emit
+
+NAME = "report"
+
+RunArgument = Annotated[
+    Path,
+    typer.Argument(
+        metavar="[RUN]", help="A run directory, or a directory of runs: then the newest.", show_default=True
+    ),
+]
+
+
+@command
+def run(
+    run_dir: RunArgument = Path("runs"),
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> int:
+    """Tell what happened in a run: its health, its findings, what was done."""
+    from trimtab.record.reader import find_run, read_run
+    from trimtab.report.summary import summarise
+
+    folder = find_run(run_dir)
+    summary = summarise(read_run(folder))
+    if as_json:
+        emit({"run_dir": str(folder), "summary": summary})
+        return OK
+    from rich.text import Text
+
+    from trimtab.report.text import render
+
+    out = console()
+    out.print(render(summary, width=out.width))
+    out.print(Text(f"\nrecord: {folder}", style="dim"), soft_wrap=True)
+    return OK

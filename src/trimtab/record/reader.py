@@ -1,0 +1,258 @@
+"""Reads a record back, while it is being written, after a crash, or with parts of it damaged."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trimtab.core.errors import RecordError
+from trimtab.core.types import (
+    BrainState,
+    Closing,
+    Decision,
+    Finding,
+    Layout,
+    Outcome,
+    RunInfo,
+    Sample,
+    Verdict,
+)
+from trimtab.record import decode, tables
+from trimtab.record.decode import SampleLine
+from trimtab.record.find import find_run, missing
+from trimtab.record.format import FIRST_BYTES, KINDS, LINES_NAME, TABLES_NAME
+from trimtab.record.thin import Thinned, to_thinned
+
+__all__ = ["Run", "find_run", "read_run"]
+
+_MAX_PROBLEMS = 100  # of one kind; a file of noise need not be described line by line
+
+
+class Run:
+    """A record in memory; tables stay on disk and are copied out one by one.
+
+    `problems` says in words what could not be read; everything else is what could.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.info: RunInfo | None = None
+        self.layouts: dict[int, Layout] = {}
+        self.verdicts: list[Verdict] = []
+        self.decisions: list[Decision] = []
+        self.outcomes: list[Outcome] = []
+        self.states: list[BrainState] = []
+        self.closing: Closing | None = None
+        self.thinned: Thinned | None = None
+        self.problems: list[str] = []
+        self._samples: list[SampleLine] = []
+        self._entries: dict[int, tables.Entry] = {}
+        self._buffer: tables.Buffer = b""
+
+    def __repr__(self) -> str:
+        name = self.info.run_id if self.info else self.folder.name
+        return f"<Run {name}: {len(self._samples)} samples, {len(self.findings)} findings>"
+
+    def __len__(self) -> int:
+        """How many samples there are."""
+        return len(self._samples)
+
+    @property
+    def optimizers(self) -> tuple[str, ...]:
+        """Whose steps were recorded; `("",)` where there is only one optimizer."""
+        return tuple(dict.fromkeys(self.layouts[line.layout].optimizer for line in self._samples))
+
+    @property
+    def findings(self) -> list[Finding]:
+        """The first finding of each incident, in order."""
+        return [finding for verdict in self.verdicts for finding in verdict.findings if finding.streak == 1]
+
+    def samples(self) -> Iterator[Sample]:
+        """Every sample in the order it was written.
+
+        Where a table was thinned out or damaged the sample has no rows and a layout without rows: not measured.
+        """
+        for line in self._samples:
+            layout = self.layouts[line.layout]
+            entry = self._entry(line)
+            if entry is not None:
+                table = tables.floats(self._buffer, entry).reshape(-1, len(layout.columns))
+            else:
+                table = np.empty((0, len(layout.columns)), np.float32)
+                if line.num_floats:
+                    layout = Layout(names=(), kinds=(), numel=(), columns=layout.columns, optimizer=layout.optimizer)
+            yield Sample(
+                step=line.step,
+                branch=line.branch,
+                layout=layout,
+                table=table,
+                scalars=dict(line.scalars),
+                phase=line.phase,
+            )
+
+    def series(
+        self, name: str, optimizer: str = "", phase: str = "train"
+    ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+        """Steps and values of one scalar, in the order written (after a rewind steps go back)."""
+        points = [
+            (line.step, line.scalars[name])
+            for line in self._samples
+            if name in line.scalars and line.phase == phase and self.layouts[line.layout].optimizer == optimizer
+        ]
+        return np.array([p[0] for p in points], np.int64), np.array([p[1] for p in points], np.float64)
+
+    def exact_from(self, optimizer: str = "") -> int | None:
+        """The first step from which no sample or table is missing; 0 if complete, None if there is no such step."""
+        lines = [line for line in self._samples if self.layouts[line.layout].optimizer == optimizer]
+        complete_seq = self._complete_seq(optimizer)
+        exact: int | None = None
+        gap, last = True, -1
+        for line in lines:
+            if line.seq < complete_seq or self._lost(line):
+                gap, exact = True, None
+            elif line.phase == "train" and (gap or line.step > last + 1):
+                gap, exact = False, line.step
+            if line.phase == "train":
+                last = line.step
+        return exact
+
+    def _complete_seq(self, optimizer: str) -> int:
+        return self.thinned.complete.get(optimizer, (0, 0))[0] if self.thinned else 0
+
+    def _lost(self, line: SampleLine) -> bool:
+        return bool(line.num_floats) and self._entry(line) is None
+
+    def _entry(self, line: SampleLine) -> tables.Entry | None:
+        entry = self._entries.get(line.seq) if line.num_floats else None
+        layout = self.layouts[line.layout]
+        fits = entry is not None and (entry.layout, entry.step, entry.branch, entry.num_floats) == (
+            line.layout,
+            line.step,
+            line.branch,
+            len(layout.names) * len(layout.columns),
+        )
+        return entry if fits else None
+
+
+def read_run(folder: Path | str) -> Run:
+    """Read the record in `folder`; RecordError where there is none, or one of a newer trimtab.
+
+    A record can be read while it is written.
+    """
+    folder = Path(folder)
+    path = folder / LINES_NAME
+    for _ in range(3):
+        try:
+            number = path.stat().st_ino
+            run = _read_lines(folder, path.read_bytes())
+            _read_tables(run)
+            if path.stat().st_ino == number:
+                break  # else it was thinned between the two files: lines and tables do not belong together
+        except (FileNotFoundError, NotADirectoryError):
+            raise missing(folder) from None
+    _note_lost(run)
+    return run
+
+
+def _read_lines(folder: Path, data: bytes) -> Run:
+    run = Run(folder)
+    path = folder / LINES_NAME
+    if not data:
+        raise RecordError(f"{path} is empty: the run has not written anything yet; try again once it made a step")
+    *whole, tail = data.split(b"\n")
+    ours, unknown = False, 0
+    bad: list[str] = []
+    for number, line in enumerate(whole + ([tail] if tail else []), 1):
+        try:
+            parsed = decode.parse_line(line)
+            known = parsed["t"] in KINDS
+            ours, unknown = ours or known, unknown + (not known)
+            if known:
+                _take(run, parsed, path)
+        except decode.DAMAGE as error:
+            if number > len(whole):
+                ours = ours or FIRST_BYTES.startswith(line[: len(FIRST_BYTES)])
+                bad.append(f"{LINES_NAME} line {number} is incomplete ({len(line)} bytes): torn, or being written now")
+            else:
+                bad.append(f"{LINES_NAME} line {number} is damaged and was skipped: {error}"[:300])
+    if not ours:
+        raise RecordError(
+            f"{path} is not a record of trimtab (it begins with {data[:40]!r}); expected JSON lines that begin with "
+            f"{FIRST_BYTES.decode()!r}: is this the folder of another tool?"
+        )
+    run.problems += _shorten(bad)
+    if unknown:
+        run.problems.append(f"{LINES_NAME} has {unknown} lines of a kind unknown to this trimtab; they were skipped")
+    return run
+
+
+def _take(run: Run, data: dict[str, Any], path: Path) -> None:
+    match data["t"]:
+        case "run":
+            decode.check_version(data, path)
+            run.info = run.info or decode.to_info(data)
+        case "layout":
+            run.layouts[data["seq"]] = decode.to_layout(data)
+        case "sample":
+            line = decode.to_sample_line(data)
+            if line.layout not in run.layouts:
+                raise ValueError(f"its layout {line.layout} is not in the record")
+            run._samples.append(line)
+        case "thinned":
+            run.thinned = to_thinned(data)
+        case _:
+            _take_event(run, decode.to_event(data))
+
+
+def _take_event(run: Run, event: object) -> None:
+    if isinstance(event, Verdict):
+        run.verdicts.append(event)
+    elif isinstance(event, Decision):
+        run.decisions.append(event)
+    elif isinstance(event, Outcome):
+        run.outcomes.append(event)
+    elif isinstance(event, BrainState):
+        run.states.append(event)
+    elif isinstance(event, Closing):
+        run.closing = event
+
+
+def _read_tables(run: Run) -> None:
+    path = run.folder / TABLES_NAME
+    try:
+        run._buffer = tables.map_file(path)
+    except FileNotFoundError:
+        if any(line.num_floats for line in run._samples):
+            run.problems.append(f"{TABLES_NAME} is missing: samples come without their tables")
+        return
+    except OSError as error:
+        run.problems.append(f"{TABLES_NAME} cannot be read ({error}): samples come without their tables")
+        return
+    entries, problems, _ = tables.scan(run._buffer)
+    bad = [f"{TABLES_NAME}: {problem}" for problem in problems]
+    for entry in entries:
+        if tables.intact(run._buffer, entry):
+            run._entries[entry.seq] = entry
+        else:
+            bad.append(f"{TABLES_NAME}: the table of step {entry.step} is damaged and was skipped")
+    run.problems += _shorten(bad)
+
+
+def _note_lost(run: Run) -> None:
+    lost = [
+        line.step
+        for line in run._samples
+        if run._lost(line) and line.seq >= run._complete_seq(run.layouts[line.layout].optimizer)
+    ]
+    if lost and os.path.exists(run.folder / TABLES_NAME):
+        run.problems.append(f"{len(lost)} samples lost their table, the first at step {lost[0]}")
+
+
+def _shorten(problems: list[str]) -> list[str]:
+    rest = len(problems) - _MAX_PROBLEMS
+    return problems if rest <= 0 else [*problems[:_MAX_PROBLEMS], f"and {rest} more like the last one"]

@@ -1,0 +1,232 @@
+"""Sinks that forward records to a console or to the user's own logger, and `adapt`, which recognises those loggers."""
+
+from __future__ import annotations
+
+import inspect
+import io
+import logging
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, TextIO, cast
+
+from trimtab.core.errors import InputError
+from trimtab.core.types import Finding, Outcome, Record, Sample, Severity, Sink, Verdict
+from trimtab.record.csv_sink import CsvSink
+from trimtab.record.metrics import metrics
+from trimtab.record.writer import RunWriter
+
+__all__ = ["CallSink", "ConsoleSink", "CsvSink", "LogSink", "LoggerSink", "TensorBoardSink", "adapt"]
+
+_ACCEPTED = (
+    "a Sink (write, close), an object with .log(dict) or .log_metrics(dict) such as a wandb run or a Lightning logger, "
+    "one with .add_scalar(tag, value, step) such as a SummaryWriter, a logging.Logger, a text stream, "
+    'a function of one dict, or one of the texts "console", "csv:PATH", "jsonl:FOLDER"'
+)
+
+
+def _named(sample: Sample) -> dict[str, float]:
+    """Metrics under names that two optimizers do not share."""
+    prefix = f"{sample.optimizer}/" if sample.optimizer else ""
+    return {prefix + name: value for name, value in metrics(sample).items()}
+
+
+def _news(verdict: Verdict) -> Iterator[Finding]:
+    """The findings that begin an incident; a person wants to read of each incident once."""
+    return (finding for finding in verdict.findings if finding.streak <= 1)
+
+
+def _outcome_text(outcome: Outcome) -> str:
+    args = ", ".join(f"{name}={value:g}" for name, value in outcome.action.args.items())
+    text = f"step {outcome.at}: {outcome.action.kind}({args}) {'applied' if outcome.applied else 'not applied'}"
+    return f"{text}: {outcome.detail}" if outcome.detail else text
+
+
+def _sample_text(sample: Sample) -> str:
+    found = _named(sample)
+    wanted = [name for name in found if name.rsplit("/", 1)[-1] in {"loss", "global_norm", "lr", "ratio"}]
+    return "  ".join([f"step {sample.step}", *(f"{name} {found[name]:.4g}" for name in wanted)])
+
+
+class ConsoleSink:
+    """One plain line per incident and per outcome, and per `every` steps one with the main numbers.
+
+    Lines go to `stream` (standard error unless given), above any live tqdm bar.
+    """
+
+    def __init__(self, stream: TextIO | None = None, every: int = 0) -> None:
+        self._stream = stream
+        self._every = every
+
+    def write(self, record: Record) -> None:
+        """Print what a person should know of."""
+        if isinstance(record, Verdict):
+            for finding in _news(record):
+                advice = f" -> {finding.advice[0]}" if finding.advice else ""
+                self._say(f"trimtab {finding.severity.name}: {finding}{advice}")
+        elif isinstance(record, Outcome):
+            self._say(f"trimtab: {_outcome_text(record)}")
+        elif isinstance(record, Sample) and self._every and record.step % self._every == 0:
+            self._say(f"trimtab: {_sample_text(record)}")
+
+    def close(self) -> None:
+        """Nothing to let go of: the stream is not ours."""
+
+    def _say(self, line: str) -> None:
+        stream = self._stream if self._stream is not None else sys.stderr
+        bars = getattr(sys.modules.get("tqdm"), "tqdm", None)
+        if bars is not None and len(getattr(bars, "_instances", ())) > 0:
+            bars.write(line, file=stream)
+            return
+        stream.write(line + "\n")
+        stream.flush()
+
+
+class LogSink:
+    """Forwards to an object with `.log_metrics(dict, step=)` (Lightning, MLflow) or `.log(dict, step=)` (wandb).
+
+    A finding arrives as `health/<code>` = 1, and the first of an incident also through `.alert(title=, text=)`.
+    """
+
+    def __init__(self, logger: Any) -> None:
+        self._logger = logger
+        self._plural = callable(getattr(logger, "log_metrics", None))
+        self._log: Callable[..., object] = logger.log_metrics if self._plural else logger.log
+        self._takes_step = _takes_step(self._log)
+        self._newest = 0
+
+    def write(self, record: Record) -> None:
+        """Forward samples and findings."""
+        if isinstance(record, Sample):
+            self._send(_named(record), record.step)
+        elif isinstance(record, Verdict) and record.findings:
+            self._send({f"health/{finding.code}": 1.0 for finding in record.findings}, record.step)
+            alert: Any = getattr(self._logger, "alert", None)
+            for finding in _news(record) if callable(alert) else ():
+                alert(title=f"{finding.code} {finding.name}", text=str(finding))
+
+    def close(self) -> None:
+        """Nothing: the logger belongs to the user."""
+
+    def _send(self, values: dict[str, float], step: int) -> None:
+        if not values:
+            return
+        if not self._plural:  # wandb drops what is older than its newest step; a finding comes after that step's sample
+            step = self._newest = max(self._newest, step)
+        if self._takes_step:
+            self._log(values, step=step)
+        else:
+            self._log(values)
+
+
+def _takes_step(log: Callable[..., object]) -> bool:
+    try:
+        parameters = inspect.signature(log).parameters
+    except (TypeError, ValueError):  # written in C: wandb's own convention is the best guess
+        return True
+    return "step" in parameters or any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+
+
+class TensorBoardSink:
+    """Forwards to an object with `add_scalar(tag, value, step)`; findings also as text where it has `add_text`."""
+
+    def __init__(self, writer: Any) -> None:
+        self._writer = writer
+
+    def write(self, record: Record) -> None:
+        """Forward samples and findings."""
+        if isinstance(record, Sample):
+            for name, value in _named(record).items():
+                self._writer.add_scalar(name, value, record.step)
+        elif isinstance(record, Verdict):
+            for finding in record.findings:
+                self._writer.add_scalar(f"health/{finding.code}", 1.0, record.step)
+            add_text: Any = getattr(self._writer, "add_text", None)
+            for finding in _news(record) if callable(add_text) else ():
+                add_text(f"health/{finding.code}", str(finding), record.step)
+
+    def flush(self) -> None:
+        """Let the writer flush, if it can."""
+        flush = getattr(self._writer, "flush", None)
+        if callable(flush):
+            flush()
+
+    def close(self) -> None:
+        """Flush only: the writer belongs to the user."""
+        self.flush()
+
+
+class LoggerSink:
+    """Writes incidents to a `logging.Logger`: warnings at WARNING, worse at ERROR, outcomes at INFO."""
+
+    def __init__(self, logger: logging.Logger | logging.LoggerAdapter[Any]) -> None:
+        self._logger = logger
+
+    def write(self, record: Record) -> None:
+        """Log findings and outcomes; samples at DEBUG."""
+        if isinstance(record, Verdict):
+            for finding in _news(record):
+                level = logging.WARNING if finding.severity == Severity.WARN else logging.ERROR
+                self._logger.log(level, "%s", finding)
+        elif isinstance(record, Outcome):
+            self._logger.log(logging.INFO, "%s", _outcome_text(record))
+        elif isinstance(record, Sample):
+            self._logger.log(logging.DEBUG, "%s", _sample_text(record))
+
+    def close(self) -> None:
+        """Nothing: the logger belongs to the user."""
+
+
+class CallSink:
+    """Calls a function with one dict per sample (`step` and the metrics) and per finding."""
+
+    def __init__(self, function: Callable[[dict[str, Any]], object]) -> None:
+        self._function = function
+
+    def write(self, record: Record) -> None:
+        """Call the function for samples and findings."""
+        if isinstance(record, Sample):
+            self._function({"step": record.step, **_named(record)})
+        elif isinstance(record, Verdict):
+            for finding in record.findings:
+                self._function({"step": record.step, f"health/{finding.code}": 1.0, "finding": str(finding)})
+
+    def close(self) -> None:
+        """Nothing to let go of."""
+
+
+def adapt(obj: Any) -> Sink:
+    """Turn what a user passed as a sink into one.
+
+    Example:
+        >>> adapt(print).__class__.__name__
+        'CallSink'
+    """
+    if isinstance(obj, str):
+        return _from_text(obj)
+    if isinstance(obj, type):
+        raise InputError(f"the class {obj.__name__} was given as a sink; pass an instance: {obj.__name__}(...)")
+    if isinstance(obj, (logging.Logger, logging.LoggerAdapter)):  # before .log: theirs takes a level first
+        return LoggerSink(obj)
+    if isinstance(obj, io.TextIOBase) or any(obj is stream for stream in (sys.stdout, sys.stderr)):
+        return ConsoleSink(stream=cast(TextIO, obj))  # before Sink: a stream has write and close, too
+    if isinstance(obj, Sink):
+        return obj
+    if callable(getattr(obj, "add_scalar", None)):
+        return TensorBoardSink(obj)
+    if callable(getattr(obj, "log_metrics", None)) or callable(getattr(obj, "log", None)):
+        return LogSink(obj)
+    if callable(obj):
+        return CallSink(obj)
+    raise InputError(f"{type(obj).__name__} cannot be used as a sink; expected {_ACCEPTED}")
+
+
+def _from_text(text: str) -> Sink:
+    kind, _, where = text.partition(":")
+    if kind == "console" and not where:
+        return ConsoleSink()
+    if kind == "csv" and where:
+        return CsvSink(where)
+    if kind == "jsonl" and where:
+        return RunWriter(Path(where))
+    raise InputError(f"{text!r} names no sink; expected {_ACCEPTED}")

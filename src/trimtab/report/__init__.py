@@ -1,0 +1,1 @@
+"""What a record says, for people and machines. Pure: no torch."""

@@ -1,0 +1,234 @@
+"""What happened in a run: one frozen object, made from its record, that every kind of report renders."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+
+import numpy as np
+
+from trimtab.record.reader import Run
+from trimtab.report.curve import Curve, make_curve, tail_median
+from trimtab.report.incidents import Incident, find_incidents
+
+QUIET = 10
+"""A run whose last bad step is less than so many steps before its end has not shown that it recovered."""
+LOST_FRAC = 0.1
+"""A run that ends with more than this part of its progress lost has not recovered."""
+
+
+# How a record ends: as the guard closes it, else with the name of the exception that ended the run.
+CLOSED, STOPPED, NOT_CLOSED = "closed", "stopped", "not closed"
+
+
+class Health(StrEnum):
+    """The verdict on a whole run, in a word."""
+
+    HEALTHY = "healthy"
+    RECOVERED = "recovered"
+    SICK = "sick"
+    STOPPED = "stopped"
+    INTERRUPTED = "interrupted"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Track:
+    """The steps of one optimizer."""
+
+    optimizer: str
+    num_steps: int
+    loss: Curve | None
+    val_loss: Curve | None
+    grad_norm: Curve | None
+    clipped_frac: float | None
+    rejected_steps: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Deed:
+    """One action: when, why, and what became of it (`applied` is None where the record does not say)."""
+
+    at: int
+    about: int
+    kind: str
+    args: Mapping[str, float]
+    because: tuple[str, ...]
+    applied: bool | None
+    detail: str
+    optimizer: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Summary:
+    """A whole run at a glance."""
+
+    run_id: str
+    started: str
+    model: str
+    num_parameters: int
+    mode: str
+    health: Health
+    headline: str
+    tracks: tuple[Track, ...]
+    incidents: tuple[Incident, ...]
+    deeds: tuple[Deed, ...]
+    num_rejected: int
+    ending: str
+    problems: tuple[str, ...]
+
+
+def summarise(run: Run) -> Summary:
+    """Reduce the record of a run to what a person wants to know first."""
+    names = tuple(run.optimizers) or ("",)
+    tracks = tuple(_track(run, name) for name in names)
+    incidents = find_incidents(run.verdicts)
+    deeds = _deeds(run)
+    num_rejected = run.closing.rejected if run.closing is not None else sum(len(t.rejected_steps) for t in tracks)
+    ending = run.closing.reason if run.closing is not None else NOT_CLOSED
+    after = _aftermath(run, tracks, incidents)
+    health = _health(ending, incidents, deeds, after)
+    info = run.info
+    return Summary(
+        run_id=info.run_id if info is not None else "unknown",
+        started=info.started if info is not None else "",
+        model=info.model if info is not None else "unknown model",
+        num_parameters=info.num_parameters if info is not None else 0,
+        mode=str(info.config.get("mode", "")) if info is not None else "",
+        health=health,
+        headline=_headline(health, tracks, incidents, num_rejected, after, ending),
+        tracks=tracks,
+        incidents=incidents,
+        deeds=deeds,
+        num_rejected=num_rejected,
+        ending=ending,
+        problems=tuple(run.problems),
+    )
+
+
+def _track(run: Run, name: str) -> Track:
+    steps, losses = run.series("loss", optimizer=name)
+    coef = np.asarray(run.series("clip_coef", optimizer=name)[1], dtype=np.float64)
+    coef = coef[np.isfinite(coef)]
+    at, rejected = run.series("rejected", optimizer=name)
+    all_steps = run.series("grad_norm", optimizer=name)[0]
+    num = run.closing.steps.get(name, 0) if run.closing is not None else 0
+    return Track(
+        optimizer=name,
+        num_steps=max(num, len(set(map(int, steps)) | set(map(int, all_steps)) | set(map(int, at)))),
+        loss=make_curve(steps, losses),
+        val_loss=make_curve(*run.series("val_loss", optimizer=name, phase="val")),
+        grad_norm=make_curve(*run.series("grad_norm", optimizer=name)),
+        clipped_frac=float(np.mean(coef < 1.0)) if coef.size else None,
+        rejected_steps=tuple(int(s) for s, bad in zip(at, rejected, strict=True) if bad > 0),
+    )
+
+
+def _deeds(run: Run) -> tuple[Deed, ...]:
+    became = {(o.at, o.action.kind, o.optimizer): o for o in run.outcomes}
+    deeds = []
+    for decision in run.decisions:
+        for action in decision.actions:
+            outcome = became.get((decision.at, action.kind, decision.optimizer))
+            deeds.append(
+                Deed(
+                    at=decision.at,
+                    about=decision.about,
+                    kind=action.kind,
+                    args=dict(action.args),
+                    because=decision.because,
+                    applied=outcome.applied if outcome is not None else None,
+                    detail=outcome.detail if outcome is not None else "",
+                    optimizer=decision.optimizer,
+                )
+            )
+    return tuple(deeds)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Aftermath:
+    """How the run looked after its incidents."""
+
+    quiet_steps: int
+    loss_before: float
+    loss_end: float
+    lost: bool
+
+
+def _aftermath(run: Run, tracks: tuple[Track, ...], incidents: tuple[Incident, ...]) -> _Aftermath:
+    """Compare the end with the time before the first incident, for the optimizer that was hit first."""
+    if not incidents:
+        return _Aftermath(quiet_steps=tracks[0].num_steps, loss_before=math.nan, loss_end=math.nan, lost=False)
+    first = incidents[0]
+    track = next((t for t in tracks if t.optimizer == first.optimizer), tracks[0])
+    last_bad = max(i.last_step for i in incidents if i.optimizer == first.optimizer)
+    steps, losses = run.series("loss", optimizer=first.optimizer)
+    at, values = np.asarray(steps), np.asarray(losses, dtype=np.float64)
+    # The best level before any incident: a later incident is measured against what had been reached by then.
+    levels = [tail_median(values[at < i.onset], QUIET) for i in incidents if i.optimizer == first.optimizer]
+    before = min((v for v in levels if math.isfinite(v)), default=math.nan)
+    end = tail_median(values, QUIET) if values.size and math.isfinite(values[-1]) else math.nan
+    lost = bool(values.size) and not math.isfinite(end)
+    if math.isfinite(before) and math.isfinite(end):
+        early = values[at < first.onset]
+        early = early[np.isfinite(early)]
+        noise = (
+            3 * float(np.median(np.abs(early[-2 * QUIET :] - np.median(early[-2 * QUIET :])))) if early.size else 0.0
+        )
+        progress = float(early[0]) - before if early.size else 0.0
+        lost = end - before > max(LOST_FRAC * progress, noise, 1e-12)
+    return _Aftermath(quiet_steps=max(track.num_steps - 1 - last_bad, 0), loss_before=before, loss_end=end, lost=lost)
+
+
+def _health(ending: str, incidents: tuple[Incident, ...], deeds: Iterable[Deed], after: _Aftermath) -> Health:
+    if ending == STOPPED or any(d.kind == "stop" and d.applied for d in deeds):
+        return Health.STOPPED
+    if ending != CLOSED:
+        return Health.INTERRUPTED
+    if not incidents:
+        return Health.HEALTHY
+    return Health.SICK if after.lost or after.quiet_steps < QUIET else Health.RECOVERED
+
+
+def _headline(
+    health: Health,
+    tracks: tuple[Track, ...],
+    incidents: tuple[Incident, ...],
+    num_rejected: int,
+    after: _Aftermath,
+    ending: str,
+) -> str:
+    steps = sum(t.num_steps for t in tracks)
+    loss = tracks[0].loss
+    went = f"loss {loss.first:.3g} → {loss.last:.3g}" if loss is not None else "no loss was recorded"
+    kept = f", {_count(num_rejected, 'update')} kept out of the weights" if num_rejected else ""
+    told = f"{_count(len(incidents), 'incident')} in {_count(steps, 'step')}{kept}"
+    if health is Health.HEALTHY:
+        return f"{_count(steps, 'step')}, no findings; {went}."
+    if health is Health.RECOVERED:
+        back = (
+            f"; the loss was {after.loss_before:.3g} before and is {after.loss_end:.3g} at the end"
+            if math.isfinite(after.loss_before) and math.isfinite(after.loss_end)
+            else ""
+        )
+        return f"{told}; the last {after.quiet_steps} steps were quiet{back}."
+    if health is Health.SICK:
+        why = (
+            "the loss is not finite at the end"
+            if math.isnan(after.loss_end) and after.lost
+            else f"the loss has not come back ({after.loss_before:.3g} before, {after.loss_end:.3g} at the end)"
+            if after.lost
+            else "the trouble lasted to the end"
+        )
+        return f"{told}; {why}."
+    if health is Health.STOPPED:
+        return f"{told}; the run was stopped for its health."
+    seen = told if incidents else f"{_count(steps, 'step')}, no findings so far; {went}"
+    if ending == NOT_CLOSED:
+        return f"{seen}; the record was not closed: the run was cut short, or is still going."
+    return f"{seen}; the run ended with {ending}."
+
+
+def _count(num: int, what: str) -> str:
+    return f"{num:,} {what}" if num == 1 else f"{num:,} {what}s"

@@ -1,0 +1,1 @@
+"""Programs that train real models on real data, guarded and unguarded."""

@@ -1,0 +1,39 @@
+import pytest
+
+from trimtab.core.registry import all_rules
+
+
+def test_rules_lists_every_rule(trimtab):
+    said = trimtab("rules")
+    assert said.code == 0
+    data = trimtab("rules", "--json").json()
+    assert [r["code"] for r in data["rules"]] == [r.code for r in all_rules()]
+    for rule in all_rules():
+        assert rule.code in said.out
+        assert rule.name in said.out
+
+
+def test_rules_previews_a_selection(trimtab):
+    data = trimtab("rules", "--json", "true", "--select", "GRAD,LOSS", "--ignore=loss-spike").json()
+    assert {r["code"] for r in data["rules"]} == {"GRAD001", "GRAD002", "LOSS001"}
+    nothing = trimtab("rules", "--select", "GRAD", "--ignore", "ALL")
+    assert (nothing.code, "No rule is left" in nothing.out) == (0, True)
+    assert trimtab("rules", "--select", "GRAB").code == 2
+
+
+@pytest.mark.parametrize("rule", all_rules())
+def test_explain_every_rule_by_code_and_name(trimtab, rule):
+    said = trimtab("explain", rule.code)
+    assert said.code == 0
+    for section in ("What it sees", "Why it matters", "What to try"):
+        assert section in said.out
+    data = trimtab("explain", rule.name.upper().replace("-", "_"), "--json").json()
+    assert (data["code"], data["severity"]) == (rule.code, rule().severity.name.lower())
+
+
+def test_explain_is_rendered_on_a_terminal(trimtab, monkeypatch):
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("TERM", "xterm-256color")
+    said = trimtab("explain", "GRAD001")
+    assert "\x1b[" in said.out
+    assert "## What" not in said.out
