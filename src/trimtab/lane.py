@@ -26,6 +26,7 @@ from trimtab.sample.rows import Rows
 from trimtab.sample.suspicion import Suspicion
 
 Scalars = dict[str, float | Tensor]
+NO_TABLE = torch.zeros(0, 1)
 
 
 @dataclass(slots=True)
@@ -36,7 +37,7 @@ class _Step:
     layout: Layout
     loss: Tensor | float | None
     scalars: Scalars
-    table: Tensor = field(default_factory=lambda: torch.zeros(0, 1))
+    table: Tensor = NO_TABLE
     look: FullLook | None = None
     withheld: Withheld | None = None
     rejected: bool = False

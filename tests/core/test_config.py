@@ -99,7 +99,7 @@ def test_discovery_goes_up_to_the_repository(tmp_path: Path, monkeypatch: pytest
 
 
 def test_resolve_refuses_what_is_no_config() -> None:
-    with pytest.raises(ConfigError, match="expected a trimtab.Config"):
+    with pytest.raises(ConfigError, match=r"expected a trimtab\.Config"):
         resolve(3)  # type: ignore[arg-type]
     config = Config(mode="act")
     assert resolve(config) == config

@@ -62,7 +62,8 @@ def test_nonfinite_loss_and_gradient_first_cause_first() -> None:
     assert gradient.subject == ("a",)
     assert gradient.evidence["num_nan"] == 3
     assert "kept out of the weights" in gradient.message
-    assert gradient.advice and not gradient.advice[0].startswith("1.")
+    assert gradient.advice
+    assert not gradient.advice[0].startswith("1.")
     assert verdict.worst is verdict.findings[0]
     assert names(brain, plain(41)) == []
 

@@ -83,7 +83,7 @@ def test_routine_overflow_is_the_scalers_business(fused: bool, way: str) -> None
     assert guard.rejected == 0
     assert guard.run_dir is not None
     record = read_run(guard.run_dir)
-    steps, skipped = record.series("routine_overflow")
+    steps, _ = record.series("routine_overflow")
     assert 0 in steps
     assert record.series("loss")[0].tolist() == list(range(30))
     assert record.series("scale")[1][0] == 2.0**127

@@ -40,7 +40,7 @@ def check(row: torch.Tensor, tensor: torch.Tensor) -> None:
         else:
             # Where huge values cancel, a mean depends on the order of summation.
             cancelled = 1e-6 + 1e-15 * want[Column.ABSMAX] if column is Column.MEAN else 1e-12
-            close = dict(rel=2e-5, abs=cancelled)
+            close = {"rel": 2e-5, "abs": cancelled}
             with np.errstate(over="ignore"):  # a norm beyond float32 is inf in the table
                 expected = float(np.float32(want[column]))
             assert got == pytest.approx(expected, **close), column

@@ -11,9 +11,9 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from trimtab.train.demo import NUM_TRAIN, SPIKE_FACTOR, SPIKE_STEPS, Arm, DemoResult, Plan, Progress
 from trimtab.report.chart import BAD, sparkline
 from trimtab.report.text import wrapped
+from trimtab.train.demo import NUM_TRAIN, SPIKE_FACTOR, SPIKE_STEPS, Arm, DemoResult, Plan, Progress
 
 if TYPE_CHECKING:
     from rich.console import Console

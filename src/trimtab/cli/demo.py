@@ -34,8 +34,8 @@ def run(
     """
     if os.environ.get("TRIMTAB_DISABLE") not in (None, "", "0"):
         fail("TRIMTAB_DISABLE is set, so there is no guard to show; unset it and try again")
-    from trimtab.train.demo import Plan, run_demo
     from trimtab.cli._demo_view import progress_on, show_intro, show_result
+    from trimtab.train.demo import Plan, run_demo
 
     logging.getLogger("trimtab").addFilter(_not_a_finding)
     plan = Plan(seed=seed, num_epochs=2, nan_step=25) if quick else Plan(seed=seed)

@@ -10,6 +10,8 @@ from trimtab.core.series import Series
 from trimtab.core.types import Column, Kind, Sample
 
 TRACKED = ("loss", "grad_norm", "val_loss")
+ROWS_EVERY = 4
+"""The baseline of single rows only attributes alarms: it need not see every step."""
 MAX_LEFT_OUT = 16
 """So many alarming samples in a row stay out of the history; after that they are the new normal."""
 
@@ -59,7 +61,7 @@ class Window:
             value = sample.scalars.get(name)
             if value is not None:
                 series.push(value)
-        if sample.has(Kind.GRAD, Column.L2):
+        if sample.step % ROWS_EVERY == 0 and sample.has(Kind.GRAD, Column.L2):
             self._gradients.push(sample.names(Kind.GRAD), sample.col(Kind.GRAD, Column.L2))
 
     def state_dict(self) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """Hands records from the training thread to sinks without ever making it wait.
 
 `put` appends to one deque, nothing else. A pump thread empties it every `flush_s` seconds (at once for what a person
-wants to see now) into one outlet per sink, and each outlet has a thread of its own, so a sink that hangs holds up neither
+wants to see now) into one outlet per sink; each outlet has its own thread, so a sink that hangs holds up neither
 training nor its neighbours. What a signal handler or Ctrl-C can interrupt (`put`) touches only C-level containers
 that need no lock.
 """
@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from queue import Empty, SimpleQueue
 
 from trimtab.core.types import Closing, Outcome, Record, Sink, Verdict
-from trimtab.record.outlet import Outlet, Mark
+from trimtab.record.outlet import Mark, Outlet
 
 log = logging.getLogger("trimtab.record")
 

@@ -24,4 +24,4 @@ def to_host(tensor: Tensor) -> NDArray[Any]:
 
 def number(value: Tensor | float) -> float:
     """A scalar as a Python float; waits for the device if it lives on one."""
-    return float(to_host(value).reshape(())) if isinstance(value, Tensor) else float(value)
+    return float(value.detach()) if isinstance(value, Tensor) else float(value)

@@ -21,7 +21,7 @@ def scalar_loss(loss: Any, *, strict: bool) -> Tensor | float:
             )
         if loss.is_complex():
             raise InputError(f"the loss is complex ({loss.dtype}); expected a real number, for example loss.abs()")
-        return loss.detach().reshape(())
+        return loss.detach() if loss.dim() == 0 else loss.detach().reshape(())
     if strict or isinstance(loss, bool) or not isinstance(loss, int | float):
         raise InputError(
             f"the loss is a {type(loss).__name__}; expected the scalar tensor that backward() was called on. "
@@ -32,6 +32,8 @@ def scalar_loss(loss: Any, *, strict: bool) -> Tensor | float:
 
 def batch_size(batch: Any) -> int | None:
     """How many samples a batch holds: the first dimension of the first tensor in it."""
+    if batch is None:
+        return None
     if isinstance(batch, Tensor):
         return int(batch.shape[0]) if batch.dim() else 1
     parts = batch.values() if isinstance(batch, Mapping) else batch if isinstance(batch, list | tuple) else ()
@@ -54,7 +56,7 @@ class Observed:
         The same loss object told twice for one step (observed, then stepped on) counts once.
         """
         value = None if loss is None and not strict else scalar_loss(loss, strict=strict)
-        extra = {key: scalar_loss(v, strict=False) for key, v in scalars.items()}
+        extra = {key: scalar_loss(v, strict=False) for key, v in scalars.items()} if scalars else {}
         if (size := batch_size(batch)) is not None:
             extra["batch_size"] = float(size)
         if self._used:
