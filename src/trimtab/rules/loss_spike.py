@@ -60,7 +60,8 @@ class LossSpike:
             name=self.name,
             step=window.now.step,
             severity=self.severity,
-            message=f"the loss is {loss:.4g}; usually {median:.4g}, lately at most {highest:.4g}, first {initial:.4g}",
+            message=f"the loss is {loss:.4g}; it was usually {median:.4g}, lately at most {highest:.4g} and at first "
+            f"{initial:.4g}.",
             subject=("loss",),
             evidence={"loss": loss, "median": median, "recent_max": highest, "initial": initial, "z": z},
         )
