@@ -108,14 +108,16 @@ class BufferShadow:
         for pack in (*self._packs, *self._large):
             pack.renew()
 
-    @torch.no_grad()
     def capture(self) -> None:
         """After the backward pass: copy what the forward passes of this step made of the buffers."""
-        for pack in self._packs:
-            pack.capture()
-        for pack in self._large:
-            if pack.live[0]._version != pack._versions[0]:
+        if not self._names:  # switching autograd off costs more than looking
+            return
+        with torch.no_grad():
+            for pack in self._packs:
                 pack.capture()
+            for pack in self._large:
+                if pack.live[0]._version != pack._versions[0]:
+                    pack.capture()
 
     def suspicious(self) -> bool:
         """Whether the norm of a watched buffer is not finite; asks the host."""

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from trimtab.core.types import F32
 
-DECAY = 0.95
+DECAY = 0.8
 TINY = 1e-30
 
 

@@ -31,9 +31,9 @@ class Kind(StrEnum):
 class Column(StrEnum):
     """What a table holds for each tensor.
 
-    The fractions are NaN where they were not measured (weights, updates and buffers need none); everything else is
-    always a measurement. `L2`, `ABSMAX` and `MEAN` are non-finite exactly when the tensor holds a non-finite value
-    or the true value does not fit a float32.
+    `L2` and the counts of a measured row are always measurements: `L2` is non-finite exactly when the tensor holds a
+    non-finite value or its true norm does not fit a float32. The other columns are NaN where they were not measured:
+    of weights and updates only the size is wanted, and only gradients need the fractions.
     """
 
     L2 = "l2"

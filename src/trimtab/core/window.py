@@ -10,7 +10,7 @@ from trimtab.core.series import Series
 from trimtab.core.types import Column, Kind, Sample
 
 TRACKED = ("loss", "grad_norm", "val_loss")
-ROWS_EVERY = 4
+ROWS_EVERY = 10
 """The baseline of single rows only attributes alarms: it need not see every step."""
 MAX_LEFT_OUT = 16
 """So many alarming samples in a row stay out of the history; after that they are the new normal."""

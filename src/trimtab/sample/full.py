@@ -1,4 +1,4 @@
-"""One thorough look at a step: all columns of gradients, weights and updates, and of buffers that went bad."""
+"""One thorough look at a step: all columns of the gradients, the size of weights and updates, buffers gone bad."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class FullLook:
     def __init__(self, rows: Rows, plain: list[Tensor], present: list[int] | None) -> None:
         self._rows = rows
         self._grads = measure.scatter(measure.full(plain), present, len(rows.params))
-        self._weights = measure.full([measure.plain(p) for p in (*rows.params, *rows.others)], fractions=False)
+        self._weights = measure.sizes([measure.plain(p) for p in (*rows.params, *rows.others)])
         self._probe = UpdateProbe(rows.params)
         self._buffers: tuple[BufferRows, Tensor] | None = None
 

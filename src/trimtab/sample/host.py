@@ -4,22 +4,20 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-
-_NO_NUMPY = (torch.bfloat16,)
 
 
 def to_host(tensor: Tensor) -> NDArray[Any]:
     """The values as numpy: a view for CPU tensors, a copy that waits for the device otherwise."""
     tensor = tensor.detach()
-    if tensor.device.type != "cpu":
+    if not tensor.is_cpu:
         tensor = tensor.to("cpu")
-    if tensor.dtype in _NO_NUMPY:
+    if tensor.dtype is torch.bfloat16:  # numpy has no such type
         tensor = tensor.float()
-    return np.asarray(tensor.numpy())
+    array: NDArray[Any] = tensor.numpy()
+    return array
 
 
 def number(value: Tensor | float) -> float:

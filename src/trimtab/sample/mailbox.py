@@ -67,7 +67,7 @@ class Mailbox:
             letter.event.synchronize()  # free when the device is no more than `lag` steps behind
         table = letter.table
         if isinstance(table, Tensor):
-            table = to_host(table).astype(np.float32).reshape(len(letter.layout.names), len(letter.layout.columns))
+            table = to_host(table).astype(np.float32, copy=False)
         table.setflags(write=False)
         return Sample(
             step=letter.step,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -9,7 +10,7 @@ from torch import Tensor
 
 from trimtab.core.types import ABSENT, Column
 from trimtab.sample import measure_cpu
-from trimtab.sample.host import to_host
+from trimtab.sample.host import number, to_host
 from trimtab.sample.measure_cpu import FP16_SMALLEST
 
 _LOW = {torch.float16, torch.bfloat16}
@@ -85,6 +86,20 @@ def full(tensors: Sequence[Tensor], *, fractions: bool = True) -> Tensor:
     if device.type == "cpu":
         return torch.from_numpy(measure_cpu.full([to_host(t) for t in tensors], fractions=fractions))
     return torch.stack([_row(t, fractions).to(device, non_blocking=True) for t in tensors])
+
+
+def sizes(tensors: Sequence[Tensor]) -> Tensor:
+    """Rows for tensors of which only the size matters (weights, updates): L2 and exact counts, the rest unmeasured."""
+    if not tensors or tensors[0].device.type != "cpu":
+        return full(tensors, fractions=False)
+    table = torch.full((len(tensors), len(Column)), torch.nan)
+    table[:, 0] = norms(tensors)
+    table[:, 3:5] = 0.0
+    if not math.isfinite(number(total(table[:, 0]))):  # rare: count what is there, without overflow
+        bad = [i for i, ok in enumerate(to_host(torch.isfinite(table[:, 0]))) if not ok]
+        if bad:
+            table[bad] = full([tensors[i] for i in bad], fractions=False)
+    return table
 
 
 def _row(tensor: Tensor, fractions: bool) -> Tensor:

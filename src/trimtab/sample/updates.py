@@ -20,6 +20,7 @@ class UpdateProbe:
         total = sum(p.numel() for p in params)
         share = min(1.0, MAX_COPIED / max(total, 1))
         self._params = params
+        self._sampled = share < 1.0
         self._counts = [min(p.numel(), max(1, int(p.numel() * share))) for p in params]
         self._before = [part.clone() for part in self._parts()]
 
@@ -28,9 +29,9 @@ class UpdateProbe:
         return [f[:n] for f, n in zip(flats, self._counts, strict=True)]
 
     def table(self) -> Tensor:
-        """The full columns of what the step changed; norms of a sampled tensor are scaled up to its size."""
-        changes = [after - before for after, before in zip(self._parts(), self._before, strict=True)]
-        table = measure.full(changes, fractions=False)
-        scale = [(p.numel() / max(n, 1)) ** 0.5 for p, n in zip(self._params, self._counts, strict=True)]
-        table[:, 0] *= torch.tensor(scale, dtype=table.dtype, device=table.device)
+        """The size of what the step changed; the norm of a sampled tensor is scaled up to the whole."""
+        table = measure.sizes(torch._foreach_sub(self._parts(), self._before))
+        if self._sampled:
+            scale = [(p.numel() / max(n, 1)) ** 0.5 for p, n in zip(self._params, self._counts, strict=True)]
+            table[:, 0] *= torch.tensor(scale, dtype=table.dtype, device=table.device)
         return table
