@@ -24,10 +24,9 @@ from pathlib import Path
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
+from torch.nn import functional as F  # noqa: N812
 
 from trimtab import Guard, __version__
-
 
 LIMITS = {"MLP": 45.0, "GPT small": 4.0, "GPT large": 2.0}
 EXTRA_US = 150.0
@@ -84,9 +83,9 @@ def tokens(batch: int, length: int, vocabulary: int) -> Callable[[], tuple[Tenso
 
 
 WORKLOADS = [
-    Workload("MLP", "batch 32", mlp, lambda: (torch.randn(32, 64), torch.randint(0, 10, (32,))), block=50, rounds=120),
-    Workload("GPT small", "batch 8 x 64 tokens", lambda: GPT(128, 96, 4, 4, 64), tokens(8, 64, 128), 10, 60),
-    Workload("GPT large", "batch 8 x 64 tokens", lambda: GPT(512, 256, 6, 4, 64), tokens(8, 64, 512), 5, 24),
+    Workload("MLP", "batch 32", mlp, lambda: (torch.randn(32, 64), torch.randint(0, 10, (32,))), block=50, rounds=80),
+    Workload("GPT small", "batch 8 x 64 tokens", lambda: GPT(128, 96, 4, 4, 64), tokens(8, 64, 128), 10, 40),
+    Workload("GPT large", "batch 8 x 64 tokens", lambda: GPT(512, 256, 6, 4, 64), tokens(8, 64, 512), 5, 20),
 ]
 
 
