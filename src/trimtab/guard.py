@@ -17,6 +17,7 @@ from trimtab.act.scaler import scale_of, unscale
 from trimtab.act.stop import stopped
 from trimtab.core.config import Config, resolve
 from trimtab.core.errors import InputError, TrimtabError
+from trimtab.core.journal import Journal
 from trimtab.core.pipeline import Brain
 from trimtab.core.types import BrainState, Closing, Decision, Finding, Outcome, Sample, Severity, Verdict
 from trimtab.lane import Lane
@@ -75,7 +76,6 @@ class Guard:
         self.config = resolve(config, clip=clip, mode=mode, lag=lag)
         if preset is not None or checkpoint is not None:
             raise InputError("this version of trimtab has no presets and writes no checkpoints: leave both out")
-        self.findings: list[Finding] = []
         self.verdict: Verdict | None = None
         self.run_dir = None
         self._disabled = os.environ.get("TRIMTAB_DISABLE", "") not in ("", "0")
@@ -84,7 +84,7 @@ class Guard:
         for label, one in self._optimizers.items():
             attach.check_optimizer(one, model, label)
         self._contained, self._observed, self._closed = Contained(), Observed(), False
-        self._incidents: dict[tuple[str, str], int] = {}
+        self._journal = Journal()
         self._lanes: dict[str, Lane] = {}
         self._brains = {label: Brain.from_config(self.config) for label in self._optimizers}
         if self._disabled:
@@ -154,7 +154,10 @@ class Guard:
         self.verdict = verdict
         if verdict.findings:
             self._recorder.put(verdict)
-            self._note(verdict)
+            for finding in self._journal.add(verdict):
+                log.warning("%s", finding)
+                if self._on_finding is not None:
+                    self._contained.call("the on_finding callback", self._on_finding, finding)
         if decision.actions:
             self._act(lane, decision)
         if (sample.step + 1) % STATE_EVERY == 0 and sample.phase == "train":
@@ -165,19 +168,6 @@ class Guard:
             lane.stop_requested = False
             self.close(reason="stopped")
             raise stopped(verdict)
-
-    def _note(self, verdict: Verdict) -> None:
-        for finding in verdict.findings:
-            key = (finding.optimizer, finding.code)
-            if finding.streak > 1 and key in self._incidents:
-                at = self._incidents[key]
-                self.findings[at] = replace(self.findings[at], streak=finding.streak)
-                continue
-            self._incidents[key] = len(self.findings)
-            self.findings.append(finding)
-            log.warning("%s", finding)
-            if self._on_finding is not None:
-                self._contained.call("the on_finding callback", self._on_finding, finding)
 
     def _act(self, lane: Lane, decision: Decision) -> None:
         self._recorder.put(decision)
@@ -190,14 +180,18 @@ class Guard:
     # -- state and end -------------------------------------------------------------------------------------------
 
     @property
+    def findings(self) -> list[Finding]:
+        """What was found so far: one finding per incident, its streak growing while it lasts."""
+        return self._journal.findings
+
+    @property
     def rejected(self) -> int:
         """How many updates were kept out of the weights."""
         return sum(lane.rejected for lane in self._lanes.values())
 
     def health(self) -> dict[str, Any]:
         """How the run is doing now, in one dict: booleans per part, and what is open."""
-        steps = {label: lane.attempts for label, lane in self._lanes.items()}
-        return health_of(self._brains, steps, self.findings, self.rejected)
+        return health_of(self._brains, self._steps(), self.findings, self.rejected)
 
     def resume(self) -> None:
         """Go back to the newest healthy checkpoint."""
@@ -234,9 +228,14 @@ class Guard:
                 lane.drain()
         finally:
             self._attachment.remove()
-            steps = {label: lane.attempts for label, lane in self._lanes.items()}
-            self._recorder.put(Closing(steps=steps, rejected=self.rejected, findings=len(self.findings), reason=reason))
+            num, lost = len(self.findings), dict(self._recorder.dropped)
+            self._recorder.put(
+                Closing(steps=self._steps(), rejected=self.rejected, findings=num, reason=reason, dropped=lost)
+            )
             self._recorder.close()
+
+    def _steps(self) -> dict[str, int]:
+        return {label: lane.attempts for label, lane in self._lanes.items()}
 
     def __enter__(self) -> Guard:
         return self

@@ -11,6 +11,7 @@ import textwrap
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -60,28 +61,31 @@ FAULTS: dict[str, Fault] = {
 }
 
 
-def train(fault: Fault, *, steps: range = range(130), guard_state: dict[str, object] | None = None, **kwargs: object):  # type: ignore[no-untyped-def]
+def train(fault: Fault, *, cut_at: int | None = None, **kwargs: Any) -> tuple[Guard, list[Finding]]:
+    """Train with a fault; at `cut_at` a fresh guard takes over from the state of the first."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(8, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 1))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
     truth = torch.randn(8, 1)
     data = [torch.randn(32, 8) for _ in range(130)]
     seen: list[Finding] = []
-    guard = Guard(model, optimizer, on_finding=seen.append, **kwargs)  # type: ignore[arg-type]
-    verdicts = {}
+    guard = Guard(model, optimizer, on_finding=seen.append, **kwargs)
     for step in range(130):
+        if step == cut_at:
+            state = json.loads(json.dumps(guard.state_dict()))
+            guard.close()
+            guard = Guard(model, optimizer, on_finding=seen.append, **kwargs)
+            guard.load_state_dict(state)
         x = data[step]
         y = x @ truth * (1e3 if fault is outlier and step == 70 else 1.0)
         loss = (model(fault(step, model, optimizer, x.clone())) - y).square().mean()
         loss.backward()
         guard.step(loss)
-        if guard.verdict is not None:
-            verdicts[guard.verdict.step] = guard.verdict
         optimizer.zero_grad()
         if step % 50 == 49:
             guard.validate(float(loss.detach()))
     guard.close()
-    return guard, seen, verdicts
+    return guard, seen
 
 
 def comparable(findings: list[Finding]) -> list[str]:
@@ -92,7 +96,7 @@ def comparable(findings: list[Finding]) -> list[str]:
 def test_verdicts_do_not_depend_on_the_lag_and_replay_makes_them_again(fault: Fault) -> None:
     results = {}
     for lag in (0, 1, 3):
-        guard, seen, verdicts = train(fault, lag=lag)
+        guard, seen = train(fault, lag=lag)
         record = read_run(guard.run_dir)
         assert comparable(seen) == comparable([replace(f, streak=1) for f in guard.findings])
         results[lag] = (comparable(guard.findings), [repr(replace(v, seen_at=0)) for v in record.verdicts])
@@ -106,7 +110,7 @@ def test_verdicts_do_not_depend_on_the_lag_and_replay_makes_them_again(fault: Fa
 
 
 def test_replay_of_a_run_that_acted() -> None:
-    guard, _, _ = train(lr_spike, mode="act", clip=1.0, lag=1)
+    guard, _ = train(lr_spike, mode="act", clip=1.0, lag=1)
     record = read_run(guard.run_dir)
     assert record.decisions
     assert replay(guard.run_dir).identical
@@ -115,7 +119,7 @@ def test_replay_of_a_run_that_acted() -> None:
 def test_replay_finds_what_other_settings_would_have_found(tmp_path: Path) -> None:
     from trimtab.core.config import Config
 
-    guard, _, _ = train(outlier)
+    guard, _ = train(outlier)
     other = replay(guard.run_dir, Config(ignore=("ALL",)))
     assert not other.identical
     assert other.verdicts == ()
@@ -148,6 +152,14 @@ def test_ctrl_c_leaves_a_complete_record(tmp_path: Path) -> None:
     assert replay(tmp_path / "run").identical
 
 
+@pytest.mark.parametrize("fault", FAULTS.values(), ids=FAULTS)
+@pytest.mark.parametrize("cut_at", [50, 61, 72])
+def test_a_fresh_guard_goes_on_where_the_state_was_taken(fault: Fault, cut_at: int) -> None:
+    _, whole = train(fault, run_dir=False)
+    _, cut = train(fault, run_dir=False, cut_at=cut_at)
+    assert comparable(cut) == comparable(whole)
+
+
 def test_guard_state_is_json_of_bounded_size() -> None:
-    guard, _, _ = train(nan_sample, run_dir=False)
+    guard, _ = train(nan_sample, run_dir=False)
     assert len(json.dumps(guard.state_dict())) < 20_000

@@ -21,7 +21,7 @@ def stopped(verdict: Verdict) -> TrainingStopped:
         return TrainingStopped("Training stopped.", verdict)
     first = next((f for f in verdict.findings if f.name in _SENTENCES), worst)
     opening = _SENTENCES.get(first.name, f"Training stopped: {first.name}.")
-    return TrainingStopped(f"{opening}\n{_story(first)}", verdict)
+    return TrainingStopped(f"{opening}\n{_story(worst)}", verdict)
 
 
 def _story(finding: Finding) -> str:

@@ -15,6 +15,8 @@ FP16_SMALLEST = 2.0**-24
 """The smallest positive float16: what lies below is lost when a gradient is kept in half precision."""
 
 _CHUNK = 1 << 15
+_ONES = {np.dtype(t): np.ones(_CHUNK, t) for t in (np.float32, np.float64)}
+"""A dot product with ones sums several times faster than `sum`, and in float64 between chunks loses nothing."""
 
 
 def full(arrays: Sequence[NDArray[Any]], *, fractions: bool = True) -> F32:
@@ -27,25 +29,26 @@ def full(arrays: Sequence[NDArray[Any]], *, fractions: bool = True) -> F32:
 def _row(flat: NDArray[Any], fractions: bool) -> tuple[float, ...]:
     if flat.size == 0:
         return (0.0,) * len(Column)
-    if flat.dtype not in (np.float32, np.float64):
+    if flat.dtype not in _ONES:
         flat = flat.astype(np.float32)
+    ones = _ONES[flat.dtype]
     square = summed = largest = 0.0
     nan = inf = zero = tiny = 0
     for start in range(0, flat.size, _CHUNK):
         chunk = flat[start : start + _CHUNK]
         magnitude = np.abs(chunk)
-        here = float(np.dot(chunk, chunk))
-        if not math.isfinite(here):  # a bad value, or squares too large for the type: look again, wider
+        squares = float(np.dot(chunk, chunk))
+        if not math.isfinite(squares):  # a bad value, or squares too large for the type: look again, wider
             wide = chunk.astype(np.float64)
-            here = float(np.dot(wide, wide))
+            squares = float(np.dot(wide, wide))
             nan += int(np.count_nonzero(np.isnan(chunk)))
             inf += int(np.count_nonzero(np.isinf(chunk)))
-        square += here
-        summed += float(chunk.sum(dtype=np.float64))
+        square += squares
+        summed += float(np.dot(chunk, ones[: chunk.size]))
         largest = max(largest, float(magnitude.max()))
-        if fractions:
-            zero += int(chunk.size - np.count_nonzero(chunk))
-            tiny += int(np.count_nonzero(magnitude < FP16_SMALLEST))
+        if fractions and (few := int(np.count_nonzero(magnitude < FP16_SMALLEST))):
+            tiny += few
+            zero += int(np.count_nonzero(magnitude == 0))
     if nan:
         largest = square = math.nan
     shares = (zero / flat.size, (tiny - zero) / flat.size) if fractions else (math.nan, math.nan)
