@@ -43,8 +43,10 @@ def _row(flat: NDArray[Any], fractions: bool) -> tuple[float, ...]:
             squares = float(np.dot(wide, wide))
             nan += int(np.count_nonzero(np.isnan(chunk)))
             inf += int(np.count_nonzero(np.isinf(chunk)))
+            summed += float(wide.sum())
+        else:
+            summed += float(np.dot(chunk, ones[: chunk.size]))
         square += squares
-        summed += float(np.dot(chunk, ones[: chunk.size]))
         largest = max(largest, float(magnitude.max()))
         if fractions and (few := int(np.count_nonzero(magnitude < FP16_SMALLEST))):
             tiny += few
