@@ -49,7 +49,7 @@ def check(row: torch.Tensor, tensor: torch.Tensor) -> None:
 def rows_of(tensor: torch.Tensor) -> list[torch.Tensor]:
     """The row by the CPU way and by the reference that any other device uses."""
     plain = measure.plain(tensor)
-    return [measure.full([plain])[0], measure._row(plain, True)]
+    return [measure.full([plain])[0], measure.reference_row(plain, True)]
 
 
 values = st.one_of(
@@ -133,4 +133,4 @@ def test_fractions_can_be_left_out() -> None:
     row = measure.full([torch.ones(4)], fractions=False)[0]
     assert row[:5].tolist() == [2.0, 1.0, 1.0, 0.0, 0.0]
     assert torch.isnan(row[5:]).all()
-    assert torch.isnan(measure._row(torch.ones(4), False)[5:]).all()
+    assert torch.isnan(measure.reference_row(torch.ones(4), False)[5:]).all()

@@ -47,6 +47,9 @@ class _Pack:
         self._kept_views, self._fresh_views = self._fresh_views, self._kept_views
         self._versions = [b._version for b in self.live]
 
+    def keep_fresh(self) -> None:
+        self._kept.copy_(self._fresh)
+
     def renew(self) -> None:
         """Copy again if anything outside the step (a load, an EMA swap) touched the buffers since."""
         if [b._version for b in self.live] != self._versions:
@@ -119,9 +122,13 @@ class BufferShadow:
                 if pack.live[0]._version != pack._versions[0]:
                     pack.capture()
 
+    def norms(self) -> list[Tensor]:
+        """The norms of the watched buffers, each of many together: non-finite where one may have gone bad."""
+        return [pack.norm() for pack in self._all() if pack.watched]
+
     def suspicious(self) -> bool:
-        """Whether the norm of a watched buffer is not finite; asks the host."""
-        return any(pack.watched and not math.isfinite(number(pack.norm())) for pack in self._all())
+        """Whether one of those norms is not finite; asks the host."""
+        return any(not math.isfinite(number(norm)) for norm in self.norms())
 
     def bad(self) -> list[tuple[int, int]]:
         """Which watched buffers hold NaN or Inf, by pack and place."""
@@ -146,6 +153,12 @@ class BufferShadow:
         """Restore everything where the device flag says so, and what went bad, without asking the host."""
         for pack in self._all():
             pack.put_back_on_device(reject)
+
+    @torch.no_grad()
+    def commit_in_graph(self) -> None:
+        """`commit` for a step that is being captured: a replay runs no Python, so the copies must be copied."""
+        for pack in self._all():
+            pack.keep_fresh()
 
     def commit(self) -> None:
         """The step is over: its buffers are the ones to go back to from now on."""

@@ -14,6 +14,7 @@ from torch.optim import Optimizer
 from trimtab.core.config import Clip, Config
 from trimtab.sample import measure
 from trimtab.sample.host import number
+from trimtab.sample.measure import Limits
 
 SAFE_EPS = 1e-6
 """Added to the norm before dividing, as `clip_grad_norm_` does: results must agree with it."""
@@ -74,6 +75,12 @@ def _scale(grads: Sequence[Tensor], norm: Tensor, max_norm: float) -> float:
     coef = number(factor)
     if not coef < 1.0:
         return 1.0
+    scale_by(grads, factor, coef)
+    return coef
+
+
+def scale_by(grads: Sequence[Tensor], factor: Tensor, coef: float) -> None:
+    """Multiply in place by a factor whose value the host knows to be `coef`."""
     values = [measure.stored(g) for g in grads]
     if coef < 1e-30:
         # A factor that small is a denormal float32 and would lose its digits: go there in two strides.
@@ -81,7 +88,6 @@ def _scale(grads: Sequence[Tensor], norm: Tensor, max_norm: float) -> float:
         torch._foreach_mul_(values, coef / 1e-20)
     else:
         torch._foreach_mul_(values, factor.to(torch.float32))
-    return coef
 
 
 def supports_gate(optimizer: Optimizer) -> bool:
@@ -94,49 +100,46 @@ def supports_gate(optimizer: Optimizer) -> bool:
     return not (momentum and not optimizer.state)
 
 
+def gate_can(optimizer: Optimizer, config: Config) -> bool:
+    """Whether everything this configuration asks for can be decided on the device and told to this optimizer there."""
+    return supports_gate(optimizer) and not config.clip.per_group and config.clip.value is None
+
+
+def limits_of(config: Config) -> Limits:
+    """What the device may decide by itself under a configuration."""
+    if config.mode == "observe":
+        return Limits(reject_nonfinite=False)
+    return Limits(max_norm=config.clip.norm, reject_above=config.reject_above, reject_nonfinite=config.reject_nonfinite)
+
+
 class DeviceGate:
-    """Clip coefficient and reject flag as device scalars, handed to a fused optimizer without asking the host."""
+    """Hands reject flag and clip coefficient to a fused optimizer as device scalars, without asking the host."""
 
     def __init__(self, optimizer: Optimizer) -> None:
         self._optimizer: Any = optimizer
-        self._found_before: Tensor | None = None
-        self._scale_before: Tensor | None = None
-        self._had = (False, False)
+        self._before: dict[str, Tensor | None] = {}
+        self._armed: tuple[str, ...] = ()
 
-    def arm(self, norm: Tensor, config: Config, *, scale: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Set the gate for this step; returns (clip coefficient, reject flag) for the table.
+    def arm(self, reject: Tensor, inverse_coef: Tensor | None, scale: Tensor | None) -> None:
+        """Set the gate for this step.
 
-        `scale` is what a GradScaler multiplied the gradients with and has not divided out yet.
+        `scale` is what a GradScaler multiplied the gradients with and has not divided out yet. `grad_scale` makes the
+        fused kernel rewrite every gradient, so it is set only when clipping was asked for.
         """
         optimizer = self._optimizer
-        reject = torch.zeros_like(norm)
-        coef = torch.ones_like(norm)
-        if config.mode != "observe":
-            if config.reject_nonfinite:
-                reject = (~torch.isfinite(norm)).to(norm.dtype)
-            if config.reject_above is not None:
-                reject = torch.maximum(reject, (norm > config.reject_above).to(norm.dtype))
-            if config.clip.norm is not None:
-                coef = torch.nan_to_num(config.clip.norm / (norm + SAFE_EPS), nan=1.0, posinf=1.0).clamp(max=1.0)
-        self._had = (hasattr(optimizer, "found_inf"), hasattr(optimizer, "grad_scale"))
-        self._found_before = getattr(optimizer, "found_inf", None)
-        self._scale_before = getattr(optimizer, "grad_scale", None)
-        flag = reject.to(torch.float32)
-        found = self._found_before
-        optimizer.found_inf = flag if found is None else torch.maximum(found.to(flag.device), flag)
-        if config.clip.norm is not None and config.mode != "observe":
-            # grad_scale makes the fused kernel rewrite every gradient: set it only when clipping was asked for.
-            inverse = (1.0 / coef.clamp(min=1e-30)).to(torch.float32)
-            optimizer.grad_scale = inverse if scale is None else inverse * scale.to(inverse.device)
-        return coef, reject
+        names = ("found_inf",) if inverse_coef is None else ("found_inf", "grad_scale")
+        self._before = {name: getattr(optimizer, name) for name in names if hasattr(optimizer, name)}
+        found = self._before.get("found_inf")
+        optimizer.found_inf = reject if found is None else torch.maximum(found.to(reject.device), reject)
+        if inverse_coef is not None:
+            optimizer.grad_scale = inverse_coef if scale is None else inverse_coef * scale.to(inverse_coef.device)
+        self._armed = names
 
     def disarm(self) -> None:
         """Leave the attributes as they were: a GradScaler deletes its own."""
-        optimizer = self._optimizer
-        for had, name, before in zip(
-            self._had, ("found_inf", "grad_scale"), (self._found_before, self._scale_before), strict=True
-        ):
-            if had:
-                setattr(optimizer, name, before)
-            elif hasattr(optimizer, name):
-                delattr(optimizer, name)
+        for name in self._armed:
+            if name in self._before:
+                setattr(self._optimizer, name, self._before[name])
+            elif hasattr(self._optimizer, name):
+                delattr(self._optimizer, name)
+        self._armed = ()

@@ -15,6 +15,7 @@ from trimtab.core.errors import ConfigError
 from trimtab.core.types import Severity
 
 MODES = ("observe", "advise", "act", "raise")
+KERNELS = ("auto", "triton", "torch")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,6 +65,7 @@ class Config:
     severity: Mapping[str, str] = field(default_factory=dict)
     rules: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     full_every: int = 50
+    kernels: str = "auto"
     record: bool = True
     dir: str = "runs"
     max_record_bytes: int = 1_000_000_000
@@ -196,11 +198,15 @@ def _maybe(read: Reader) -> Reader:
     return lambda value, name: None if value is None else read(value, name)
 
 
-def _mode(value: Any, name: str) -> str:
-    if value not in MODES:
-        close = difflib.get_close_matches(str(value), MODES, n=1)
-        raise _bad(name, value, f"one of {', '.join(MODES)}" + (f" (did you mean {close[0]!r}?)" if close else ""))
-    return str(value)
+def _choice(choices: tuple[str, ...]) -> Reader:
+    def read(value: Any, name: str) -> str:
+        if value not in choices:
+            close = difflib.get_close_matches(str(value), choices, n=1)
+            hint = f" (did you mean {close[0]!r}?)" if close else ""
+            raise _bad(name, value, f"one of {', '.join(choices)}{hint}")
+        return str(value)
+
+    return read
 
 
 def _text(value: Any, name: str) -> str:
@@ -249,7 +255,7 @@ def _policy(value: Any, name: str) -> PolicyConfig:
 
 
 _CONFIG: Mapping[str, Reader] = {
-    "mode": _mode,
+    "mode": _choice(MODES),
     "clip": _clip,
     "lag": _maybe(_int(0)),
     "reject_nonfinite": _bool,
@@ -259,6 +265,7 @@ _CONFIG: Mapping[str, Reader] = {
     "severity": _severities,
     "rules": _tables,
     "full_every": _int(0),
+    "kernels": _choice(KERNELS),
     "record": _bool,
     "dir": _text,
     "max_record_bytes": _int(1),

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from trimtab.core.types import Kind, Layout
-from trimtab.sample import measure
+from trimtab.sample import measure, meter
 from trimtab.sample.rows import Rows
 from trimtab.sample.updates import UpdateProbe
 
@@ -16,11 +16,11 @@ BufferRows = tuple[tuple[str, int], ...]
 class FullLook:
     """Started before the step, finished after it, when what it changed is known."""
 
-    def __init__(self, rows: Rows, plain: list[Tensor], present: list[int] | None) -> None:
+    def __init__(self, rows: Rows, grads: Tensor, kernels: str) -> None:
         self._rows = rows
-        self._grads = measure.scatter(measure.full(plain), present, len(rows.params))
-        self._weights = measure.sizes([measure.plain(p) for p in (*rows.params, *rows.others)])
-        self._probe = UpdateProbe(rows.params)
+        self._grads = grads
+        self._weights = meter.full([measure.plain(p) for p in (*rows.params, *rows.others)], kernels)
+        self._probe = UpdateProbe(rows.params, kernels)
         self._buffers: tuple[BufferRows, Tensor] | None = None
 
     def add_buffers(self, rows: BufferRows, table: Tensor) -> None:
@@ -43,7 +43,7 @@ class FullLook:
         whole = measure.total(norms)
         out: dict[str, float | Tensor] = {"weight_norm": whole}
         if len(self._rows.groups) > 1:
-            for g, members in enumerate(self._rows.groups):
+            for g, members in enumerate(self._rows.group_indices(norms.device)):
                 out[f"weight_norm/{g}"] = measure.total(norms[members])
         mine = measure.total(norms[: len(self._rows.params)])
         out["update_ratio"] = measure.total(updates[:, 0]) / (mine + 1e-12)

@@ -23,3 +23,13 @@ def to_host(tensor: Tensor) -> NDArray[Any]:
 def number(value: Tensor | float) -> float:
     """A scalar as a Python float; waits for the device if it lives on one."""
     return float(value.detach()) if isinstance(value, Tensor) else float(value)
+
+
+def upload(array: NDArray[Any], device: torch.device) -> Tensor:
+    """An array on a device, sent through pinned memory so that the host does not wait for it."""
+    tensor = torch.from_numpy(array)
+    if device.type == "cpu":
+        return tensor
+    if device.type == "cuda":
+        tensor = tensor.pin_memory()
+    return tensor.to(device, non_blocking=True)

@@ -19,6 +19,7 @@ class _Letter:
     step: int
     layout: Layout
     table: F32 | Tensor
+    device_names: tuple[str, ...]
     scalars: dict[str, float | Tensor]
     phase: str
     event: torch.cuda.Event | None = None
@@ -41,13 +42,21 @@ class Mailbox:
         table: F32 | Tensor,
         scalars: dict[str, float | Tensor],
         *,
+        device_names: tuple[str, ...] = (),
         phase: str = "train",
     ) -> None:
-        """Put a table and its scalars on their way; device values travel without stopping the device."""
-        letter = _Letter(step, layout, table, scalars, phase)
+        """Put a table and its scalars on their way; device values travel together, without stopping the device.
+
+        `device_names` are the names of values that stand behind the table in the same flat buffer.
+        """
+        letter = _Letter(step, layout, table, device_names, scalars, phase)
         if isinstance(table, Tensor) and table.is_cuda:
-            letter.table = _pinned(table)
-            letter.scalars = {k: _pinned(v) if isinstance(v, Tensor) and v.is_cuda else v for k, v in scalars.items()}
+            mine = {k: v for k, v in scalars.items() if isinstance(v, Tensor) and v.is_cuda}
+            letter.scalars = {k: v for k, v in scalars.items() if k not in mine}
+            letter.device_names = (*device_names, *mine)
+            extra = [v.detach().reshape(1).float() for v in mine.values()]
+            flat = torch.cat([table.reshape(-1), *extra]) if extra else table.reshape(-1)
+            letter.table = torch.empty(flat.shape, dtype=flat.dtype, pin_memory=True).copy_(flat, non_blocking=True)
             letter.event = torch.cuda.Event()  # type: ignore[no-untyped-call]
             letter.event.record()
         self._letters.append(letter)
@@ -65,19 +74,15 @@ class Mailbox:
     def _open(self, letter: _Letter) -> Sample:
         if letter.event is not None:
             letter.event.synchronize()  # free when the device is no more than `lag` steps behind
+        scalars = {k: number(v) for k, v in letter.scalars.items()}
         table = letter.table
         if isinstance(table, Tensor):
             table = to_host(table).astype(np.float32, copy=False)
+        if letter.device_names:
+            flat = table.reshape(-1)
+            size = flat.size - len(letter.device_names)
+            scalars |= {k: float(v) for k, v in zip(letter.device_names, flat[size:], strict=True)}
+            table = flat[:size]
+        table = table.reshape(len(letter.layout.names), len(letter.layout.columns))
         table.setflags(write=False)
-        return Sample(
-            step=letter.step,
-            layout=letter.layout,
-            table=table,
-            scalars={k: number(v) for k, v in letter.scalars.items()},
-            phase=letter.phase,
-        )
-
-
-def _pinned(tensor: Tensor) -> Tensor:
-    host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
-    return host.copy_(tensor.detach(), non_blocking=True)
+        return Sample(step=letter.step, layout=letter.layout, table=table, scalars=scalars, phase=letter.phase)

@@ -4,25 +4,79 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from trimtab.core.types import ABSENT, Column
 from trimtab.sample import measure_cpu
-from trimtab.sample.host import number, to_host
+from trimtab.sample.host import number, to_host, upload
 from trimtab.sample.measure_cpu import FP16_SMALLEST
+
+GLOBALS = ("grad_norm", "nonfinite_grads", "rejected", "clip_coef", "inverse_coef")
+"""What the device decides about a step, in the order it stands behind the table."""
 
 _LOW = {torch.float16, torch.bfloat16}
 
 
 def plain(tensor: Tensor) -> Tensor:
-    """The dense real values of a sparse, complex or ordinary tensor."""
+    """The dense real values of a sparse, complex, sharded or ordinary tensor; of a sharded one, this rank's part."""
     tensor = tensor.detach()
+    if hasattr(tensor, "to_local"):
+        tensor = tensor.to_local()
     if tensor.layout is not torch.strided:
         # Duplicate indices add up when the gradient is applied, so they must add up before it is measured.
         tensor = (tensor.coalesce() if tensor.layout is torch.sparse_coo else tensor).values()
     return torch.view_as_real(tensor) if tensor.is_complex() else tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What the device decides by itself: the norm to clip to, the norm to reject above, whether NaN and Inf reject."""
+
+    max_norm: float | None = None
+    reject_above: float | None = None
+    reject_nonfinite: bool = True
+
+
+@dataclass(slots=True)
+class Measured:
+    """A measured list of tensors, all of it still on the device: a table and the five `GLOBALS` in one flat buffer."""
+
+    flat: Tensor
+    num_rows: int
+    num_columns: int
+
+    @property
+    def table(self) -> Tensor:
+        """The columns, one row a tensor."""
+        return self.flat[: self.num_rows * self.num_columns].view(self.num_rows, self.num_columns)
+
+    def scalar(self, name: str) -> Tensor:
+        """One of `GLOBALS`."""
+        return self.flat[self.num_rows * self.num_columns + GLOBALS.index(name)]
+
+
+def on_device(
+    tensors: Sequence[Tensor], present: list[int] | None, num_rows: int, limits: Limits, scale: Tensor | None
+) -> Measured:
+    """The torch reference of the one-pass kernel: norms only, the same decisions, on any device, without waiting."""
+    parts = norms(tensors)
+    if scale is not None:
+        parts = parts / scale.to(parts.device)
+    norm = total(parts)
+    bad = ~torch.isfinite(norm)
+    reject = (norm > limits.reject_above) & ~bad if limits.reject_above is not None else torch.zeros_like(bad)
+    if limits.reject_nonfinite:
+        reject = reject | bad
+    coef = torch.ones_like(norm)
+    if limits.max_norm is not None:
+        coef = torch.where(bad, coef, (limits.max_norm / (norm + 1e-6)).clamp(max=1.0))
+    values = torch.stack([norm, bad.to(norm.dtype), reject.to(norm.dtype), coef, 1.0 / coef])
+    table = scatter(parts.unsqueeze(1), present, num_rows)
+    return Measured(torch.cat([table.reshape(-1), values]).float(), num_rows, 1)
 
 
 def stored(tensor: Tensor) -> Tensor:
@@ -74,7 +128,8 @@ def scatter(measured: Tensor, present: list[int] | None, num_rows: int) -> Tenso
         return measured
     out = torch.zeros(num_rows, measured.shape[1], dtype=measured.dtype, device=measured.device)
     out[:, 0] = ABSENT
-    out[present] = measured
+    # By an uploaded index: indexing with a list would make the host wait for its copy.
+    out.index_copy_(0, upload(np.array(present, np.int64), measured.device), measured)
     return out
 
 
@@ -85,7 +140,7 @@ def full(tensors: Sequence[Tensor], *, fractions: bool = True) -> Tensor:
     device = tensors[0].device
     if device.type == "cpu":
         return torch.from_numpy(measure_cpu.full([to_host(t) for t in tensors], fractions=fractions))
-    return torch.stack([_row(t, fractions).to(device, non_blocking=True) for t in tensors])
+    return torch.stack([reference_row(t, fractions).to(device, non_blocking=True) for t in tensors])
 
 
 def sizes(tensors: Sequence[Tensor]) -> Tensor:
@@ -102,7 +157,7 @@ def sizes(tensors: Sequence[Tensor]) -> Tensor:
     return table
 
 
-def _row(tensor: Tensor, fractions: bool) -> Tensor:
+def reference_row(tensor: Tensor, fractions: bool = True) -> Tensor:
     """The reference of one row, on any device, without waiting for it."""
     size = tensor.numel()
     if size == 0:

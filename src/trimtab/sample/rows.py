@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from trimtab.core.types import FULL_COLUMNS, NORM_COLUMNS, Column, Kind, Layout
 from trimtab.sample import measure
+from trimtab.sample.host import upload
 
 
 def parameter_names(model: nn.Module) -> dict[int, str]:
@@ -45,6 +47,7 @@ class Rows:
         self.num_listed = sum(map(len, self.groups))
         self.on_host = all(p.device.type == "cpu" for p in self.params)
         self._odd = [i for i, p in enumerate(self.params) if p.is_complex()]
+        self._indices: dict[torch.device, list[Tensor]] = {}
         self._layouts: dict[tuple[Kind, ...], Layout] = {}
         self.norm_layout = self._layout((Kind.GRAD,), NORM_COLUMNS)
 
@@ -64,7 +67,7 @@ class Rows:
 
     def plain(self, gradients: Sequence[Tensor]) -> list[Tensor]:
         """Gradients that can be measured together: sparse and complex ones turned into dense real values."""
-        if self._odd or any(g.layout is not torch.strided for g in gradients):
+        if self._odd or any(g.layout is not torch.strided or type(g) is not Tensor for g in gradients):
             return [measure.plain(g) for g in gradients]
         return list(gradients)
 
@@ -74,6 +77,12 @@ class Rows:
             return self.groups
         place = {row: i for i, row in enumerate(present)}
         return [[place[r] for r in rows if r in place] for rows in self.groups]
+
+    def group_indices(self, device: torch.device) -> list[Tensor]:
+        """Per parameter group, the rows of its parameters as an index on `device`, sent there once."""
+        if device not in self._indices:
+            self._indices[device] = [upload(np.array(rows, np.int64), device) for rows in self.groups]
+        return self._indices[device]
 
     def layout(self, kinds: tuple[Kind, ...], buffers: tuple[tuple[str, int], ...] = ()) -> Layout:
         """The full-column layout with rows of these kinds, in this order."""

@@ -1,0 +1,179 @@
+"""Measure a step's gradients and decide about it: on the host, or on the device where the optimizer is told there."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from trimtab.act import reflex
+from trimtab.act.buffers import BufferShadow
+from trimtab.act.withhold import Withheld
+from trimtab.core.config import Config
+from trimtab.core.types import FULL_COLUMNS, Kind
+from trimtab.sample import measure
+from trimtab.sample.full import FullLook
+from trimtab.sample.host import number, to_host
+from trimtab.sample.measure import GLOBALS
+from trimtab.sample.meter import Meter
+from trimtab.sample.rows import Rows
+from trimtab.sample.step import Step
+from trimtab.sample.suspicion import Suspicion
+
+NUM_GLOBALS = len(GLOBALS)
+
+
+class Judge:
+    """Decides for one optimizer. `decide` fills in the step and arms or withholds; nothing else changes anything."""
+
+    def __init__(self, optimizer: Any, config: Config, shadow: BufferShadow) -> None:
+        self.suspicion = Suspicion()
+        self._optimizer, self._config, self._shadow = optimizer, config, shadow
+        self._limits = reflex.limits_of(config)
+        self._gate = reflex.DeviceGate(optimizer)
+        self._meter: Meter | None = None
+        self._metered: Rows | None = None
+
+    def decide(self, step: Step, rows: Rows) -> None:
+        """Look at the gradients, and let the update through or not."""
+        if rows.on_host:
+            self._on_host(step, rows)
+        elif reflex.gate_can(self._optimizer, self._config):
+            self._on_device(step, rows)
+        else:
+            self._after_one_wait(step, rows)
+
+    def disarm(self, step: Step) -> None:
+        """Take back what was set for this one step."""
+        if step.undo_flag is not None:
+            self._gate.disarm()
+
+    # -- everything is on the CPU --------------------------------------------------------------------------------
+
+    def _on_host(self, step: Step, rows: Rows) -> None:
+        self._unscale(rows)
+        live, plain, present = _gradients(rows)
+        parts = measure.norms(plain)
+        loss = None if step.loss is None else number(step.loss)
+        judged = reflex.judge(number(measure.total(parts)), plain, self._config)
+        bad = self._shadow.bad() if self._shadow.suspicious() else []
+        step.table = measure.scatter(parts.unsqueeze(1), present, len(rows.params))
+        wrong = self.suspicion.looks_wrong(math.nan if judged.nonfinite else judged.norm, loss)
+        if wrong or bad or step.cadence:
+            grads = measure.scatter(measure.full(plain), present, len(rows.params))
+            step.look = FullLook(rows, grads, self._config.kernels)
+        self._settle(step, rows, judged, loss, bad)
+        if self._clips and not judged.reject:
+            members = rows.members(present)
+            reflex.clip_host(judged, self._config.clip, live, parts, self._optimizer.param_groups, members)
+            step.scalars["clip_coef"] = judged.coef
+
+    # -- on an accelerator, with an optimizer that can only be told from the host --------------------------------
+
+    def _after_one_wait(self, step: Step, rows: Rows) -> None:
+        self._unscale(rows)
+        live, plain, present = _gradients(rows)
+        measured = self._meter_of(rows).measure(plain, present, len(rows.params), self._limits)
+        loss = torch.as_tensor(math.nan if step.loss is None else step.loss, device=measured.flat.device)
+        norms = [pack.to(measured.flat.device).reshape(1).float() for pack in self._shadow.norms()]
+        values = to_host(torch.cat([measured.flat, loss.reshape(1).float(), *norms]))  # the one wait
+        table = measured.num_rows * measured.num_columns
+        norm, nonfinite, reject, coef, _ = (float(v) for v in values[table : table + NUM_GLOBALS])
+        loss_value = None if step.loss is None else float(values[table + NUM_GLOBALS])
+        bad = self._shadow.bad() if not np.isfinite(values[table + NUM_GLOBALS + 1 :]).all() else []
+        judged = reflex.Judged(norm, bool(nonfinite), bool(reject))
+        step.table = torch.from_numpy(values[:table].reshape(measured.num_rows, measured.num_columns))
+        self._name_rows(step, rows)
+        self.suspicion.looks_wrong(math.nan if nonfinite else norm, loss_value)
+        if step.cadence or bad or nonfinite:
+            step.look = FullLook(rows, self._full_gradients(measured, plain, present), self._config.kernels)
+        self._settle(step, rows, judged, loss_value, bad)
+        if self._clips and not judged.reject:
+            if self._config.clip.per_group or self._config.clip.value is not None:
+                parts, members = measured.table[:, 0], rows.members(None)
+                everyone = [p.grad if p.grad is not None else torch.zeros_like(p) for p in rows.params]
+                reflex.clip_host(judged, self._config.clip, everyone, parts, self._optimizer.param_groups, members)
+                coef = judged.coef
+            elif coef < 1.0:
+                reflex.scale_by(live, measured.scalar("clip_coef"), coef)
+            step.scalars["clip_coef"] = coef
+
+    # -- on an accelerator, with an optimizer that is told there -------------------------------------------------
+
+    def _on_device(self, step: Step, rows: Rows) -> None:
+        scale = getattr(self._optimizer, "grad_scale", None)
+        _, plain, present = _gradients(rows)
+        measured = self._meter_of(rows).measure(plain, present, len(rows.params), self._limits, scale)
+        reject = measured.scalar("rejected")
+        clip = measured.scalar("inverse_coef") if self._limits.max_norm is not None else None
+        self._gate.arm(reject, clip, scale)
+        step.captured = torch.cuda.is_current_stream_capturing() if measured.flat.is_cuda else False
+        step.undo_flag = reject
+        if "scale" in step.scalars and len(self._shadow):
+            # An overflow that the scaler provoked is not undone in the buffers: without the guard it would not be.
+            sound = torch.isfinite(step.loss) if isinstance(step.loss, Tensor) else torch.ones_like(reject)
+            step.undo_flag = reject * (1.0 - measured.scalar("nonfinite_grads") * sound)
+        step.table, step.device_names = measured.flat, GLOBALS
+        self._name_rows(step, rows)
+        if step.cadence and not step.captured:
+            step.look = FullLook(rows, self._full_gradients(measured, plain, present), self._config.kernels)
+
+    # -- what they share -----------------------------------------------------------------------------------------
+
+    @property
+    def _clips(self) -> bool:
+        return self._config.mode != "observe" and bool(self._config.clip)
+
+    def _settle(
+        self, step: Step, rows: Rows, judged: reflex.Judged, loss: float | None, bad: list[tuple[int, int]]
+    ) -> None:
+        """Put what the host knows into the sample, and withhold the gradients of a rejected update."""
+        step.bad_buffers = bad
+        step.scalars |= {"grad_norm": judged.norm, "rejected": 0.0}
+        if loss is not None:
+            step.scalars["loss"] = loss
+        if step.look is not None and bad:
+            step.look.add_buffers(*self._shadow.described(bad))
+        routine = False
+        if judged.nonfinite:
+            step.scalars["nonfinite_grads"] = 1.0
+            # A scaler provokes overflows to find its scale: with a finite loss and sound buffers it is its business.
+            routine = "scale" in step.scalars and (loss is None or math.isfinite(loss)) and not bad
+            if routine:
+                step.scalars["routine_overflow"] = 1.0
+        if judged.reject:
+            step.withheld = Withheld(self._optimizer, rows.params)
+            step.rejected = not routine
+
+    def _meter_of(self, rows: Rows) -> Meter:
+        if self._meter is None or self._metered is not rows:
+            self._meter, self._metered = Meter({p.device for p in rows.params}, self._config.kernels), rows
+        return self._meter
+
+    def _name_rows(self, step: Step, rows: Rows) -> None:
+        if self._meter_of(rows).columns == FULL_COLUMNS:
+            step.layout = rows.layout((Kind.GRAD,))
+
+    def _full_gradients(self, measured: measure.Measured, plain: list[Tensor], present: list[int] | None) -> Tensor:
+        if measured.num_columns == len(FULL_COLUMNS):
+            return measured.table
+        return measure.scatter(measure.full(plain), present, measured.num_rows)
+
+    def _unscale(self, rows: Rows) -> None:
+        """A fused optimizer under a GradScaler gets scaled gradients and divides later: the host path divides now."""
+        scale = getattr(self._optimizer, "grad_scale", None)
+        if isinstance(scale, Tensor):
+            grads = [p.grad for p in rows.params if p.grad is not None]
+            torch._foreach_div_([measure.stored(g) for g in grads], scale)
+            self._optimizer.grad_scale = None
+
+
+def _gradients(rows: Rows) -> tuple[list[Tensor], list[Tensor], list[int] | None]:
+    """The gradients there are, the same ready to be measured, and which rows they belong to (None: all)."""
+    grads = rows.gradients()
+    live = [g for g in grads if g is not None]
+    present = None if len(live) == len(grads) else [i for i, g in enumerate(grads) if g is not None]
+    return live, rows.plain(live), present

@@ -1,0 +1,159 @@
+"""The Triton kernels in Triton's interpreter, against float64: every dtype, size, payload and alignment."""
+
+from __future__ import annotations
+
+import math
+import os
+import subprocess
+import sys
+from importlib.util import find_spec
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+if os.environ.get("TRITON_INTERPRET") != "1" or find_spec("triton") is None:
+    # The interpreter must be chosen before triton is imported, so the real tests run in a process of their own.
+    needed = "triton" in os.environ.get("TRIMTAB_REQUIRE", "")
+
+    @pytest.mark.skipif(find_spec("triton") is None and not needed, reason="needs triton: pip install triton")
+    def test_kernels_in_the_interpreter() -> None:
+        command = [sys.executable, "-m", "pytest", "-q", "-n", "0", "-p", "no:cacheprovider", __file__]
+        done = subprocess.run(command, env={**os.environ, "TRITON_INTERPRET": "1"}, capture_output=True, text=True)
+        assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
+        assert " passed" in done.stdout
+
+else:
+    from hypothesis import given, settings
+    from hypothesis import strategies as st
+
+    from tests.sample.test_measure import check
+    from trimtab.core.types import ABSENT, Column
+    from trimtab.sample import measure, measure_triton
+    from trimtab.sample.measure import GLOBALS, Limits, Measured
+    from trimtab.sample.measure_triton import Plan, flat_values
+
+    # The interpreter computes with numpy, which warns where a kernel is meant to overflow.
+    pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
+
+    @pytest.fixture(autouse=True, scope="module")
+    def small_chunks() -> None:
+        """Chunks of 256 elements: several chunks and tails without waiting for the interpreter."""
+        for dtype in measure_triton._TUNED:
+            measure_triton._TUNED[dtype] = (64, 4, 4)
+
+    def run(tensors: list[torch.Tensor], scale: torch.Tensor | None = None, **limits: Any) -> Measured:
+        plan = Plan(tensors, None, len(tensors))
+        return go(plan, tensors, scale, **limits)
+
+    def go(plan: Plan, tensors: list[torch.Tensor], scale: torch.Tensor | None = None, **limits: Any) -> Measured:
+        addresses = plan.addresses(tensors)
+        assert addresses is not None
+        return plan.run(tensors, addresses, Limits(**limits), scale)
+
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+    @pytest.mark.parametrize("size", [0, 1, 63, 64, 65, 255, 256, 257, 1000])
+    def test_every_size(dtype: torch.dtype, size: int) -> None:
+        tensor = torch.randn(size, generator=torch.Generator().manual_seed(size)).to(dtype)
+        if size > 4:
+            tensor[1], tensor[2], tensor[3] = 0.0, 1e-8, -0.0
+        check(run([tensor]).table[0], tensor)
+
+    payloads = st.one_of(
+        st.floats(-100, 100, width=32),
+        st.sampled_from(
+            [
+                0.0,
+                -0.0,
+                1e-45,
+                -1e-40,
+                1e-30,
+                2.0**-24,
+                2.0**-25,
+                5.9e-8,
+                6e-8,
+                1e20,
+                -3e38,
+                math.inf,
+                -math.inf,
+                math.nan,
+            ]
+        ),
+    )
+
+    @settings(max_examples=40, deadline=None)
+    @given(st.lists(payloads, max_size=300))
+    def test_every_payload(xs: list[float]) -> None:
+        tensor = torch.tensor(xs, dtype=torch.float32)
+        check(run([tensor]).table[0], tensor)
+
+    def test_mixed_lists_strides_and_alignment() -> None:
+        base = torch.randn(4000)
+        tensors = [
+            base[:700],
+            base[1:900],  # not aligned to 16 bytes
+            torch.randn(300).bfloat16(),
+            torch.randn(90).half()[1:],
+            torch.randn(20, 30).t(),  # dense, in another order
+            torch.empty(0),
+            torch.randn(50).double(),
+        ]
+        assert flat_values(tensors[4]) is tensors[4]
+        gap = base.view(100, 40)[:, ::2]
+        assert flat_values(gap).is_contiguous()
+        tensors.append(flat_values(gap))
+        got = run(tensors)
+        for row, tensor in zip(got.table, tensors, strict=True):
+            check(row, tensor)
+        want = math.sqrt(sum(float(t.double().square().sum()) for t in tensors))
+        assert float(got.scalar("grad_norm")) == pytest.approx(want, rel=1e-6)
+
+    def test_absent_rows_and_a_plan_used_again() -> None:
+        first, second = torch.randn(300), torch.randn(10)
+        plan = Plan([first, second], [0, 2], 4)
+        table = go(plan, [first, second]).table
+        assert table[1, 0] == table[3, 0] == ABSENT
+        check(table[0], first)
+        check(table[2], second)
+        other = [torch.randn(300), torch.randn(10)]
+        assert plan.addresses([torch.randn(301)[1:], other[1]]) is None  # another alignment: another plan
+        check(go(plan, other).table[0], other[0])
+
+    def test_deterministic() -> None:
+        tensors = [torch.randn(1000), torch.randn(77)]
+        plan = Plan(tensors, None, 2)
+        assert torch.equal(go(plan, tensors).flat, go(plan, tensors).flat)
+
+    @pytest.mark.parametrize("scale", [1e-25, 1e-3, 1.0, 1e20, 1e37])
+    def test_norm_coefficient_and_flags(scale: float) -> None:
+        tensors = [torch.randn(300) * scale, torch.randn(40) * scale]
+        got = run(tensors, max_norm=1.0)
+        norm = math.sqrt(sum(float(t.double().square().sum()) for t in tensors))
+        assert float(got.scalar("grad_norm")) == pytest.approx(norm, rel=1e-6)
+        assert float(got.scalar("nonfinite_grads")) == float(got.scalar("rejected")) == 0.0
+        want = min(1.0, 1.0 / (norm + 1e-6))
+        assert float(got.scalar("clip_coef")) == pytest.approx(want, rel=1e-5)
+        assert float(got.scalar("inverse_coef")) == pytest.approx(1.0 / want, rel=1e-5)
+
+    @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+    def test_bad_values_are_flagged_and_do_not_touch_the_coefficient(bad: float) -> None:
+        tensors = [torch.randn(300), torch.randn(600)]
+        tensors[1][599] = bad
+        got = run(tensors, max_norm=1.0)
+        assert not math.isfinite(float(got.scalar("grad_norm")))
+        assert [float(got.scalar(name)) for name in GLOBALS[1:]] == [1.0, 1.0, 1.0, 1.0]
+        assert float(run(tensors, reject_nonfinite=False).scalar("rejected")) == 0.0
+        assert float(run([tensors[0]], reject_above=1.0).scalar("rejected")) == 1.0
+
+    def test_a_scale_that_is_still_in_the_gradients_is_divided_out() -> None:
+        tensor = torch.randn(500)
+        got = run([tensor * 1024], scale=torch.tensor(1024.0))
+        row = got.table[0]
+        plain = measure.full([tensor])[0]
+        columns = list(Column)
+        for column in (Column.L2, Column.ABSMAX, Column.MEAN):
+            i = columns.index(column)
+            assert float(row[i]) == pytest.approx(float(plain[i]), rel=1e-5)
+        assert float(got.scalar("grad_norm")) == pytest.approx(float(tensor.norm()), rel=1e-6)
+        assert np.isfinite(got.flat.numpy()).all()
