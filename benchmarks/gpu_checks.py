@@ -1,0 +1,309 @@
+"""What must hold on a CUDA device, checked one by one: parity, gate, graphs, compile, and not a single host wait.
+
+    PYTHONPATH=src python benchmarks/gpu_checks.py
+
+Prints one line a check and exits 1 if any fails. CI has no GPU; this is run by hand and its output kept in results/.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from trimtab import Guard
+from trimtab.core.types import Column
+from trimtab.sample.measure import Limits
+from trimtab.sample.meter import Meter
+
+DEVICE = torch.device("cuda")
+CHECKS: list[Callable[[], str]] = []
+
+
+def check(function: Callable[[], str]) -> Callable[[], str]:
+    CHECKS.append(function)
+    return function
+
+
+def reference(tensor: Tensor) -> list[float]:
+    x = tensor.double().reshape(-1)
+    n = max(x.numel(), 1)
+    small = (x != 0) & (x.abs() < 2.0**-24)
+    return [
+        float(x.square().sum().sqrt()),
+        float(x.abs().max()) if x.numel() else 0.0,
+        float(x.sum() / n),
+        float(x.isnan().sum()),
+        float(x.isinf().sum()),
+        float((x == 0).sum() / n),
+        float(small.sum() / n),
+    ]
+
+
+def agree(table: Tensor, tensors: list[Tensor]) -> float:
+    worst = 0.0
+    for row, tensor in zip(table.tolist(), tensors, strict=True):
+        for column, got, want in zip(Column, row, reference(tensor), strict=True):
+            want32 = float(torch.tensor(want, dtype=torch.float64).float())
+            if math.isnan(want32) or math.isinf(want32):
+                assert repr(got) == repr(want32), (column, got, want32)
+                continue
+            slack = 1e-6 * float(tensor.double().abs().mean()) + 1e-12 if column is Column.MEAN else 1e-12
+            assert abs(got - want32) <= 2e-5 * abs(want32) + slack, (column, got, want32, tensor.shape, tensor.dtype)
+            if column is Column.L2 and want32:
+                worst = max(worst, abs(got - want32) / want32)
+    return worst
+
+
+@check
+def parity() -> str:
+    """Every dtype, odd sizes, payloads, strides, alignment, in one mixed list, against float64."""
+    torch.manual_seed(0)
+    tensors: list[Tensor] = []
+    for dtype in (torch.float32, torch.bfloat16, torch.float16):
+        for size in (0, 1, 7, 1000, 32768, 32769, 100_003, 3_000_001):
+            t = torch.randn(size, device=DEVICE).to(dtype)
+            if size > 8:
+                t[1], t[2], t[3] = 0.0, 1e-8, -0.0
+            tensors.append(t)
+            if size > 1000:
+                bad = t.clone()
+                bad[-1], bad[5] = math.nan, math.inf
+                inf = t.clone()
+                inf[size // 2] = -math.inf
+                tensors += [bad, inf, t[1:]]
+    tensors += [
+        torch.randn(300, 200, device=DEVICE).t(),
+        torch.randn(64, 8, 3, 3, device=DEVICE).to(memory_format=torch.channels_last),
+    ]
+    tensors += [torch.full((5000,), v, device=DEVICE) for v in (1e20, 3e38, 1e-30, 1e-45, 2.0**-24, 2.0**-25)]
+    tensors.append(torch.randn(2000, device=DEVICE).double())
+    meter = Meter({DEVICE}, "auto")
+    assert len(meter.columns) == 7, "triton must be in use"
+    measured = meter.measure(tensors, None, len(tensors), Limits())
+    worst = agree(measured.table, tensors)
+    again = meter.measure(tensors, None, len(tensors), Limits())
+    assert torch.equal(measured.flat.nan_to_num(7.0), again.flat.nan_to_num(7.0)), "not deterministic"
+    return f"{len(tensors)} tensors, worst relative error of a norm {worst:.1e}, deterministic"
+
+
+@check
+def beyond_int32() -> str:
+    """More than 2**31 elements in one tensor."""
+    size = 2**31 + 12_345
+    t = torch.zeros(size, device=DEVICE, dtype=torch.bfloat16)
+    t[-1], t[2**31 + 5] = 3.0, 4.0
+    measured = Meter({DEVICE}, "auto").measure([t], None, 1, Limits())
+    row = measured.table[0].tolist()
+    assert row[0] == 5.0, row
+    assert row[1] == 4.0, row
+    return f"{size:,} elements: norm {row[0]}"
+
+
+def small_net(seed: int = 0) -> nn.Module:
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(64, 256, bias=False), nn.BatchNorm1d(256), nn.ReLU(), nn.Linear(256, 10)).to(DEVICE)
+
+
+OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
+    "AdamW fused": lambda p: torch.optim.AdamW(p, lr=1e-3, fused=True),
+    "Adam fused": lambda p: torch.optim.Adam(p, lr=1e-3, fused=True),
+    "SGD momentum fused": lambda p: torch.optim.SGD(p, lr=1e-2, momentum=0.9, fused=True),
+    "AdamW foreach": lambda p: torch.optim.AdamW(p, lr=1e-3),
+    "SGD momentum": lambda p: torch.optim.SGD(p, lr=1e-2, momentum=0.9),
+    "RMSprop": lambda p: torch.optim.RMSprop(p, lr=1e-3),
+    "NAdam": lambda p: torch.optim.NAdam(p, lr=1e-3),
+    "Adagrad": lambda p: torch.optim.Adagrad(p, lr=1e-2),
+}
+
+
+def everything(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[Tensor]:
+    tensors = list(model.state_dict().values())
+    for state in optimizer.state.values():
+        tensors += [v for v in state.values() if isinstance(v, Tensor)]
+    return [t.detach().clone() for t in tensors]
+
+
+def train(
+    optimizer_name: str, *, guarded: bool, bad: int | None, scaler: bool, clip: float | None, steps: int = 60
+) -> tuple[Any, ...]:
+    model = small_net()
+    optimizer = OPTIMIZERS[optimizer_name](model.parameters())
+    amp = torch.amp.GradScaler("cuda", init_scale=1024.0) if scaler else None
+    guard = Guard(model, optimizer, scaler=amp, clip=clip, run_dir=False) if guarded else None
+    torch.manual_seed(1)
+    frozen = None
+    for step in range(steps):
+        x, y = torch.randn(128, 64, device=DEVICE), torch.randint(0, 10, (128,), device=DEVICE)
+        if step == bad:
+            x[3, 5] = math.nan
+            frozen = everything(model, optimizer)
+        loss = nn.functional.cross_entropy(model(x), y)
+        (loss if amp is None else amp.scale(loss)).backward()
+        if guard is not None:
+            guard.step(loss)
+        else:
+            if amp is not None:
+                amp.unscale_(optimizer)
+            if clip is not None:
+                torch.nn.utils.clip_grad_norm_(model.parameters(), clip)
+            if amp is not None:
+                amp.step(optimizer)
+                amp.update()
+            else:
+                optimizer.step()
+        optimizer.zero_grad()
+        if step == bad and frozen is not None:
+            now = everything(model, optimizer)
+            assert len(now) == len(frozen)
+            if guarded:
+                assert all(torch.equal(a, b) for a, b in zip(frozen, now, strict=True)), (
+                    "the rejected step left a trace"
+                )
+    if guard is not None:
+        guard.close()
+    return everything(model, optimizer), guard
+
+
+@check
+def one_nan_sample() -> str:
+    """Every optimizer, with and without scaler and clipping: bit-identical across the bad step, finite at the end."""
+    runs = 0
+    for name in OPTIMIZERS:
+        for scaler in (False, True):
+            for clip in (None, 1.0):
+                final, guard = train(name, guarded=True, bad=30, scaler=scaler, clip=clip)
+                assert all(torch.isfinite(t).all() for t in final), (name, scaler, clip)
+                assert guard.rejected == 1, (name, scaler, clip, guard.rejected)
+                names = {f.name for f in guard.findings}
+                assert {"nonfinite-loss", "nonfinite-gradient"} <= names, (name, names)
+                assert {f.step for f in guard.findings} == {30}, (name, guard.findings)
+                runs += 1
+    return f"{runs} runs"
+
+
+@check
+def do_no_harm() -> str:
+    """Healthy and unclipped: the same bits with and without the guard. Clipped: as with clip_grad_norm_, to rounding."""
+    for name in OPTIMIZERS:
+        for scaler in (False, True):
+            plain, _ = train(name, guarded=False, bad=None, scaler=scaler, clip=None)
+            ours, guard = train(name, guarded=True, bad=None, scaler=scaler, clip=None)
+            assert all(torch.equal(a, b) for a, b in zip(plain, ours, strict=True)), (name, scaler)
+            assert guard.findings == [] and guard.rejected == 0
+    plain, _ = train("SGD momentum fused", guarded=False, bad=None, scaler=False, clip=0.05)
+    ours, _ = train("SGD momentum fused", guarded=True, bad=None, scaler=False, clip=0.05)
+    worst = max(float((a.double() - b.double()).abs().max()) for a, b in zip(plain, ours, strict=True))
+    assert worst < 1e-4, worst
+    return f"{2 * len(OPTIMIZERS)} configurations bit-identical; clipping differs by at most {worst:.1e}"
+
+
+@check
+def no_host_wait() -> str:
+    """A guarded loop under set_sync_debug_mode("error"); a NaN planted at step k is known to the host at k+1."""
+    model = small_net()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
+    guard = Guard(model, optimizer, clip=1.0, config={"full_every": 10})
+    xs = [torch.randn(128, 64, device=DEVICE) for _ in range(60)]
+    y = torch.randint(0, 10, (128,), device=DEVICE)
+    xs[40][0, 0] = math.nan
+    torch.cuda.synchronize()
+    told = {}
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        for step, x in enumerate(xs):
+            loss = nn.functional.cross_entropy(model(x), y)
+            loss.backward()
+            verdict = guard.step(loss)
+            optimizer.zero_grad()
+            if verdict is not None and verdict.findings:
+                told[verdict.step] = (step, verdict.seen_at)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    guard.close()
+    assert told == {40: (41, 41)}, told
+    assert guard.rejected == 1
+    return "60 steps, full look every 10, recorded to disk; NaN at step 40 known at step 41"
+
+
+@check
+def cuda_graph() -> str:
+    """A captured step stays gated: replays with a NaN batch leave the weights alone."""
+    model = small_net()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True, capturable=True)
+    guard = Guard(model, optimizer, clip=1.0, run_dir=False)
+    x, y = torch.randn(128, 64, device=DEVICE), torch.randint(0, 10, (128,), device=DEVICE)
+
+    def step() -> None:
+        optimizer.zero_grad(set_to_none=True)
+        loss = nn.functional.cross_entropy(model(x), y)
+        loss.backward()
+        optimizer.step()
+
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(4):
+            step()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        step()
+    graph.replay()
+    before = everything(model, optimizer)
+    graph.replay()
+    moved = everything(model, optimizer)
+    assert not all(torch.equal(a, b) for a, b in zip(before, moved, strict=True)), "a healthy replay must train"
+    good = x.clone()
+    x[0, 0] = math.nan
+    graph.replay()
+    after = everything(model, optimizer)
+    assert all(torch.equal(a, b) for a, b in zip(moved, after, strict=True)), "a bad replay must leave no trace"
+    x.copy_(good)
+    graph.replay()
+    assert all(torch.isfinite(t).all() for t in everything(model, optimizer))
+    guard.close()
+    return "captured, replayed, NaN replay rejected on the device"
+
+
+@check
+def compiled() -> str:
+    """torch.compile'd models, guarded as the wrapper and as the module inside."""
+    for outer in (True, False):
+        model = small_net()
+        fast = torch.compile(model)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
+        with Guard(fast if outer else model, optimizer, run_dir=False) as guard:
+            for i in range(8):
+                x = torch.randn(128, 64, device=DEVICE)
+                if i == 5:
+                    x[0, 0] = math.nan
+                loss = fast(x).square().mean()
+                loss.backward()
+                guard.step(loss)
+                optimizer.zero_grad()
+        assert guard.rejected == 1
+        assert all(torch.isfinite(t).all() for t in model.state_dict().values())
+    return "both ways"
+
+
+def main() -> int:
+    failed = 0
+    for function in CHECKS:
+        try:
+            print(f"ok    {function.__name__}: {function()}", flush=True)
+        except Exception:
+            failed += 1
+            print(f"FAIL  {function.__name__}\n{traceback.format_exc(limit=4)}", flush=True)
+        torch.cuda.empty_cache()
+    print(f"{len(CHECKS) - failed} passed, {failed} failed")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
