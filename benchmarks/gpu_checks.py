@@ -7,6 +7,7 @@ Prints one line a check and exits 1 if any fails. CI has no GPU; this is run by 
 
 from __future__ import annotations
 
+import logging
 import math
 import sys
 import traceback
@@ -53,7 +54,8 @@ def agree(table: Tensor, tensors: list[Tensor]) -> float:
             if math.isnan(want32) or math.isinf(want32):
                 assert repr(got) == repr(want32), (column, got, want32)
                 continue
-            slack = 1e-6 * float(tensor.double().abs().mean()) + 1e-12 if column is Column.MEAN else 1e-12
+            scale = float(tensor.double().abs().nan_to_num().mean()) if tensor.numel() else 0.0
+            slack = 1e-6 * scale + 1e-12 if column is Column.MEAN else 1e-12
             assert abs(got - want32) <= 2e-5 * abs(want32) + slack, (column, got, want32, tensor.shape, tensor.dtype)
             if column is Column.L2 and want32:
                 worst = max(worst, abs(got - want32) / want32)
@@ -293,6 +295,7 @@ def compiled() -> str:
 
 
 def main() -> int:
+    logging.getLogger("trimtab").setLevel(logging.ERROR)  # the faults are planted: their findings need no announcing
     failed = 0
     for function in CHECKS:
         try:

@@ -14,8 +14,8 @@ from trimtab.sample import measure_triton
 from trimtab.sample.measure import Limits
 from trimtab.sample.measure_triton import Plan
 
-SHAPES = [(1024, 32, 4), (1024, 64, 4), (2048, 16, 4), (2048, 16, 8), (2048, 32, 8), (4096, 8, 8), (4096, 16, 8)]
-SHAPES += [(4096, 16, 16), (8192, 8, 8), (8192, 8, 16), (8192, 16, 16), (16384, 4, 16), (1024, 16, 4), (2048, 8, 4)]
+SHAPES = [(1024, 16, 4), (1024, 32, 4), (1024, 64, 4), (2048, 16, 8), (2048, 32, 8), (512, 64, 4), (512, 64, 2)]
+SHAPES += [(1024, 32, 8), (1024, 32, 2), (2048, 16, 4), (2048, 64, 8)]
 
 
 def milliseconds(function: Callable[[], object], repeats: int = 15, inner: int = 10) -> float:

@@ -2,10 +2,9 @@
 
 Three launches, whatever the number of tensors:
 
-- `chunk_stats` reads each chunk of each tensor once. Per element it spends few operations, most of them on the
-  floating-point pipe, so that even bfloat16 is limited by memory: the maximum is taken over the bits of the magnitude
-  (it finds NaN and Inf too), and zeros and underflows are counted by saturating arithmetic instead of comparisons.
-  Only a chunk whose maximum is non-finite, huge or tiny is looked at again, in float64.
+- `chunk_stats` reads each chunk of each tensor once. Per element it spends few operations, so that memory stays the
+  limit: the maximum is taken over the bits of the magnitude, which finds NaN and Inf too, and both counts share one
+  integer. Only a chunk whose maximum is non-finite, huge or tiny is looked at again, in float64.
 - `row_stats` adds up the chunks of each tensor in their order: the result does not depend on scheduling.
 - `global_stats` adds up the tensors and decides: norm, clip coefficient, reject flag. Nothing comes back to the host.
 """
@@ -19,18 +18,7 @@ NUM_PARTS = tl.constexpr(7)  # sum of squares, sum, maximum, NaN, Inf, zeros, be
 _FLIP = tl.constexpr(0x7FFFFFFF)
 _HUGE = tl.constexpr(0x5D800000)  # 2**60: squares of more than that may overflow a float32 sum
 _TINY = tl.constexpr(0x21800000)  # 2**-60: squares of less than that are lost
-_UP = tl.constexpr(2.0**75)  # lifts every float32, denormals included, to where a product with 2**75 exceeds 1
-_EDGE = tl.constexpr(2.0**51)  # the smallest float16, 2**-24, lifted the same way
-
-
-@triton.jit
-def _count_below(lifted, edge, slope, ASM: tl.constexpr):
-    """1 where edge - lifted * slope is at least 1, else 0: a comparison on the multiply-add pipe. NaN counts as 0."""
-    if ASM:
-        return tl.inline_asm_elementwise(
-            "fma.rn.sat.f32 $0, $1, $2, $3;", "=f,f,f,f", [lifted, slope, edge], dtype=tl.float32, is_pure=True, pack=1
-        )
-    return (edge + lifted * slope >= 1.0).to(tl.float32)
+_SMALL = tl.constexpr(0x33800000)  # 2**-24: the smallest float16
 
 
 @triton.jit
@@ -45,7 +33,7 @@ def chunk_stats(
     ITERS: tl.constexpr,
     DTYPE: tl.constexpr,
     ALIGNED: tl.constexpr,
-    ASM: tl.constexpr,
+    STRIP: tl.constexpr,
 ):
     """Raw moments of one chunk of one tensor."""
     pid = tl.program_id(0)
@@ -59,64 +47,55 @@ def chunk_stats(
     squares = tl.zeros([BLOCK], tl.float32)
     sums = tl.zeros([BLOCK], tl.float32)
     largest = tl.zeros([BLOCK], tl.int32)
-    zeros = tl.zeros([BLOCK], tl.float32)
-    below = tl.zeros([BLOCK], tl.float32)
-    one = tl.full([BLOCK], 1.0, tl.float32)
-    edge = tl.full([BLOCK], _EDGE, tl.float32)
-    down = tl.full([BLOCK], -1.0, tl.float32)
-    steep = tl.full([BLOCK], -_UP, tl.float32)
+    counts = tl.zeros([BLOCK], tl.int32)
     padded = 0
     if left >= BLOCK * ITERS:
         for i in range(ITERS):
             x = tl.load(base + i * BLOCK + lane).to(tl.float32)
+            bits = x.to(tl.int32, bitcast=True) & _FLIP
             squares += x * x
             sums += x
-            largest = tl.maximum(largest, x.to(tl.int32, bitcast=True) & _FLIP)
-            lifted = tl.abs(x) * _UP
-            zeros += _count_below(lifted, one, steep, ASM)
-            below += _count_below(lifted, edge, down, ASM)
+            largest = tl.maximum(largest, bits)
+            counts += (bits == 0).to(tl.int32) + ((bits < _SMALL).to(tl.int32) << 16)
     else:
         blocks = tl.cdiv(left, BLOCK).to(tl.int32)
         padded = (blocks * BLOCK - left).to(tl.int32)
         for i in range(blocks):
             x = tl.load(base + i * BLOCK + lane, mask=i * BLOCK + lane < left, other=0.0).to(tl.float32)
+            bits = x.to(tl.int32, bitcast=True) & _FLIP
             squares += x * x
             sums += x
-            largest = tl.maximum(largest, x.to(tl.int32, bitcast=True) & _FLIP)
-            lifted = tl.abs(x) * _UP
-            zeros += _count_below(lifted, one, steep, ASM)
-            below += _count_below(lifted, edge, down, ASM)
+            largest = tl.maximum(largest, bits)
+            counts += (bits == 0).to(tl.int32) + ((bits < _SMALL).to(tl.int32) << 16)
     top = tl.max(largest)
-    square = tl.sum(squares.to(tl.float64))
-    total = tl.sum(sums.to(tl.float64))
-    num_nan = tl.zeros([], tl.float64)
-    num_inf = tl.zeros([], tl.float64)
+    out = parts + pid
+    tl.store(out, tl.sum(squares).to(tl.float64))
+    tl.store(out + num_chunks, tl.sum(sums).to(tl.float64))
+    tl.store(out + 2 * num_chunks, top.to(tl.float32, bitcast=True).to(tl.float64))
+    tl.store(out + 3 * num_chunks, 0.0)
+    tl.store(out + 4 * num_chunks, 0.0)
+    tl.store(out + 5 * num_chunks, (tl.sum(counts & 0xFFFF) - padded).to(tl.float64))
+    tl.store(out + 6 * num_chunks, (tl.sum(counts >> 16) - padded).to(tl.float64))
     if (top >= _HUGE) | ((top < _TINY) & (top > 0)):
-        # Rare: a bad value, or squares that do not fit a float32. Look again, wide, and count what is there.
-        wide_square = tl.zeros([BLOCK], tl.float64)
-        wide_sum = tl.zeros([BLOCK], tl.float64)
-        nans = tl.zeros([BLOCK], tl.int32)
-        infs = tl.zeros([BLOCK], tl.int32)
-        for i in range(ITERS):
-            x = tl.load(base + i * BLOCK + lane, mask=i * BLOCK + lane < left, other=0.0).to(tl.float32)
+        # Rare: a bad value, or squares that do not fit a float32. Look again, wide, and count what is there. In narrow
+        # strips: a wide one would claim registers that the common path then lacks, and halve its speed.
+        strip = tl.arange(0, STRIP)
+        wide_square = tl.zeros([STRIP], tl.float64)
+        wide_sum = tl.zeros([STRIP], tl.float64)
+        nans = tl.zeros([STRIP], tl.int32)
+        infs = tl.zeros([STRIP], tl.int32)
+        for i in range(tl.cdiv(tl.minimum(left, BLOCK * ITERS), STRIP).to(tl.int32)):
+            x = tl.load(base + i * STRIP + strip, mask=i * STRIP + strip < left, other=0.0).to(tl.float32)
             bits = x.to(tl.int32, bitcast=True) & _FLIP
             nans += (bits > 0x7F800000).to(tl.int32)
             infs += (bits == 0x7F800000).to(tl.int32)
             wide = x.to(tl.float64)
             wide_square += wide * wide
             wide_sum += wide
-        square = tl.sum(wide_square)
-        total = tl.sum(wide_sum)
-        num_nan = tl.sum(nans).to(tl.float64)
-        num_inf = tl.sum(infs).to(tl.float64)
-    out = parts + pid
-    tl.store(out, square)
-    tl.store(out + num_chunks, total)
-    tl.store(out + 2 * num_chunks, top.to(tl.float32, bitcast=True).to(tl.float64))
-    tl.store(out + 3 * num_chunks, num_nan)
-    tl.store(out + 4 * num_chunks, num_inf)
-    tl.store(out + 5 * num_chunks, tl.sum(zeros.to(tl.float64)) - padded)
-    tl.store(out + 6 * num_chunks, tl.sum(below.to(tl.float64)) - padded)
+        tl.store(out, tl.sum(wide_square))
+        tl.store(out + num_chunks, tl.sum(wide_sum))
+        tl.store(out + 3 * num_chunks, tl.sum(nans).to(tl.float64))
+        tl.store(out + 4 * num_chunks, tl.sum(infs).to(tl.float64))
 
 
 @triton.jit

@@ -21,7 +21,7 @@ from trimtab.sample.measure import GLOBALS, Limits, Measured
 NUM_COLUMNS = len(Column)
 NUM_RING = 4
 _DTYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
-_TUNED = {torch.float32: (2048, 16, 8), torch.bfloat16: (4096, 16, 8), torch.float16: (4096, 16, 8)}
+_TUNED = {torch.float32: (1024, 32, 4), torch.bfloat16: (1024, 32, 4), torch.float16: (1024, 32, 4)}
 """Elements per block, blocks per chunk, warps: the fastest found on an H200 (benchmarks/results/)."""
 
 
@@ -155,7 +155,7 @@ class Plan:
                 ITERS=iters,
                 DTYPE=_DTYPES[batch.dtype],
                 ALIGNED=batch.aligned,
-                ASM=self._device.type == "cuda",
+                STRIP=min(128, block),
                 num_warps=warps,
             )
         row_stats[(len(batch.members),)](
