@@ -191,13 +191,14 @@ def one_nan_sample() -> str:
 
 @check
 def do_no_harm() -> str:
-    """Healthy and unclipped: the same bits with and without the guard. Clipped: as with clip_grad_norm_, to rounding."""
+    """Healthy, unclipped: the same bits with and without the guard. Clipped: as with clip_grad_norm_, to rounding."""
     for name in OPTIMIZERS:
         for scaler in (False, True):
             plain, _ = train(name, guarded=False, bad=None, scaler=scaler, clip=None)
             ours, guard = train(name, guarded=True, bad=None, scaler=scaler, clip=None)
             assert all(torch.equal(a, b) for a, b in zip(plain, ours, strict=True)), (name, scaler)
-            assert guard.findings == [] and guard.rejected == 0
+            assert guard.findings == []
+            assert guard.rejected == 0
     plain, _ = train("SGD momentum fused", guarded=False, bad=None, scaler=False, clip=0.05)
     ours, _ = train("SGD momentum fused", guarded=True, bad=None, scaler=False, clip=0.05)
     worst = max(float((a.double() - b.double()).abs().max()) for a, b in zip(plain, ours, strict=True))

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable
+from functools import partial
 
 import torch
 
@@ -46,15 +47,14 @@ def main() -> None:
         tensors = [torch.randn(s, device="cuda").mul_(1e-3).to(dtype) for s in gpt(1024, 24)]
         size = sum(t.numel() * t.element_size() for t in tensors)
         flat = torch.randn(size // 4, device="cuda")
-        floor = milliseconds(lambda: torch.sum(flat))
+        floor = milliseconds(partial(torch.sum, flat))
         print(f"{dtype}: {size / 1e9:.2f} GB, torch.sum {floor:.3f} ms = {size / floor / 1e9:.2f} TB/s")
         rows = []
         for shape in SHAPES:
             measure_triton._TUNED[dtype] = shape
             plan = Plan(tensors, None, len(tensors))
-            addresses = plan.addresses(tensors)
-            assert addresses is not None
-            rows.append((milliseconds(lambda: plan.run(tensors, addresses, Limits())), shape))
+            addresses = [t.data_ptr() for t in tensors]
+            rows.append((milliseconds(partial(plan.run, tensors, addresses, Limits())), shape))
         for ms, shape in sorted(rows)[:6]:
             print(f"  block {shape[0]:5d} x {shape[1]:2d}, {shape[2]:2d} warps: {ms:.3f} ms, {ms / floor:.3f}x")
         del tensors, flat

@@ -181,6 +181,7 @@ class Lane:
         if sample.step in self._decided_on_device and sample.phase == "train":
             self._decided_on_device.discard(sample.step)
             sample = replace(sample, scalars=self._told_by_device(sample.scalars))
+            self._judge.heard(sample.scalars.get("clip_coef"))
             self.rejected += sample.scalars["rejected"] > 0
         self.last_rejected = sample.scalars.get("rejected", 0.0) > 0
         self._deliver(self, sample)

@@ -48,8 +48,8 @@ else:
         return go(plan, tensors, scale, **limits)
 
     def go(plan: Plan, tensors: list[torch.Tensor], scale: torch.Tensor | None = None, **limits: Any) -> Measured:
-        addresses = plan.addresses(tensors)
-        assert addresses is not None
+        addresses = [t.data_ptr() for t in tensors]
+        assert plan.takes(addresses)
         return plan.run(tensors, addresses, Limits(**limits), scale)
 
     @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
@@ -117,7 +117,7 @@ else:
         check(table[0], first)
         check(table[2], second)
         other = [torch.randn(300), torch.randn(10)]
-        assert plan.addresses([torch.randn(301)[1:], other[1]]) is None  # another alignment: another plan
+        assert not plan.takes([torch.randn(301)[1:].data_ptr(), other[1].data_ptr()])  # another alignment: another plan
         check(go(plan, other).table[0], other[0])
 
     def test_deterministic() -> None:
@@ -157,3 +157,33 @@ else:
             assert float(row[i]) == pytest.approx(float(plain[i]), rel=1e-5)
         assert float(got.scalar("grad_norm")) == pytest.approx(float(tensor.norm()), rel=1e-6)
         assert np.isfinite(got.flat.numpy()).all()
+
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+    def test_scaling_in_place(dtype: torch.dtype) -> None:
+        tensors = [torch.randn(n).to(dtype) for n in (1, 300, 1000)] + [torch.randn(5).double()]
+        before = [t.clone() for t in tensors]
+        plan = Plan(tensors, None, len(tensors))
+        go(plan, tensors)
+        plan.scale(tensors, torch.tensor(1.0))
+        assert all(torch.equal(a, b) for a, b in zip(before, tensors, strict=True))
+        plan.scale(tensors, torch.tensor(0.25))
+        for a, b in zip(before, tensors, strict=True):
+            assert torch.equal((a.double() * 0.25).to(a.dtype), b)
+
+    def test_a_meter_keeps_its_plan_and_makes_a_new_one_when_it_must() -> None:
+        from trimtab.sample.meter import Meter
+
+        meter = Meter({torch.device("cpu")}, "triton")
+        assert len(meter.columns) == 7
+        first = [torch.randn(300), torch.randn(40)]
+        meter.measure(first, None, 2, Limits())
+        plan = meter._plan
+        meter.measure([t.clone() for t in first], None, 2, Limits())
+        assert meter._plan is plan
+        assert meter.can_scale
+        gap = torch.randn(20, 30)[:, ::2]
+        table = meter.measure([gap], [1], 3, Limits()).table
+        assert not meter.can_scale
+        check(table[1], gap)
+        assert table[0, 0] == ABSENT
+        check(meter.full(first)[0], first[0])

@@ -15,7 +15,7 @@ from trimtab.act.withhold import Withheld
 from trimtab.core.config import Config
 from trimtab.core.types import FULL_COLUMNS, Kind
 from trimtab.sample import measure
-from trimtab.sample.full import FullLook
+from trimtab.sample.full import FullLook, LookMeters
 from trimtab.sample.host import number, to_host
 from trimtab.sample.measure import GLOBALS
 from trimtab.sample.meter import Meter
@@ -24,6 +24,8 @@ from trimtab.sample.step import Step
 from trimtab.sample.suspicion import Suspicion
 
 NUM_GLOBALS = len(GLOBALS)
+OFTEN = 0.5
+"""Share of clipped steps above which `grad_scale` is the cheaper way to clip."""
 
 
 class Judge:
@@ -35,7 +37,9 @@ class Judge:
         self._limits = reflex.limits_of(config)
         self._gate = reflex.DeviceGate(optimizer)
         self._meter: Meter | None = None
+        self._looks: LookMeters | None = None
         self._metered: Rows | None = None
+        self._clip_rate = 0.0
 
     def decide(self, step: Step, rows: Rows) -> None:
         """Look at the gradients, and let the update through or not."""
@@ -45,6 +49,11 @@ class Judge:
             self._on_device(step, rows)
         else:
             self._after_one_wait(step, rows)
+
+    def heard(self, clip_coef: float | None) -> None:
+        """Learn how often this run is clipped, from what the device reported `lag` steps ago."""
+        if clip_coef is not None:
+            self._clip_rate += (float(clip_coef < 1.0) - self._clip_rate) / 16
 
     def disarm(self, step: Step) -> None:
         """Take back what was set for this one step."""
@@ -64,7 +73,7 @@ class Judge:
         wrong = self.suspicion.looks_wrong(math.nan if judged.nonfinite else judged.norm, loss)
         if wrong or bad or step.cadence:
             grads = measure.scatter(measure.full(plain), present, len(rows.params))
-            step.look = FullLook(rows, grads, self._config.kernels)
+            step.look = FullLook(rows, grads, self._look_meters(rows))
         self._settle(step, rows, judged, loss, bad)
         if self._clips and not judged.reject:
             members = rows.members(present)
@@ -89,7 +98,7 @@ class Judge:
         self._name_rows(step, rows)
         self.suspicion.looks_wrong(math.nan if nonfinite else norm, loss_value)
         if step.cadence or bad or nonfinite:
-            step.look = FullLook(rows, self._full_gradients(measured, plain, present), self._config.kernels)
+            step.look = FullLook(rows, self._full_gradients(measured, plain, present), self._look_meters(rows))
         self._settle(step, rows, judged, loss_value, bad)
         if self._clips and not judged.reject:
             if self._config.clip.per_group or self._config.clip.value is not None:
@@ -105,10 +114,18 @@ class Judge:
 
     def _on_device(self, step: Step, rows: Rows) -> None:
         scale = getattr(self._optimizer, "grad_scale", None)
-        _, plain, present = _gradients(rows)
-        measured = self._meter_of(rows).measure(plain, present, len(rows.params), self._limits, scale)
+        live, plain, present = _gradients(rows)
+        meter = self._meter_of(rows)
+        measured = meter.measure(plain, present, len(rows.params), self._limits, scale)
         reject = measured.scalar("rejected")
-        clip = measured.scalar("inverse_coef") if self._limits.max_norm is not None else None
+        clip = None
+        if self._limits.max_norm is not None:
+            # Two ways to the same gradients. `grad_scale` costs a write of every gradient, clipped or not; scaling them
+            # here costs a read and a write, but nothing at all in a step that needs no clipping.
+            if self._clip_rate < OFTEN and meter.can_scale and plain[0] is live[0]:
+                meter.scale(measured.scalar("clip_coef"))
+            else:
+                clip = measured.scalar("inverse_coef")
         self._gate.arm(reject, clip, scale)
         step.captured = torch.cuda.is_current_stream_capturing() if measured.flat.is_cuda else False
         step.undo_flag = reject
@@ -119,7 +136,7 @@ class Judge:
         step.table, step.device_names = measured.flat, GLOBALS
         self._name_rows(step, rows)
         if step.cadence and not step.captured:
-            step.look = FullLook(rows, self._full_gradients(measured, plain, present), self._config.kernels)
+            step.look = FullLook(rows, self._full_gradients(measured, plain, present), self._look_meters(rows))
 
     # -- what they share -----------------------------------------------------------------------------------------
 
@@ -150,8 +167,15 @@ class Judge:
 
     def _meter_of(self, rows: Rows) -> Meter:
         if self._meter is None or self._metered is not rows:
-            self._meter, self._metered = Meter({p.device for p in rows.params}, self._config.kernels), rows
+            self._meter, self._looks = Meter({p.device for p in rows.params}, self._config.kernels), None
+            self._metered = rows
         return self._meter
+
+    def _look_meters(self, rows: Rows) -> LookMeters:
+        self._meter_of(rows)
+        if self._looks is None:
+            self._looks = LookMeters(rows, self._config.kernels)
+        return self._looks
 
     def _name_rows(self, step: Step, rows: Rows) -> None:
         if self._meter_of(rows).columns == FULL_COLUMNS:

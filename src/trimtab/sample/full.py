@@ -6,21 +6,31 @@ import torch
 from torch import Tensor
 
 from trimtab.core.types import Kind, Layout
-from trimtab.sample import measure, meter
+from trimtab.sample import measure
+from trimtab.sample.meter import Meter
 from trimtab.sample.rows import Rows
 from trimtab.sample.updates import UpdateProbe
 
 BufferRows = tuple[tuple[str, int], ...]
 
 
+class LookMeters:
+    """The meters of weights and updates, kept between looks with the plans of their launches."""
+
+    def __init__(self, rows: Rows, kernels: str) -> None:
+        everything = (*rows.params, *rows.others)
+        self.weights = Meter({p.device for p in everything}, kernels)
+        self.updates = Meter({p.device for p in rows.params}, kernels)
+
+
 class FullLook:
     """Started before the step, finished after it, when what it changed is known."""
 
-    def __init__(self, rows: Rows, grads: Tensor, kernels: str) -> None:
+    def __init__(self, rows: Rows, grads: Tensor, meters: LookMeters) -> None:
         self._rows = rows
         self._grads = grads
-        self._weights = meter.full([measure.plain(p) for p in (*rows.params, *rows.others)], kernels)
-        self._probe = UpdateProbe(rows.params, kernels)
+        self._weights = meters.weights.full([measure.plain(p) for p in (*rows.params, *rows.others)])
+        self._probe = UpdateProbe(rows.params, meters.updates)
         self._buffers: tuple[BufferRows, Tensor] | None = None
 
     def add_buffers(self, rows: BufferRows, table: Tensor) -> None:

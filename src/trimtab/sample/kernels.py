@@ -191,3 +191,32 @@ def global_stats(
     tl.store(out + 2, reject.to(tl.float32))
     tl.store(out + 3, coef.to(tl.float32))
     tl.store(out + 4, (1.0 / coef).to(tl.float32))
+
+
+@triton.jit
+def scale_chunks(
+    addresses,
+    chunk_row,
+    first_chunk,
+    numel,
+    factor,
+    BLOCK: tl.constexpr,
+    ITERS: tl.constexpr,
+    DTYPE: tl.constexpr,
+    ALIGNED: tl.constexpr,
+):
+    """Multiply one chunk in place by a factor on the device; where it is 1, memory is not touched at all."""
+    value = tl.load(factor)
+    if value < 1.0:
+        pid = tl.program_id(0)
+        row = tl.load(chunk_row + pid)
+        start = (pid - tl.load(first_chunk + row)).to(tl.int64) * (BLOCK * ITERS)
+        left = tl.load(numel + row) - start
+        base = tl.load(addresses + row).to(tl.pointer_type(DTYPE)) + start
+        if ALIGNED:
+            base = tl.multiple_of(base, 16)
+        lane = tl.arange(0, BLOCK)
+        for i in range(ITERS):
+            inside = i * BLOCK + lane < left
+            x = tl.load(base + i * BLOCK + lane, mask=inside, other=0.0).to(tl.float32)
+            tl.store(base + i * BLOCK + lane, (x * value).to(DTYPE), mask=inside)

@@ -15,13 +15,13 @@ from torch import Tensor
 from trimtab.core.types import ABSENT, Column
 from trimtab.sample import measure
 from trimtab.sample.host import upload
-from trimtab.sample.kernels import chunk_stats, global_stats, row_stats
+from trimtab.sample.kernels import chunk_stats, global_stats, row_stats, scale_chunks
 from trimtab.sample.measure import GLOBALS, Limits, Measured
 
 NUM_COLUMNS = len(Column)
 NUM_RING = 4
 _DTYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
-_TUNED = {torch.float32: (1024, 32, 4), torch.bfloat16: (1024, 32, 4), torch.float16: (1024, 32, 4)}
+_TUNED = {torch.float32: (1024, 32, 8), torch.bfloat16: (512, 64, 4), torch.float16: (512, 64, 4)}
 """Elements per block, blocks per chunk, warps: the fastest found on an H200 (benchmarks/results/)."""
 
 
@@ -102,12 +102,9 @@ class Plan:
         blank[:, 0] = ABSENT
         return upload(blank.reshape(-1), self._device)
 
-    def addresses(self, tensors: Sequence[Tensor]) -> list[int] | None:
-        """Where the tensors are now; None when the plan was made for another alignment and must be made again."""
-        now = [t.data_ptr() for t in tensors]
-        if now != self._known and not np.array_equal(np.array(now) % 16 == 0, self._aligned):
-            return None
-        return now
+    def takes(self, addresses: list[int]) -> bool:
+        """Whether tensors at these addresses can be measured by this plan: they must be aligned as its own were."""
+        return addresses == self._known or bool(np.array_equal(np.array(addresses) % 16 == 0, self._aligned))
 
     def run(
         self,
@@ -173,6 +170,31 @@ class Plan:
             SCALED=scale is not None,
             num_warps=4,
         )
+
+    def scale(self, tensors: Sequence[Tensor], factor: Tensor) -> None:
+        """Multiply the tensors measured last by a device scalar, in place; at 1 nothing is read or written."""
+        for batch in self._batches:
+            block, iters, warps = _TUNED[batch.dtype]
+            if batch.chunk_row.numel():
+                scale_chunks[(batch.chunk_row.numel(),)](
+                    batch.addresses,
+                    batch.chunk_row,
+                    batch.first_chunk,
+                    batch.numel,
+                    factor,
+                    BLOCK=block,
+                    ITERS=iters,
+                    DTYPE=_DTYPES[batch.dtype],
+                    ALIGNED=batch.aligned,
+                    num_warps=warps,
+                )
+        for i in self._others:
+            tensors[i].mul_(factor.to(tensors[i].dtype))
+
+    @property
+    def known(self) -> list[int]:
+        """The addresses that were measured last."""
+        return self._known
 
     def _send(self, addresses: list[int]) -> None:
         """Send addresses that changed, through pinned memory that no copy in flight still reads."""

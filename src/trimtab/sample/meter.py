@@ -44,6 +44,8 @@ class Meter:
         self._triton = _triton() if kernels != "torch" and (one_cuda or kernels == "triton") else None
         self._plan: Any = None
         self._present: list[int] | None = None
+        self._copied = False
+        self._tensors: list[Tensor] = []
         for device in devices:
             _say("triton" if self._triton is not None else "torch", device.type)
 
@@ -63,19 +65,30 @@ class Meter:
         """Table and decisions, on the device, without waiting for it."""
         if self._triton is None or not plain:
             return measure.on_device(plain, present, num_rows, limits, scale)
-        flat = [t if t.is_contiguous() else self._triton.flat_values(t) for t in plain]
-        addresses = self._plan.addresses(flat) if self._plan is not None and present == self._present else None
-        if addresses is None:
-            self._plan, self._present = self._triton.Plan(flat, present, num_rows), present
-            addresses = self._plan.addresses(flat)
-        measured: Measured = self._plan.run(flat, addresses, limits, scale)
+        tensors = list(plain)
+        addresses = [t.data_ptr() for t in tensors]
+        if self._plan is None or addresses != self._plan.known:
+            # New tensors: only now look whether their memory can be read straight through.
+            tensors = [t if t.is_contiguous() else self._triton.flat_values(t) for t in plain]
+            self._copied = any(a is not b for a, b in zip(tensors, plain, strict=True))
+            addresses = [t.data_ptr() for t in tensors] if self._copied else addresses
+        if self._plan is None or present != self._present or not self._plan.takes(addresses):
+            self._plan, self._present = self._triton.Plan(tensors, present, num_rows), present
+        measured: Measured = self._plan.run(tensors, addresses, limits, scale)
+        self._tensors = tensors
         return measured
 
+    @property
+    def can_scale(self) -> bool:
+        """Whether what was measured last can be scaled where it is, by the same plan."""
+        return self._plan is not None and not self._copied
 
-def full(tensors: Sequence[Tensor], kernels: str) -> Tensor:
-    """All columns of a list of plain tensors that is measured now and then (weights, updates)."""
-    devices = {t.device for t in tensors}
-    meter = Meter(devices, kernels) if tensors else None
-    if meter is None or meter.columns != FULL_COLUMNS:
-        return measure.sizes(tensors)
-    return meter.measure(tensors, None, len(tensors), Limits()).table
+    def scale(self, factor: Tensor) -> None:
+        """Multiply what was measured last by a device scalar; at 1 no memory is touched."""
+        self._plan.scale(self._tensors, factor)
+
+    def full(self, tensors: Sequence[Tensor]) -> Tensor:
+        """All columns of plain tensors that are measured now and then (weights, updates), where they come cheaply."""
+        if self._triton is None:
+            return measure.sizes(tensors)
+        return self.measure(tensors, None, len(tensors), Limits()).table

@@ -47,6 +47,7 @@ class Rows:
         self.num_listed = sum(map(len, self.groups))
         self.on_host = all(p.device.type == "cpu" for p in self.params)
         self._odd = [i for i, p in enumerate(self.params) if p.is_complex()]
+        self._num_checked, self._special = -1, True
         self._indices: dict[torch.device, list[Tensor]] = {}
         self._layouts: dict[tuple[Kind, ...], Layout] = {}
         self.norm_layout = self._layout((Kind.GRAD,), NORM_COLUMNS)
@@ -67,9 +68,11 @@ class Rows:
 
     def plain(self, gradients: Sequence[Tensor]) -> list[Tensor]:
         """Gradients that can be measured together: sparse and complex ones turned into dense real values."""
-        if self._odd or any(g.layout is not torch.strided or type(g) is not Tensor for g in gradients):
-            return [measure.plain(g) for g in gradients]
-        return list(gradients)
+        if len(gradients) != self._num_checked:
+            # Sparse and sharded gradients come from layers, not from steps: look again only when their number changes.
+            self._num_checked = len(gradients)
+            self._special = bool(self._odd) or any(_is_special(g) for g in gradients)
+        return [measure.plain(g) for g in gradients] if self._special else list(gradients)
 
     def members(self, present: list[int] | None) -> list[list[int]]:
         """Per parameter group, where its gradients stand in the list of the gradients there are."""
@@ -106,3 +109,7 @@ class Rows:
             columns=columns,
             optimizer=self.label,
         )
+
+
+def _is_special(gradient: Tensor) -> bool:
+    return gradient.layout is not torch.strided or type(gradient) is not Tensor

@@ -8,8 +8,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from trimtab.sample import measure, meter
+from trimtab.sample import measure
 from trimtab.sample.host import upload
+from trimtab.sample.meter import Meter
 
 MAX_COPIED = 1 << 24
 """Elements copied at most. Above that each tensor is judged by an equal share of its leading elements."""
@@ -18,10 +19,10 @@ MAX_COPIED = 1 << 24
 class UpdateProbe:
     """Copies weights before a step and compares them after it."""
 
-    def __init__(self, params: Sequence[Tensor], kernels: str) -> None:
+    def __init__(self, params: Sequence[Tensor], meter: Meter) -> None:
         total = sum(p.numel() for p in params)
         share = min(1.0, MAX_COPIED / max(total, 1))
-        self._params, self._kernels = params, kernels
+        self._params, self._meter = params, meter
         self._sampled = share < 1.0
         self._counts = [min(p.numel(), max(1, int(p.numel() * share))) for p in params]
         self._before = [part.clone() for part in self._parts()]
@@ -32,7 +33,7 @@ class UpdateProbe:
 
     def table(self) -> Tensor:
         """The size of what the step changed; the norm of a sampled tensor is scaled up to the whole."""
-        table = meter.full(torch._foreach_sub(self._parts(), self._before), self._kernels)
+        table = self._meter.full(torch._foreach_sub(self._parts(), self._before))
         if self._sampled:
             scale = [(p.numel() / max(n, 1)) ** 0.5 for p, n in zip(self._params, self._counts, strict=True)]
             table[:, 0] *= upload(np.array(scale, np.float32), table.device)
