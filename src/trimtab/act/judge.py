@@ -15,7 +15,7 @@ from trimtab.act.withhold import Withheld
 from trimtab.core.config import Config
 from trimtab.core.types import FULL_COLUMNS, Kind
 from trimtab.sample import measure
-from trimtab.sample.full import FullLook, LookMeters
+from trimtab.sample.full import FullLook, Scope
 from trimtab.sample.host import number, to_host
 from trimtab.sample.measure import GLOBALS
 from trimtab.sample.meter import Meter
@@ -37,7 +37,7 @@ class Judge:
         self._limits = reflex.limits_of(config)
         self._gate = reflex.DeviceGate(optimizer)
         self._meter: Meter | None = None
-        self._looks: LookMeters | None = None
+        self._scope: Scope | None = None
         self._metered: Rows | None = None
         self._clip_rate = 0.0
 
@@ -73,7 +73,7 @@ class Judge:
         wrong = self.suspicion.looks_wrong(math.nan if judged.nonfinite else judged.norm, loss)
         if wrong or bad or step.cadence:
             grads = measure.scatter(measure.full(plain), present, len(rows.params))
-            step.look = FullLook(rows, grads, self._look_meters(rows))
+            step.look = FullLook(self._scope_of(rows), grads)
         self._settle(step, rows, judged, loss, bad)
         if self._clips and not judged.reject:
             members = rows.members(present)
@@ -98,7 +98,7 @@ class Judge:
         self._name_rows(step, rows)
         self.suspicion.looks_wrong(math.nan if nonfinite else norm, loss_value)
         if step.cadence or bad or nonfinite:
-            step.look = FullLook(rows, self._full_gradients(measured, plain, present), self._look_meters(rows))
+            step.look = FullLook(self._scope_of(rows), self._full_gradients(measured, plain, present))
         self._settle(step, rows, judged, loss_value, bad)
         if self._clips and not judged.reject:
             if self._config.clip.per_group or self._config.clip.value is not None:
@@ -136,7 +136,7 @@ class Judge:
         step.table, step.device_names = measured.flat, GLOBALS
         self._name_rows(step, rows)
         if step.cadence and not step.captured:
-            step.look = FullLook(rows, self._full_gradients(measured, plain, present), self._look_meters(rows))
+            step.look = FullLook(self._scope_of(rows), self._full_gradients(measured, plain, present))
 
     # -- what they share -----------------------------------------------------------------------------------------
 
@@ -167,15 +167,13 @@ class Judge:
 
     def _meter_of(self, rows: Rows) -> Meter:
         if self._meter is None or self._metered is not rows:
-            self._meter, self._looks = Meter({p.device for p in rows.params}, self._config.kernels), None
-            self._metered = rows
+            self._meter, self._metered = Meter({p.device for p in rows.params}, self._config.kernels), rows
         return self._meter
 
-    def _look_meters(self, rows: Rows) -> LookMeters:
-        self._meter_of(rows)
-        if self._looks is None:
-            self._looks = LookMeters(rows, self._config.kernels)
-        return self._looks
+    def _scope_of(self, rows: Rows) -> Scope:
+        if self._scope is None or not self._scope.fits(rows):
+            self._scope = Scope(rows, self._config.kernels)
+        return self._scope
 
     def _name_rows(self, step: Step, rows: Rows) -> None:
         if self._meter_of(rows).columns == FULL_COLUMNS:

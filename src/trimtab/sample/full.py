@@ -14,24 +14,34 @@ from trimtab.sample.updates import UpdateProbe
 BufferRows = tuple[tuple[str, int], ...]
 
 
-class LookMeters:
-    """The meters of weights and updates, kept between looks with the plans of their launches."""
+class Scope:
+    """What looks at weights and updates, kept between looks: views of the parameters, and the plans of the launches."""
 
     def __init__(self, rows: Rows, kernels: str) -> None:
-        everything = (*rows.params, *rows.others)
-        self.weights = Meter({p.device for p in everything}, kernels)
-        self.updates = Meter({p.device for p in rows.params}, kernels)
+        self._everything = [*rows.params, *rows.others]
+        self._addresses = [measure.address(p) for p in self._everything]
+        self._weights = [measure.plain(p) for p in self._everything]
+        self._meter = Meter({p.device for p in self._everything}, kernels)
+        self.rows = rows
+        self.probe = UpdateProbe(rows.params, Meter({p.device for p in rows.params}, kernels))
+
+    def fits(self, rows: Rows) -> bool:
+        """Whether the views still show the parameters: same rows, and nobody put other storage under them."""
+        return rows is self.rows and [measure.address(p) for p in self._everything] == self._addresses
+
+    def weights(self) -> Tensor:
+        """The size of every weight."""
+        return self._meter.full(self._weights)
 
 
 class FullLook:
     """Started before the step, finished after it, when what it changed is known."""
 
-    def __init__(self, rows: Rows, grads: Tensor, meters: LookMeters) -> None:
-        self._rows = rows
-        self._grads = grads
-        self._weights = meters.weights.full([measure.plain(p) for p in (*rows.params, *rows.others)])
-        self._probe = UpdateProbe(rows.params, meters.updates)
+    def __init__(self, scope: Scope, grads: Tensor) -> None:
+        self._scope, self._grads = scope, grads
+        self._weights = scope.weights()
         self._buffers: tuple[BufferRows, Tensor] | None = None
+        scope.probe.start()
 
     def add_buffers(self, rows: BufferRows, table: Tensor) -> None:
         """Add the rows of buffers that went bad."""
@@ -39,22 +49,21 @@ class FullLook:
 
     def finish(self) -> tuple[Layout, Tensor, dict[str, float | Tensor]]:
         """The layout, the table, and the scalars that sum it up."""
-        updates = self._probe.table()
+        updates = self._scope.probe.table()
         pieces = {Kind.GRAD: self._grads, Kind.WEIGHT: self._weights, Kind.UPDATE: updates}
         names: BufferRows = ()
         if self._buffers is not None:
             names, pieces[Kind.BUFFER] = self._buffers
         device = self._grads.device
         table = torch.cat([piece.to(device, non_blocking=True) for piece in pieces.values()])
-        return self._rows.layout(tuple(pieces), names), table, self._scalars(updates)
+        return self._scope.rows.layout(tuple(pieces), names), table, self._scalars(updates)
 
     def _scalars(self, updates: Tensor) -> dict[str, float | Tensor]:
-        norms = self._weights[:, 0]
-        whole = measure.total(norms)
-        out: dict[str, float | Tensor] = {"weight_norm": whole}
-        if len(self._rows.groups) > 1:
-            for g, members in enumerate(self._rows.group_indices(norms.device)):
+        norms, rows = self._weights[:, 0], self._scope.rows
+        out: dict[str, float | Tensor] = {"weight_norm": measure.total(norms)}
+        if len(rows.groups) > 1:
+            for g, members in enumerate(rows.group_indices(norms.device)):
                 out[f"weight_norm/{g}"] = measure.total(norms[members])
-        mine = measure.total(norms[: len(self._rows.params)])
+        mine = measure.total(norms[: len(rows.params)])
         out["update_ratio"] = measure.total(updates[:, 0]) / (mine + 1e-12)
         return out

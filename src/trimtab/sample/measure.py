@@ -86,6 +86,11 @@ def stored(tensor: Tensor) -> Tensor:
     return torch.view_as_real(tensor) if tensor.is_complex() else tensor
 
 
+def address(tensor: Tensor) -> int:
+    """Where the values of a tensor, or of this rank's part of a sharded one, are kept."""
+    return (tensor.to_local() if hasattr(tensor, "to_local") else tensor).data_ptr()
+
+
 def norms(tensors: Sequence[Tensor]) -> Tensor:
     """The L2 norm of each tensor, one vector on the device of the first, without waiting for it.
 

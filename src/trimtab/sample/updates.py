@@ -17,24 +17,35 @@ MAX_COPIED = 1 << 24
 
 
 class UpdateProbe:
-    """Copies weights before a step and compares them after it."""
+    """Copies weights before a step and compares them after it. The views it reads them through are kept."""
 
     def __init__(self, params: Sequence[Tensor], meter: Meter) -> None:
         total = sum(p.numel() for p in params)
         share = min(1.0, MAX_COPIED / max(total, 1))
-        self._params, self._meter = params, meter
-        self._sampled = share < 1.0
-        self._counts = [min(p.numel(), max(1, int(p.numel() * share))) for p in params]
-        self._before = [part.clone() for part in self._parts()]
+        counts = [min(p.numel(), max(1, int(p.numel() * share))) for p in params]
+        flats = [measure.plain(p).reshape(-1) for p in params]
+        self._parts = [f[:n] for f, n in zip(flats, counts, strict=True)]
+        # reshape copies what is not contiguous: a copy would never change, so such a parameter is read anew each time.
+        at = [measure.address(p) for p in params]
+        self._copied = [i for i, (f, a) in enumerate(zip(flats, at, strict=True)) if f.data_ptr() != a]
+        self._params, self._counts, self._meter = params, counts, meter
+        ratio = [(p.numel() / max(n, 1)) ** 0.5 for p, n in zip(params, counts, strict=True)]
+        self._scale = upload(np.array(ratio, np.float32), params[0].device) if share < 1.0 else None
+        self._before: tuple[Tensor, ...] = ()
 
-    def _parts(self) -> list[Tensor]:
-        flats = [measure.plain(p).reshape(-1) for p in self._params]
-        return [f[:n] for f, n in zip(flats, self._counts, strict=True)]
+    def start(self) -> None:
+        """Before the step: copy."""
+        self._before = torch._foreach_mul(self._now(), 1.0)
 
     def table(self) -> Tensor:
-        """The size of what the step changed; the norm of a sampled tensor is scaled up to the whole."""
-        table = self._meter.full(torch._foreach_sub(self._parts(), self._before))
-        if self._sampled:
-            scale = [(p.numel() / max(n, 1)) ** 0.5 for p, n in zip(self._params, self._counts, strict=True)]
-            table[:, 0] *= upload(np.array(scale, np.float32), table.device)
+        """After it: the size of what it changed; the norm of a sampled tensor is scaled up to the whole."""
+        table = self._meter.full(torch._foreach_sub(self._now(), self._before))
+        self._before = ()
+        if self._scale is not None:
+            table[:, 0] *= self._scale
         return table
+
+    def _now(self) -> list[Tensor]:
+        for i in self._copied:
+            self._parts[i] = measure.plain(self._params[i]).reshape(-1)[: self._counts[i]]
+        return self._parts
