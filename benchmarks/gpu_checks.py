@@ -11,6 +11,7 @@ import logging
 import math
 import sys
 import traceback
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -232,6 +233,28 @@ def no_host_wait() -> str:
     assert told == {40: (41, 41)}, told
     assert guard.rejected == 1
     return "60 steps, full look every 10, recorded to disk; NaN at step 40 known at step 41"
+
+
+@check
+def one_wait_without_fused() -> str:
+    """An optimizer that is not fused can only be told from the host: one wait a step, and no more."""
+    model = small_net()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    x, y = torch.randn(128, 64, device=DEVICE), torch.randint(0, 10, (128,), device=DEVICE)
+    with Guard(model, optimizer, clip=1.0, run_dir=False) as guard:
+        counts = []
+        for _ in range(12):
+            loss = nn.functional.cross_entropy(model(x), y)
+            loss.backward()
+            with warnings.catch_warnings(record=True) as waits:
+                warnings.simplefilter("always")
+                torch.cuda.set_sync_debug_mode("warn")
+                guard.step(loss)
+                torch.cuda.set_sync_debug_mode("default")
+            counts.append(sum("synchroniz" in str(w.message) and "prototype" not in str(w.message) for w in waits))
+            optimizer.zero_grad()
+    assert set(counts[2:]) == {1}, counts
+    return f"waits per step {counts[-1]}"
 
 
 @check
