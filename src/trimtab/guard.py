@@ -83,8 +83,8 @@ class Guard:
         self._optimizers = attach.labelled(optimizer)
         for label, one in self._optimizers.items():
             attach.check_optimizer(one, model, label)
-        self._contained, self._observed, self._closed = Contained(), Observed(), False
-        self._journal = Journal()
+        self._contained, self._observed, self._journal = Contained(), Observed(), Journal()
+        self._closed = self._stopping = False
         self._lanes: dict[str, Lane] = {}
         self._brains = {label: Brain.from_config(self.config) for label in self._optimizers}
         if self._disabled:
@@ -164,8 +164,8 @@ class Guard:
             state = BrainState(step=sample.step + 1, state=brain.state_dict(), optimizer=lane.label)
             self._recorder.put(state)
         grave = verdict.worst is not None and verdict.worst.severity >= Severity.ERROR
-        if lane.stop_requested or (self.config.mode == "raise" and grave):
-            lane.stop_requested = False
+        if (lane.stop_requested or (self.config.mode == "raise" and grave)) and not self._stopping:
+            self._stopping = True  # closing judges what is still under way: the first reason to stop is the one told
             self.close(reason="stopped")
             raise stopped(verdict)
 

@@ -132,7 +132,8 @@ class Lane:
         self.attempts += 1
         for g, group in enumerate(self.optimizer.param_groups):
             if "lr" in group:
-                step.scalars[f"lr/{g}"] = group["lr"]
+                lr = group["lr"]
+                step.scalars[f"lr/{g}"] = lr.clone() if isinstance(lr, Tensor) else lr  # schedulers write into a tensor
         if self.multiplier.value != 1.0:
             step.scalars["lr_multiplier"] = self.multiplier.value
         if (scale := self._scale()) is not None:
@@ -204,7 +205,7 @@ class Lane:
     def validated(self, scalars: Mapping[str, float | Tensor]) -> None:
         """Post what a validation gave; it is judged in its place between the steps."""
         layout = Layout(names=(), kinds=(), numel=(), columns=(), optimizer=self.label)
-        last = self.attempts - 1
+        last = max(self.attempts - 1, 0)  # a validation before the first step belongs to it
         self._mailbox.post(last, layout, np.zeros((0, 0), np.float32), dict(scalars), phase="val")
         for sample in self._mailbox.due(last):
             self._hand_over(sample)

@@ -36,6 +36,8 @@ def open_recorder(
     config: Config, run_dir: str | os.PathLike[str] | bool | None, sinks: Iterable[Any]
 ) -> tuple[Recorder, Path | None]:
     """The recorder with every sink, and the run directory; one that cannot be written costs a warning, not the run."""
+    if level := os.environ.get("TRIMTAB_LOG_LEVEL"):
+        log.setLevel(level.upper())
     outlets: list[tuple[str, Sink]] = [(_called(s), adapt(s)) for s in sinks]
     folder: Path | None = None
     if config.record and run_dir is not False:

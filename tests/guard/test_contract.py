@@ -443,3 +443,67 @@ class TestBadInput:
         assert "training goes on" in caplog.records[0].getMessage()
         assert not same(before, snapshot(model))
         guard.close()
+
+
+@pytest.mark.parametrize("lag", [1, 3])
+def test_raise_mode_with_lag_tells_the_first_reason(model: nn.Module, train: Train, lag: int) -> None:
+    optimizer = adam(model)
+    guard = Guard(model, optimizer, mode="raise", lag=lag, run_dir=False)
+    with pytest.raises(TrainingStopped) as caught:
+        train(guard, model, optimizer, batches(12, bad=(5, 6, 7)))
+    verdict = caught.value.verdict
+    assert verdict is not None
+    assert (verdict.step, verdict.seen_at) == (5, 5 + lag)
+    assert not optimizer._optimizer_step_pre_hooks
+
+
+def test_raise_mode_tells_at_close_what_was_still_under_way(model: nn.Module) -> None:
+    optimizer = adam(model)
+    guard = Guard(model, optimizer, mode="raise", lag=3, run_dir=False)
+    (bad,) = batches(1, bad=(0,))
+    loss = mse(model, bad)
+    loss.backward()
+    guard.step(loss)
+    with pytest.raises(TrainingStopped, match="NaN/Inf loss"):
+        guard.close()
+    assert not optimizer._optimizer_step_pre_hooks
+
+
+def test_validation_before_the_first_step(model: nn.Module, train: Train) -> None:
+    optimizer = adam(model)
+    with Guard(model, optimizer) as guard:
+        guard.validate(2.5)
+        train(guard, model, optimizer, batches(2))
+    assert guard.run_dir is not None
+    assert read_run(guard.run_dir).series("val_loss", phase="val")[1].tolist() == [2.5]
+
+
+def test_a_tensor_learning_rate_is_recorded_as_it_was(model: nn.Module) -> None:
+    optimizer = torch.optim.Adam(model.parameters(), lr=torch.tensor(0.1))
+    with Guard(model, optimizer, lag=3) as guard:
+        for batch in batches(6):
+            loss = mse(model, batch)
+            loss.backward()
+            guard.step(loss)
+            optimizer.zero_grad()
+            optimizer.param_groups[0]["lr"].mul_(0.5)
+    assert guard.run_dir is not None
+    rates = read_run(guard.run_dir).series("lr/0")[1].tolist()
+    assert rates == pytest.approx([0.1 * 0.5**i for i in range(6)])
+
+
+@pytest.mark.parametrize("outer", [True, False], ids=["wrapper guarded", "module guarded"])
+def test_compiled_models(model: nn.Module, outer: bool) -> None:
+    """`fullgraph=True` refuses any graph break: the guard's hook must not cause one."""
+    fast = torch.compile(model, backend="eager", fullgraph=True)
+    optimizer = adam(model)
+    with Guard(fast if outer else model, optimizer, run_dir=False) as guard:  # type: ignore[arg-type]
+        for i, batch in enumerate(batches(8, bad=(5,))):
+            before = snapshot(model, optimizer)
+            loss = mse(fast, batch)  # type: ignore[arg-type]
+            loss.backward()
+            guard.step(loss)
+            optimizer.zero_grad()
+            if i == 5:
+                assert same(before, snapshot(model, optimizer))
+    assert guard.rejected == 1

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from record_fakes import CLOSING, EVENTS, FULL, INF, INFO, LAYOUT, NAN, finding, same, sample
 
+from tests.record.record_fakes import CLOSING, EVENTS, FULL, INF, INFO, LAYOUT, NAN, finding, same, sample
 from trimtab.core.errors import RecordError
 from trimtab.core.types import (
     Action,

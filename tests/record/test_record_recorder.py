@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from record_fakes import CLOSING, EVENTS, Blocked, Keep, sample, verdict
 
+from tests.record.record_fakes import CLOSING, EVENTS, Blocked, Keep, sample, verdict
 from trimtab.core.types import Record, Sample, Verdict
 from trimtab.record import outlet as outlet_module
 from trimtab.record import recorder as recorder_module
@@ -269,7 +269,7 @@ SCRIPT = """
 import sys
 sys.path.insert(0, {here!r})
 from pathlib import Path
-from record_fakes import INFO, sample
+from tests.record.record_fakes import INFO, sample
 from trimtab.record.recorder import Recorder
 from trimtab.record.writer import RunWriter
 
@@ -293,7 +293,7 @@ finally:
 
 @pytest.mark.parametrize("end", ["pass", "sys.exit(4)", "1 / 0"])
 def test_the_record_is_complete_after_ctrl_c_exit_and_exceptions(tmp_path: Path, end: str) -> None:
-    script = SCRIPT.format(here=str(Path(__file__).parent), folder=str(tmp_path / "run"), end=end)
+    script = SCRIPT.format(here=str(Path(__file__).parents[2]), folder=str(tmp_path / "run"), end=end)
     process = subprocess.Popen(
         [sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ}
     )

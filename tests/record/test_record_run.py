@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from record_fakes import CLOSING, FULL, INFO, LAYOUT, finding, layout, same, sample, small_run, verdict
 
+from tests.record.record_fakes import CLOSING, FULL, INFO, LAYOUT, finding, layout, same, sample, small_run, verdict
 from trimtab.core.errors import RecordError
 from trimtab.core.types import BrainState, Record, RunInfo, Sample, Verdict
 from trimtab.record import writer as writer_module

@@ -11,8 +11,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 import pytest
-from record_fakes import CUT, EVENTS, FULL, INF, INFO, LAYOUT, NAN, Keep, finding, layout, sample, verdict
 
+from tests.record.record_fakes import CUT, EVENTS, FULL, INF, INFO, LAYOUT, NAN, Keep, finding, layout, sample, verdict
 from trimtab.core.errors import InputError
 from trimtab.core.types import ABSENT, Outcome, Sample, Severity, Verdict
 from trimtab.record.metrics import layer_metrics, metrics

@@ -131,7 +131,8 @@ class Judge:
         step.undo_flag = reject
         if "scale" in step.scalars and len(self._shadow):
             # An overflow that the scaler provoked is not undone in the buffers: without the guard it would not be.
-            sound = torch.isfinite(step.loss) if isinstance(step.loss, Tensor) else torch.ones_like(reject)
+            told = 0.0 if step.loss is None else step.loss
+            sound = torch.isfinite(told) if isinstance(told, Tensor) else float(math.isfinite(told))
             step.undo_flag = reject * (1.0 - measured.scalar("nonfinite_grads") * sound)
         step.table, step.device_names = measured.flat, GLOBALS
         self._name_rows(step, rows)

@@ -48,14 +48,14 @@ class Plan:
         self._device = tensors[0].device
         self._num_rows = num_rows
         self._rows = list(range(num_rows)) if present is None else list(present)
-        self._aligned = np.array([t.data_ptr() % 16 == 0 for t in tensors])
+        self._aligned = [t.data_ptr() % 16 == 0 for t in tensors]
         kinds: dict[tuple[torch.dtype, bool], list[int]] = {}
         self._others: list[int] = []
         for i, t in enumerate(tensors):
             if t.dtype not in _DTYPES:
                 self._others.append(i)
             else:
-                kinds.setdefault((t.dtype, bool(self._aligned[i])), []).append(i)
+                kinds.setdefault((t.dtype, self._aligned[i]), []).append(i)
         self._batches: list[_Batch] = []
         place = 0
         for (dtype, aligned), members in kinds.items():
@@ -104,7 +104,7 @@ class Plan:
 
     def takes(self, addresses: list[int]) -> bool:
         """Whether tensors at these addresses can be measured by this plan: they must be aligned as its own were."""
-        return addresses == self._known or bool(np.array_equal(np.array(addresses) % 16 == 0, self._aligned))
+        return addresses == self._known or [a % 16 == 0 for a in addresses] == self._aligned
 
     def run(
         self,

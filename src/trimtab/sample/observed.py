@@ -21,7 +21,9 @@ def scalar_loss(loss: Any, *, strict: bool) -> Tensor | float:
             )
         if loss.is_complex():
             raise InputError(f"the loss is complex ({loss.dtype}); expected a real number, for example loss.abs()")
-        return loss.detach() if loss.dim() == 0 else loss.detach().reshape(())
+        if loss.is_cpu:
+            return float(loss.detach())  # now: what a loop does to the tensor afterwards is none of this step
+        return loss.detach().reshape(())
     if strict or isinstance(loss, bool) or not isinstance(loss, int | float):
         raise InputError(
             f"the loss is a {type(loss).__name__}; expected the scalar tensor that backward() was called on. "

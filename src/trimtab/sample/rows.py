@@ -71,7 +71,7 @@ class Rows:
         if len(gradients) != self._num_checked:
             # Sparse and sharded gradients come from layers, not from steps: look again only when their number changes.
             self._num_checked = len(gradients)
-            self._special = bool(self._odd) or any(_is_special(g) for g in gradients)
+            self._special = len(self._odd) > 0 or any(_is_special(g) for g in gradients)
         return [measure.plain(g) for g in gradients] if self._special else list(gradients)
 
     def members(self, present: list[int] | None) -> list[list[int]]:
