@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 import weakref
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from typing import Any
 
 from torch import Tensor, nn
@@ -70,8 +72,26 @@ def check_optimizer(optimizer: Any, model: nn.Module, label: str) -> None:
         )
 
 
-def choose(optimizers: Mapping[str, Any], wanted: Any) -> list[Any]:
-    """The optimizers meant by `wanted`: None is all of them, else one of them, a wrapper of one, or its key."""
+@cache
+def _needs_closure(kind: Any) -> bool:
+    closure = inspect.signature(kind.step).parameters.get("closure")
+    return closure is not None and closure.default is inspect.Parameter.empty
+
+
+def choose(optimizers: Mapping[str, Any], wanted: Any, *, closure: bool) -> list[Any]:
+    """The optimizers a step is for: of those meant by `wanted`, none may miss a closure it needs."""
+    chosen = _meant(optimizers, wanted)
+    for one in chosen:
+        if not closure and _needs_closure(type(one)):
+            raise InputError(
+                f"{type(one).__name__} needs a closure and got a loss; call guard.step(closure), where closure() "
+                "zeroes the gradients, computes the loss, calls backward() and returns the loss"
+            )
+    return chosen
+
+
+def _meant(optimizers: Mapping[str, Any], wanted: Any) -> list[Any]:
+    """None means all of them, else one of them, a wrapper of one, or its key."""
     if wanted is None:
         return list(optimizers.values())
     if isinstance(wanted, str | int):

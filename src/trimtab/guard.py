@@ -118,8 +118,8 @@ class Guard:
         """
         if self._closed:
             raise InputError("this guard is closed; build a new one, or call optimizer.step() yourself")
-        chosen = attach.choose(self._optimizers, optimizer)
         closure = loss if callable(loss) and not isinstance(loss, Tensor) else None
+        chosen = attach.choose(self._optimizers, optimizer, closure=closure is not None)
         if closure is None:
             self._observed.told(loss, batch, {}, strict=True)
         elif scale_of(self._scaler) is not None:

@@ -8,6 +8,7 @@ import os
 import platform
 from collections.abc import Iterable, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -41,13 +42,22 @@ def open_recorder(
     outlets: list[tuple[str, Sink]] = [(_called(s), adapt(s)) for s in sinks]
     folder: Path | None = None
     if config.record and run_dir is not False:
-        folder = Path(config.dir) / _run_id() if run_dir is None or run_dir is True else Path(run_dir)
+        folder = Path(config.dir) / _run_id() if run_dir is None or run_dir is True else _unused(Path(run_dir))
         try:
             outlets.insert(0, ("run files", RunWriter(folder, max_bytes=config.max_record_bytes)))
         except OSError as error:
             log.warning("cannot record to %s (%s); training goes on without a record", folder, error)
             folder = None
     return Recorder(outlets), folder
+
+
+def _unused(folder: Path) -> Path:
+    """The folder, or one beside it where it already holds a run: two runs in one record could not be told apart."""
+    if not (folder / "run.jsonl").exists():
+        return folder
+    free = next(p for i in count(2) if not ((p := folder.with_name(f"{folder.name}-{i}")) / "run.jsonl").exists())
+    log.warning("%s already holds a run; recording to %s", folder, free)
+    return free
 
 
 def _called(sink: Any) -> str:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import math
+import weakref
 from typing import Any
 
 import pytest
@@ -286,6 +288,27 @@ def test_a_line_search_that_ends_in_nan_is_undone() -> None:
     assert all(torch.isfinite(t).all() for t in after)
     if guard.rejected:
         assert same(before, after) or guard.rejected < 2
+    guard.close()
+
+
+def test_an_optimizer_that_needs_a_closure_says_so() -> None:
+    model = plain_model()
+    with (
+        Guard(model, torch.optim.LBFGS(model.parameters()), run_dir=False) as guard,
+        pytest.raises(InputError, match="LBFGS needs a closure"),
+    ):
+        guard.step(torch.zeros(()))
+
+
+def test_a_told_loss_does_not_keep_its_graph_alive() -> None:
+    model = plain_model()
+    guard = Guard(model, torch.optim.SGD(model.parameters(), lr=0.1), run_dir=False)
+    loss = mse(model, batches(1)[0])
+    gone = weakref.ref(loss)
+    guard.observe(loss=loss)
+    del loss
+    gc.collect()
+    assert gone() is None
     guard.close()
 
 

@@ -507,3 +507,16 @@ def test_compiled_models(model: nn.Module, outer: bool) -> None:
             if i == 5:
                 assert same(before, snapshot(model, optimizer))
     assert guard.rejected == 1
+
+
+def test_a_directory_that_holds_a_run_is_not_written_into(tmp_path: Path, train: Train) -> None:
+    folders = []
+    for _ in range(3):
+        model = small_model()
+        optimizer = adam(model)
+        with Guard(model, optimizer, run_dir=tmp_path / "run") as guard:
+            train(guard, model, optimizer, batches(3))
+        assert guard.run_dir is not None
+        folders.append(guard.run_dir.name)
+        assert len(list(read_run(guard.run_dir).samples())) == 3
+    assert folders == ["run", "run-2", "run-3"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Mapping
 from typing import Any
 
@@ -50,7 +51,7 @@ class Observed:
         self._scalars: dict[str, Tensor | float] = {}
         self._round = 0
         self._used = False
-        self._last: Any = None
+        self._last: weakref.ref[Tensor] | None = None  # weak: a loss can hold a whole graph
 
     def told(self, loss: Any, batch: Any, scalars: Mapping[str, Any], *, strict: bool) -> None:
         """Check and keep what was told. The first word after a step starts a new round.
@@ -64,10 +65,13 @@ class Observed:
         if self._used:
             self._losses, self._scalars, self._used, self._last = [], {}, False, None
             self._round += 1
-        if value is not None and loss is not self._last:
+        if value is not None and not self._told_already(loss):
             self._losses.append(value)
-            self._last = loss
+            self._last = weakref.ref(loss) if isinstance(loss, Tensor) else None
         self._scalars.update(extra)
+
+    def _told_already(self, loss: Any) -> bool:
+        return self._last is not None and self._last() is loss
 
     def take(self, seen: int) -> tuple[int, Tensor | float | None, dict[str, Tensor | float]]:
         """The round, the mean loss and the scalars, for a step that last took round `seen`; nothing if not new."""
