@@ -82,7 +82,8 @@ def choose(optimizers: Mapping[str, Any], wanted: Any, *, closure: bool) -> list
     """The optimizers a step is for: of those meant by `wanted`, none may miss a closure it needs."""
     chosen = _meant(optimizers, wanted)
     for one in chosen:
-        if not closure and _needs_closure(type(one)):
+        kind: Any = type(one)
+        if not closure and _needs_closure(kind):
             raise InputError(
                 f"{type(one).__name__} needs a closure and got a loss; call guard.step(closure), where closure() "
                 "zeroes the gradients, computes the loss, calls backward() and returns the loss"
