@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import gc
 import math
+import weakref
 from typing import Any
 
 import pytest
@@ -424,3 +426,28 @@ def test_a_subclass_that_calls_its_parents_step_is_counted_once() -> None:
     assert guard.health()["steps"] == {"": 6}
     assert guard.rejected == 1
     guard.close()
+
+
+@pytest.mark.parametrize("clip", [None, 0.1])
+def test_gradients_do_not_outlive_zero_grad(clip: float | None) -> None:
+    model = small_model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    with Guard(model, optimizer, {"full_every": 1}, clip=clip, run_dir=False) as guard:
+        for batch in batches(3, bad=(1,)):
+            loss = mse(model, batch)
+            loss.backward()
+            kept = [weakref.ref(p.grad) for p in model.parameters()]
+            guard.step(loss)
+            optimizer.zero_grad()
+            gc.collect()
+            assert [ref() for ref in kept] == [None] * len(kept)
+
+
+def test_a_step_without_any_gradient_is_nothing_to_worry_about() -> None:
+    model = small_model()
+    optimizer = torch.optim.Adam(model.parameters())
+    with Guard(model, optimizer, clip=1.0, run_dir=False) as guard:
+        optimizer.step()
+        guard.step(torch.ones(()))
+    assert guard.findings == []
+    assert guard.health()["steps"] == {"": 2}

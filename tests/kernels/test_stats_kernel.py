@@ -187,3 +187,20 @@ else:
         check(table[1], gap)
         assert table[0, 0] == ABSENT
         check(meter.full(first)[0], first[0])
+
+    def test_kernels_that_do_not_run_here_cost_speed_and_no_more(
+        monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        from trimtab.sample.meter import Meter
+
+        def broken(*args: object) -> None:
+            raise RuntimeError("no C compiler")
+
+        monkeypatch.setattr(Plan, "run", broken)
+        tensors = [torch.randn(300), torch.randn(40)]
+        meter = Meter({torch.device("cpu")}, "triton")
+        first, second = (meter.measure(tensors, None, 2, Limits()) for _ in range(2))
+        assert torch.equal(first.flat, second.flat)
+        assert float(first.table[0, 0]) == pytest.approx(float(tensors[0].norm()), rel=1e-6)
+        assert meter.full(tensors).shape == (2, 7)
+        assert [r.getMessage().count("no C compiler") for r in caplog.records] == [1]

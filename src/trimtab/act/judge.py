@@ -95,7 +95,7 @@ class Judge:
         bad = self._shadow.bad() if not np.isfinite(values[table + NUM_GLOBALS + 1 :]).all() else []
         judged = reflex.Judged(norm, bool(nonfinite), bool(reject))
         step.table = torch.from_numpy(values[:table].reshape(measured.num_rows, measured.num_columns))
-        self._name_rows(step, rows)
+        _name_rows(step, rows, measured)
         self.suspicion.looks_wrong(math.nan if nonfinite else norm, loss_value)
         if step.cadence or bad or nonfinite:
             step.look = FullLook(self._scope_of(rows), self._full_gradients(measured, plain, present))
@@ -123,7 +123,7 @@ class Judge:
             # Two ways to the same gradients. `grad_scale` costs a write of every gradient, clipped or not; scaling them
             # here costs a read and a write, but nothing at all in a step that needs no clipping.
             if self._clip_rate < OFTEN and meter.can_scale and plain[0] is live[0]:
-                meter.scale(measured.scalar("clip_coef"))
+                meter.scale(plain, measured.scalar("clip_coef"))
             else:
                 clip = measured.scalar("inverse_coef")
         self._gate.arm(reject, clip, scale)
@@ -135,7 +135,7 @@ class Judge:
             sound = torch.isfinite(told) if isinstance(told, Tensor) else float(math.isfinite(told))
             step.undo_flag = reject * (1.0 - measured.scalar("nonfinite_grads") * sound)
         step.table, step.device_names = measured.flat, GLOBALS
-        self._name_rows(step, rows)
+        _name_rows(step, rows, measured)
         if step.cadence and not step.captured:
             step.look = FullLook(self._scope_of(rows), self._full_gradients(measured, plain, present))
 
@@ -176,10 +176,6 @@ class Judge:
             self._scope = Scope(rows, self._config.kernels)
         return self._scope
 
-    def _name_rows(self, step: Step, rows: Rows) -> None:
-        if self._meter_of(rows).columns == FULL_COLUMNS:
-            step.layout = rows.layout((Kind.GRAD,))
-
     def _full_gradients(self, measured: measure.Measured, plain: list[Tensor], present: list[int] | None) -> Tensor:
         if measured.num_columns == len(FULL_COLUMNS):
             return measured.table
@@ -200,3 +196,9 @@ def _gradients(rows: Rows) -> tuple[list[Tensor], list[Tensor], list[int] | None
     live = [g for g in grads if g is not None]
     present = None if len(live) == len(grads) else [i for i, g in enumerate(grads) if g is not None]
     return live, rows.plain(live), present
+
+
+def _name_rows(step: Step, rows: Rows, measured: measure.Measured) -> None:
+    """The layout of what was really measured: with no gradient at all not even the kernels run."""
+    if measured.num_columns == len(FULL_COLUMNS):
+        step.layout = rows.layout((Kind.GRAD,))

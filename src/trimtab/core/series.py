@@ -100,7 +100,7 @@ def _median(values: deque[float] | list[float]) -> float:
         return math.nan
     ordered = sorted(values)
     mid = len(ordered) // 2
-    return ordered[mid] if len(ordered) % 2 else 0.5 * (ordered[mid - 1] + ordered[mid])
+    return ordered[mid] if len(ordered) % 2 else ordered[mid - 1] / 2 + ordered[mid] / 2
 
 
 def _centre_and_spread(values: list[float]) -> tuple[float, float]:

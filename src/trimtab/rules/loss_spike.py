@@ -36,8 +36,8 @@ class LossSpike:
     hold: ClassVar[int] = 10
     severity: Severity = Severity.ERROR
     z: float = 10.0
-    reach: float = 2.0
-    min_history: int = 20
+    reach: float = 4.0
+    min_history: int = 30
 
     def check(self, window: Window) -> Iterator[Finding]:
         """Fire when the newest loss is above its recent range, its usual level and its initial level at once."""

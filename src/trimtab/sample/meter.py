@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Sequence
 from functools import cache
 from importlib.util import find_spec
@@ -41,11 +42,12 @@ class Meter:
 
     def __init__(self, devices: set[torch.device], kernels: str) -> None:
         one_cuda = len(devices) == 1 and next(iter(devices)).type == "cuda"
-        self._triton = _triton() if kernels != "torch" and (one_cuda or kernels == "triton") else None
+        # Elsewhere the kernels run only in Triton's interpreter, and only for who asks for it.
+        interpreted = kernels == "triton" and os.environ.get("TRITON_INTERPRET") == "1"
+        self._triton: Any = _triton() if kernels != "torch" and (one_cuda or interpreted) else None
         self._plan: Any = None
         self._present: list[int] | None = None
         self._copied = False
-        self._tensors: list[Tensor] = []
         for device in devices:
             _say("triton" if self._triton is not None else "torch", device.type)
 
@@ -63,8 +65,17 @@ class Meter:
         scale: Tensor | None = None,
     ) -> Measured:
         """Table and decisions, on the device, without waiting for it."""
-        if self._triton is None or not plain:
-            return measure.on_device(plain, present, num_rows, limits, scale)
+        if self._triton is not None and plain:
+            try:
+                return self._by_triton(plain, present, num_rows, limits, scale)
+            except Exception as error:  # no compiler, an unknown card: slower is better than unguarded
+                log.warning("the Triton kernels cannot be used here (%s); measuring with torch", error)
+                self._triton = self._plan = None
+        return measure.on_device(plain, present, num_rows, limits, scale)
+
+    def _by_triton(
+        self, plain: Sequence[Tensor], present: list[int] | None, num_rows: int, limits: Limits, scale: Tensor | None
+    ) -> Measured:
         tensors = list(plain)
         addresses = [t.data_ptr() for t in tensors]
         if self._plan is None or addresses != self._plan.known:
@@ -75,7 +86,6 @@ class Meter:
         if self._plan is None or present != self._present or not self._plan.takes(addresses):
             self._plan, self._present = self._triton.Plan(tensors, present, num_rows), present
         measured: Measured = self._plan.run(tensors, addresses, limits, scale)
-        self._tensors = tensors
         return measured
 
     @property
@@ -83,12 +93,16 @@ class Meter:
         """Whether what was measured last can be scaled where it is, by the same plan."""
         return self._plan is not None and not self._copied
 
-    def scale(self, factor: Tensor) -> None:
-        """Multiply what was measured last by a device scalar; at 1 no memory is touched."""
-        self._plan.scale(self._tensors, factor)
+    def scale(self, plain: Sequence[Tensor], factor: Tensor) -> None:
+        """Multiply what was measured last by a device scalar; at 1 no memory is touched.
+
+        The tensors are given again rather than kept: a gradient kept here would outlive `zero_grad`.
+        """
+        self._plan.scale(plain, factor)
 
     def full(self, tensors: Sequence[Tensor]) -> Tensor:
         """All columns of plain tensors that are measured now and then (weights, updates), where they come cheaply."""
-        if self._triton is None:
+        measured = self.measure(tensors, None, len(tensors), Limits()) if self._triton is not None else None
+        if measured is None or measured.num_columns != len(FULL_COLUMNS):
             return measure.sizes(tensors)
-        return self.measure(tensors, None, len(tensors), Limits()).table
+        return measured.table
