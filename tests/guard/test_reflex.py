@@ -451,3 +451,26 @@ def test_a_step_without_any_gradient_is_nothing_to_worry_about() -> None:
         guard.step(torch.ones(()))
     assert guard.findings == []
     assert guard.health()["steps"] == {"": 2}
+
+
+def test_per_group_clipping_off_the_host_ignores_missing_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The path of an accelerator whose optimizer is not fused, made to run on the CPU."""
+    from trimtab.sample.rows import Rows
+
+    original = Rows.__init__
+
+    def forced(self: Rows, *args: Any, **kwargs: Any) -> None:
+        original(self, *args, **kwargs)
+        self.on_host = False
+
+    monkeypatch.setattr(Rows, "__init__", forced)
+    model, _ = linear_with_gradient(1.0)
+    first, second = list(model[0].parameters()), list(model[1].parameters())
+    second[1].grad = None
+    optimizer = torch.optim.SGD([{"params": first}, {"params": second}], lr=0.0)
+    with Guard(model, optimizer, clip={"norm": 0.5, "per_group": True}, run_dir=False) as guard:
+        guard.step(LOSS)
+    for params in (first, second[:1]):
+        norm = torch.nn.utils.get_total_norm([p.grad for p in params])
+        assert float(norm) == pytest.approx(0.5, rel=1e-4)
+    assert second[1].grad is None

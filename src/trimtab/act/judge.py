@@ -102,7 +102,7 @@ class Judge:
         self._settle(step, rows, judged, loss_value, bad)
         if self._clips and not judged.reject:
             if self._config.clip.per_group or self._config.clip.value is not None:
-                parts, members = measured.table[:, 0], rows.members(None)
+                parts, members = measured.table[:, 0].clamp(min=0.0), rows.members(None)  # a missing one weighs nothing
                 everyone = [p.grad if p.grad is not None else torch.zeros_like(p) for p in rows.params]
                 reflex.clip_host(judged, self._config.clip, everyone, parts, self._optimizer.param_groups, members)
                 coef = judged.coef
