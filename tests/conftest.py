@@ -1,4 +1,4 @@
-"""Every test runs on one torch thread, in an empty directory, with no TRIMTAB_* setting around it."""
+"""Every test runs on one torch thread, seeded, in an empty directory, with no TRIMTAB_* setting around it."""
 
 from __future__ import annotations
 
@@ -17,6 +17,9 @@ def one_thread() -> None:
 
 @pytest.fixture(autouse=True)
 def clean_surroundings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+
+    torch.manual_seed(0)  # what a test does not seed itself must not differ from run to run
     monkeypatch.chdir(tmp_path)
     for name in list(os.environ):
         if name.startswith("TRIMTAB_"):
