@@ -88,9 +88,9 @@ def tokens(batch: int, length: int, vocabulary: int) -> Callable[[], tuple[Tenso
 
 
 WORKLOADS = [
-    Workload("MLP", "batch 32", mlp, lambda: (torch.randn(32, 64), torch.randint(0, 10, (32,))), block=50, rounds=80),
-    Workload("GPT small", "batch 8 x 64 tokens", lambda: GPT(128, 96, 4, 4, 64), tokens(8, 64, 128), 10, 25),
-    Workload("GPT large", "batch 8 x 64 tokens", lambda: GPT(512, 256, 6, 4, 64), tokens(8, 64, 512), 4, 15),
+    Workload("MLP", "batch 32", mlp, lambda: (torch.randn(32, 64), torch.randint(0, 10, (32,))), block=50, rounds=50),
+    Workload("GPT small", "batch 8 x 64 tokens", lambda: GPT(128, 96, 4, 4, 64), tokens(8, 64, 128), 10, 20),
+    Workload("GPT large", "batch 8 x 64 tokens", lambda: GPT(512, 256, 6, 4, 64), tokens(8, 64, 512), 4, 20),
 ]
 
 

@@ -12,8 +12,10 @@ from trimtab.sample import measure
 from trimtab.sample.host import upload
 from trimtab.sample.meter import Meter
 
-MAX_COPIED = 1 << 24
-"""Elements copied at most. Above that each tensor is judged by an equal share of its leading elements."""
+MAX_COPIED = 1 << 20
+"""Elements copied of a whole model. Above that each tensor is judged by an equal share of its leading elements."""
+MIN_COPIED = 1 << 12
+"""Elements of each tensor that are copied in any case: fewer would say little about it."""
 
 
 class UpdateProbe:
@@ -22,7 +24,7 @@ class UpdateProbe:
     def __init__(self, params: Sequence[Tensor], meter: Meter) -> None:
         total = sum(p.numel() for p in params)
         share = min(1.0, MAX_COPIED / max(total, 1))
-        counts = [min(p.numel(), max(1, int(p.numel() * share))) for p in params]
+        counts = [min(p.numel(), max(MIN_COPIED, int(p.numel() * share))) for p in params]
         flats = [measure.plain(p).reshape(-1) for p in params]
         self._parts = [f[:n] for f, n in zip(flats, counts, strict=True)]
         # reshape copies what is not contiguous: a copy would never change, so such a parameter is read anew each time.
