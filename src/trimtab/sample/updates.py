@@ -22,16 +22,15 @@ class UpdateProbe:
     """Copies weights before a step and compares them after it. The views it reads them through are kept."""
 
     def __init__(self, params: Sequence[Tensor], meter: Meter) -> None:
-        total = sum(p.numel() for p in params)
-        share = min(1.0, MAX_COPIED / max(total, 1))
-        counts = [min(p.numel(), max(MIN_COPIED, int(p.numel() * share))) for p in params]
         flats = [measure.plain(p).reshape(-1) for p in params]
+        share = min(1.0, MAX_COPIED / max(sum(f.numel() for f in flats), 1))
+        counts = [min(f.numel(), max(MIN_COPIED, int(f.numel() * share))) for f in flats]
         self._parts = [f[:n] for f, n in zip(flats, counts, strict=True)]
         # reshape copies what is not contiguous: a copy would never change, so such a parameter is read anew each time.
         at = [measure.address(p) for p in params]
         self._copied = [i for i, (f, a) in enumerate(zip(flats, at, strict=True)) if f.data_ptr() != a]
         self._params, self._counts, self._meter = params, counts, meter
-        ratio = [(p.numel() / max(n, 1)) ** 0.5 for p, n in zip(params, counts, strict=True)]
+        ratio = [(f.numel() / max(n, 1)) ** 0.5 for f, n in zip(flats, counts, strict=True)]
         self._scale = upload(np.array(ratio, np.float32), params[0].device) if share < 1.0 else None
         self._before: tuple[Tensor, ...] = ()
 
