@@ -180,7 +180,9 @@ def test_state_round_trips_exactly() -> None:
 
 
 def test_selecting_ignoring_and_regrading() -> None:
-    assert [r.code for r in select_rules(Config(select=("LOSS",)))] == ["LOSS001", "LOSS002"]
+    family = [r.code for r in select_rules(Config(select=("LOSS",)))]
+    assert {"LOSS001", "LOSS002"} <= set(family)
+    assert all(code.startswith("LOSS") for code in family)
     assert "GRAD002" not in [r.code for r in select_rules(Config(ignore=("exploding-gradient",)))]
     config = Config.from_dict({"severity": {"GRAD": "warn"}, "rules": {"GRAD002": {"ratio": 99.0}}})
     rules = {r.code: r for r in select_rules(config)}
