@@ -209,7 +209,7 @@ def test_find_rule() -> None:
 class Breaks:
     """Breaks."""
 
-    code: ClassVar[str] = "XXX001"
+    code: ClassVar[str] = "TEST001"
     name: ClassVar[str] = "breaks"
     severity: Severity = Severity.WARN
 

@@ -249,7 +249,7 @@ def test_a_forked_child_writes_nothing(tmp_path: Path) -> None:
     recorder = Recorder([("run files", RunWriter(tmp_path))])
     recorder.put(sample(0))
     child = os.fork()
-    if child == 0:  # pragma: no cover: another process
+    if child == 0:  # another process
         code = 1
         try:
             recorder.put(sample(1))
