@@ -11,7 +11,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import LRScheduler
 
-from trimtab.act.buffers import BufferShadow, ForwardTap
+from trimtab.act.buffers import BufferShadow
 from trimtab.act.contain import Contained, ContainedLane
 from trimtab.act.scaler import scale_of
 from trimtab.act.seam import ScalerSeam, Seam, innermost
@@ -19,9 +19,13 @@ from trimtab.core.config import Config
 from trimtab.core.errors import AttachError, InputError
 from trimtab.core.types import Sample
 from trimtab.lane import Lane
+from trimtab.sample.batch import Epoch
+from trimtab.sample.forward import ForwardTap
 from trimtab.sample.observed import Observed
 from trimtab.sample.rows import Rows, parameter_names
+from trimtab.sample.watch import Watch
 
+MIN_EPOCH = 8
 _GUARDED: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
@@ -104,6 +108,15 @@ def _meant(optimizers: Mapping[str, Any], wanted: Any) -> list[Any]:
     raise InputError(f"optimizer {wanted!r} is not one of this guard's; expected one of them, or a key of {known}")
 
 
+def _length(loader: Any) -> int | None:
+    """How many batches an epoch has; None where it does not say, or too few to tell a repetition from chance."""
+    try:
+        num = len(loader)
+    except TypeError:
+        return None
+    return num if num >= MIN_EPOCH else None
+
+
 class Attachment:
     """The lanes of all optimizers and every hook that leads to them; `remove` takes every hook off again."""
 
@@ -113,6 +126,8 @@ class Attachment:
         optimizers: Mapping[str, Any],
         *,
         scaler: Any,
+        ema: Any,
+        loader: Any,
         config: Config,
         lag: int,
         observed: Observed,
@@ -121,7 +136,9 @@ class Attachment:
     ) -> None:
         self._model = model
         shadow = BufferShadow(model)
-        tap = ForwardTap(shadow)
+        tap = ForwardTap(model, shadow.renew)
+        tap.batch.epoch = Epoch(_length(loader))
+        observed.on_loss, observed.on_batch = tap.loss, tap.batch.told
         self.lanes = {
             label: Lane(
                 one,
@@ -132,6 +149,7 @@ class Attachment:
                 observed=observed,
                 shadow=shadow,
                 tap=tap,
+                watch=Watch(model, one, tap, ema=ema, optimizers=list(optimizers.values()), first=i == 0),
                 scale=lambda: scale_of(scaler),
                 deliver=deliver,
             )
@@ -141,8 +159,10 @@ class Attachment:
         self._undo = [Seam(lane.optimizer, passengers[id(lane.optimizer)]).remove for lane in self.lanes.values()]
         if scaler is not None:
             self._undo.append(ScalerSeam(scaler, passengers).remove)
-        if len(shadow):
-            self._undo.append(model.register_forward_pre_hook(tap).remove)
+            for lane in self.lanes.values():
+                lane.scaler = scaler
+        self._undo.append(model.register_forward_pre_hook(tap, with_kwargs=True).remove)
+        self._undo.append(model.register_forward_hook(tap.exit).remove)
         _GUARDED.update(optimizers.values())
 
     def _row_maker(
@@ -163,4 +183,5 @@ class Attachment:
         self._undo.clear()
         for lane in self.lanes.values():
             lane.multiplier.remove()
+            lane.watch.remove()
             _GUARDED.discard(lane.optimizer)

@@ -5,21 +5,20 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
 from typing import Any
 
 from torch import Tensor, nn
 
 from trimtab import attach
 from trimtab.act.contain import Contained
-from trimtab.act.remedies import BUILTIN as REMEDIES
+from trimtab.act.remedies import carry_out
 from trimtab.act.scaler import scale_of, unscale
 from trimtab.act.stop import stopped
 from trimtab.core.config import Config, resolve
 from trimtab.core.errors import InputError, TrimtabError
 from trimtab.core.journal import Journal
 from trimtab.core.pipeline import Brain
-from trimtab.core.types import BrainState, Closing, Decision, Finding, Outcome, Sample, Severity, Verdict
+from trimtab.core.types import BrainState, Closing, Decision, Finding, Sample, Severity, Verdict
 from trimtab.lane import Lane
 from trimtab.opening import health_of, lag_for, open_recorder, run_info
 from trimtab.sample.observed import Observed, scalar_loss
@@ -96,6 +95,8 @@ class Guard:
             self._model,
             self._optimizers,
             scaler=scaler,
+            ema=ema,
+            loader=loader,
             config=self.config,
             lag=lag_for(self.config, self._model),
             observed=self._observed,
@@ -150,7 +151,8 @@ class Guard:
         """Host side of the picture: sample -> verdict -> decision -> action -> record."""
         brain = self._brains[lane.label]
         verdict, decision = brain.advance(sample, seen_at=max(lane.attempts - 1, sample.step))
-        self._recorder.put(sample)
+        for record in brain.records(sample):
+            self._recorder.put(record)
         self.verdict = verdict
         if verdict.findings:
             self._recorder.put(verdict)
@@ -171,11 +173,8 @@ class Guard:
 
     def _act(self, lane: Lane, decision: Decision) -> None:
         self._recorder.put(decision)
-        for action in decision.actions:
-            failed = Outcome(at=decision.at, action=action, applied=False, detail="the remedy failed; see the log")
-            remedy = REMEDIES[action.kind]
-            outcome = self._contained.call(f"remedy {action.kind}", remedy.apply, action, lane, decision.at)
-            self._recorder.put(replace(outcome or failed, optimizer=lane.label))
+        for outcome in carry_out(decision, lane, self._contained):
+            self._recorder.put(self._brains[lane.label].did(outcome))
 
     # -- state and end -------------------------------------------------------------------------------------------
 
@@ -242,6 +241,8 @@ class Guard:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
         try:
+            if isinstance(error, Exception) and not isinstance(error, TrimtabError) and not self._closed:
+                self._contained.call("recording an exception", next(iter(self._lanes.values())).failed, error)
             self.close(reason="closed" if kind is None else kind.__name__)
         except TrimtabError:
             if kind is None:  # the error on its way out is the one that matters

@@ -11,16 +11,20 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from trimtab.act.buffers import BufferShadow, ForwardTap
+from trimtab.act.buffers import BufferShadow
 from trimtab.act.cut_lr import LrMultiplier
 from trimtab.act.judge import Judge
 from trimtab.core.config import Config
 from trimtab.core.types import Layout, Sample
+from trimtab.sample.forward import ForwardTap
 from trimtab.sample.full import FullLook
+from trimtab.sample.lossfn import exception_facts
 from trimtab.sample.mailbox import Mailbox
 from trimtab.sample.observed import Observed
 from trimtab.sample.rows import Rows
+from trimtab.sample.sentinel import resolved
 from trimtab.sample.step import Step
+from trimtab.sample.watch import Watch
 
 
 class Lane:
@@ -37,15 +41,18 @@ class Lane:
         observed: Observed,
         shadow: BufferShadow,
         tap: ForwardTap,
+        watch: Watch,
         scale: Callable[[], float | Tensor | None],
         deliver: Callable[[Lane, Sample], None],
     ) -> None:
         self.optimizer, self.label = optimizer, label
         self.attempts = self.rejected = 0
         self.last_rejected = self.stop_requested = False
+        self.scaler: Any = None  # set where there is one: a remedy may have to lower its scale
         self.multiplier = LrMultiplier(optimizer, config.policy)
         self._config, self._build_rows, self._observed = config, rows, observed
         self._shadow, self._tap, self._scale, self._deliver = shadow, tap, scale, deliver
+        self.watch = watch
         self._mailbox = Mailbox(lag)
         self._judge = Judge(optimizer, config, shadow)
         self._rows = rows()
@@ -65,6 +72,7 @@ class Lane:
         """Gradients are ready: measure them, decide, and let the update through or not."""
         self.abandon()  # a step that raised had no after()
         step = self._begin()
+        self.watch.before(step, self._rows, step.scalars.get("scale"))
         self._judge.decide(step, self._rows)
         if step.rejected:
             self._count_rejected(step)
@@ -81,6 +89,7 @@ class Lane:
         if step.captured:
             self.abandon()
             return  # a replay runs no Python: the gate works on the device, but there is nobody to tell
+        self.watch.after(step, self._rows)
         if step.look is not None:
             self._add_look(step, step.look)
         if step.undo_flag is not None:
@@ -88,7 +97,15 @@ class Lane:
             if step.loss is not None:
                 step.scalars["loss"] = step.loss
         self.abandon()
-        self._mailbox.post(step.number, step.layout, step.table, step.scalars, device_names=step.device_names)
+        self._mailbox.post(
+            step.number,
+            step.layout,
+            step.table,
+            step.scalars,
+            device_names=step.device_names,
+            notes=step.notes,
+            frozen=step.frozen,
+        )
         self.multiplier.recover()
         self._tap.step_done()
         for sample in self._mailbox.due(step.number):
@@ -126,6 +143,7 @@ class Lane:
             self._rows = self._build_rows()
         if cadence:
             self._shadow.refresh()
+            self._tap.refresh()
         self._shadow.capture()
         self._round, loss, told = self._observed.take(self._round)
         step = self._open = Step(self.attempts, cadence, self._rows.norm_layout, loss, dict(told))
@@ -182,16 +200,18 @@ class Lane:
         if sample.step in self._decided_on_device and sample.phase == "train":
             self._decided_on_device.discard(sample.step)
             sample = replace(sample, scalars=self._told_by_device(sample.scalars))
-            self._judge.heard(sample.scalars.get("clip_coef"))
+            self._judge.heard(sample.scalars)
             self.rejected += sample.scalars["rejected"] > 0
         self.last_rejected = sample.scalars.get("rejected", 0.0) > 0
+        if not self._rows.on_host:
+            sample = replace(sample, scalars=resolved(dict(sample.scalars)))
         self._deliver(self, sample)
 
     def _told_by_device(self, scalars: Mapping[str, float]) -> dict[str, float]:
         """What a device decided, in the words the host would have used for it."""
         out = dict(scalars)
         out.pop("inverse_coef", None)
-        if self._config.clip.norm is None or not self._reflexes:
+        if not self._config.clip or not self._reflexes:
             out.pop("clip_coef", None)
         if not out.pop("nonfinite_grads", 0.0):
             return out
@@ -210,6 +230,16 @@ class Lane:
         for sample in self._mailbox.due(last):
             self._hand_over(sample)
 
+    def failed(self, error: Exception) -> None:
+        """An exception ended the step that was under way; what it says may name the trouble."""
+        self.drain()
+        layout = Layout(names=(), kinds=(), numel=(), columns=(), optimizer=self.label)
+        text = " ".join(str(error).split())[:300]
+        facts: dict[str, float | Tensor] = dict.fromkeys(("exception", *exception_facts(text)), 1.0)
+        notes: dict[str, tuple[str, ...]] = {"exception": (type(error).__name__, text)}
+        self._mailbox.post(self.attempts, layout, np.zeros((0, 0), np.float32), facts, phase="error", notes=notes)
+        self.drain()
+
     def drain(self) -> None:
         """Deliver everything still under way."""
         self.abandon()
@@ -223,6 +253,7 @@ class Lane:
             "rejected": self.rejected,
             "multiplier": self.multiplier.state_dict(),
             "suspicion": self._judge.suspicion.state_dict(),
+            "clip": self._judge.state_dict(),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -230,3 +261,4 @@ class Lane:
         self.attempts, self.rejected = int(state["attempts"]), int(state["rejected"])
         self.multiplier.load_state_dict(state["multiplier"])
         self._judge.suspicion.load_state_dict(state["suspicion"])
+        self._judge.load_state_dict(state.get("clip", {}))

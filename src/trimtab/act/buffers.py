@@ -170,37 +170,3 @@ class BufferShadow:
 
     def _all(self) -> list[_Pack]:
         return [*self._packs, *self._large]
-
-
-class ForwardTap:
-    """The one hook in the always-on path: the root's first training forward after a step.
-
-    Copying or pickling a model copies its hooks: this one turns into an inert stand-in, so that a deep copy (an EMA,
-    a teacher) carries nothing of the guard.
-    """
-
-    def __init__(self, shadow: BufferShadow) -> None:
-        self._shadow = shadow
-        self._armed = True
-
-    def __call__(self, module: nn.Module, args: object) -> None:
-        """Runs before the root's forward."""
-        if torch.compiler.is_compiling() or not self._armed:
-            return
-        if module.training and torch.is_grad_enabled():
-            self._armed = False
-            self._shadow.renew()
-
-    def step_done(self) -> None:
-        """The next training forward is the first of a new step."""
-        self._armed = True
-
-    def __reduce__(self) -> tuple[type[_Inert], tuple[()]]:
-        return (_Inert, ())
-
-
-class _Inert:
-    """What is left of a tap in a copied model."""
-
-    def __call__(self, module: nn.Module, args: object) -> None:
-        return None

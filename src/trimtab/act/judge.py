@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from trimtab.act import reflex
+from trimtab.act import agc, reflex
 from trimtab.act.buffers import BufferShadow
 from trimtab.act.withhold import Withheld
+from trimtab.core.clipping import Agc, Clip
 from trimtab.core.config import Config
+from trimtab.core.norm_limit import norm_limit
 from trimtab.core.types import FULL_COLUMNS, Kind
 from trimtab.sample import measure
 from trimtab.sample.full import FullLook, Scope
@@ -35,6 +39,9 @@ class Judge:
         self.suspicion = Suspicion()
         self._optimizer, self._config, self._shadow = optimizer, config, shadow
         self._limits = reflex.limits_of(config)
+        self._clips = config.mode != "observe" and bool(config.clip)
+        self._follow = norm_limit(config.clip) if self._clips else None
+        self._units = config.clip.adaptive if self._clips and isinstance(config.clip.adaptive, Agc) else None
         self._gate = reflex.DeviceGate(optimizer)
         self._meter: Meter | None = None
         self._scope: Scope | None = None
@@ -50,15 +57,28 @@ class Judge:
         else:
             self._after_one_wait(step, rows)
 
-    def heard(self, clip_coef: float | None) -> None:
-        """Learn how often this run is clipped, from what the device reported `lag` steps ago."""
-        if clip_coef is not None:
-            self._clip_rate += (float(clip_coef < 1.0) - self._clip_rate) / 16
+    def heard(self, scalars: Mapping[str, float]) -> None:
+        """Learn from what the device reported `lag` steps ago: how often it clips, and which norms it let through."""
+        if (coef := scalars.get("clip_coef")) is not None:
+            self._clip_rate += (float(coef < 1.0) - self._clip_rate) / 16
+        if self._follow is not None and not scalars.get("rejected"):
+            self._follow.push(scalars["grad_norm"])
 
     def disarm(self, step: Step) -> None:
-        """Take back what was set for this one step."""
+        """Take back what was set for this one step, and remember its norm if it was let through."""
         if step.undo_flag is not None:
             self._gate.disarm()
+        elif self._follow is not None and not step.rejected and "grad_norm" in step.scalars:
+            self._follow.push(number(step.scalars["grad_norm"]))
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a clipping strategy remembers, as plain data; empty where limits are fixed."""
+        return {} if self._follow is None else self._follow.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on where `state_dict` was taken."""
+        if self._follow is not None:
+            self._follow.load_state_dict(state)
 
     # -- everything is on the CPU --------------------------------------------------------------------------------
 
@@ -77,15 +97,17 @@ class Judge:
         self._settle(step, rows, judged, loss, bad)
         if self._clips and not judged.reject:
             members = rows.members(present)
-            reflex.clip_host(judged, self._config.clip, live, parts, self._optimizer.param_groups, members)
+            reflex.clip_host(judged, self._clip_now(), live, parts, self._optimizer.param_groups, members)
             step.scalars["clip_coef"] = judged.coef
+            if self._units is not None and live:
+                step.scalars["clip_coef"] = number(agc.clip(rows.params, self._units, wide=judged.norm > agc.HUGE))
 
     # -- on an accelerator, with an optimizer that can only be told from the host --------------------------------
 
     def _after_one_wait(self, step: Step, rows: Rows) -> None:
         self._unscale(rows)
         live, plain, present = _gradients(rows)
-        measured = self._meter_of(rows).measure(plain, present, len(rows.params), self._limits)
+        measured = self._meter_of(rows).measure(plain, present, len(rows.params), self._limits_now())
         loss = torch.as_tensor(math.nan if step.loss is None else step.loss, device=measured.flat.device)
         norms = [pack.to(measured.flat.device).reshape(1).float() for pack in self._shadow.norms()]
         values = to_host(torch.cat([measured.flat, loss.reshape(1).float(), *norms]))  # the one wait
@@ -109,17 +131,21 @@ class Judge:
             elif coef < 1.0:
                 reflex.scale_by(live, measured.scalar("clip_coef"), coef)
             step.scalars["clip_coef"] = coef
+            if self._units is not None and live:
+                step.scalars["clip_coef"] = agc.clip(rows.params, self._units)
 
     # -- on an accelerator, with an optimizer that is told there -------------------------------------------------
 
     def _on_device(self, step: Step, rows: Rows) -> None:
         scale = getattr(self._optimizer, "grad_scale", None)
         live, plain, present = _gradients(rows)
-        meter = self._meter_of(rows)
-        measured = meter.measure(plain, present, len(rows.params), self._limits, scale)
+        meter, limits = self._meter_of(rows), self._limits_now()
+        measured = meter.measure(plain, present, len(rows.params), limits, scale)
         reject = measured.scalar("rejected")
         clip = None
-        if self._limits.max_norm is not None:
+        if self._units is not None and live:
+            measured.scalar("clip_coef").copy_(agc.clip(rows.params, self._units, scale=scale))
+        elif limits.max_norm is not None:
             # Two ways to the same gradients. `grad_scale` costs a write of every gradient, clipped or not; scaling them
             # here costs a read and a write, but nothing at all in a step that needs no clipping.
             if self._clip_rate < OFTEN and meter.can_scale and plain[0] is live[0]:
@@ -141,9 +167,13 @@ class Judge:
 
     # -- what they share -----------------------------------------------------------------------------------------
 
-    @property
-    def _clips(self) -> bool:
-        return self._config.mode != "observe" and bool(self._config.clip)
+    def _limits_now(self) -> measure.Limits:
+        # A plain number, from norms that the host knows: it goes to the device with the launch. A CUDA graph keeps the
+        # one it was captured with.
+        return self._limits if self._follow is None else replace(self._limits, max_norm=self._follow.limit())
+
+    def _clip_now(self) -> Clip:
+        return self._config.clip if self._follow is None else Clip(norm=self._follow.limit())
 
     def _settle(
         self, step: Step, rows: Rows, judged: reflex.Judged, loss: float | None, bad: list[tuple[int, int]]

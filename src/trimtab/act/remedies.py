@@ -2,9 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+from trimtab.act.back_off_scaler import BackOffScaler
+from trimtab.act.contain import Contained
 from trimtab.act.cut_lr import CutLR
+from trimtab.act.raise_weight_decay import RaiseWeightDecay
 from trimtab.act.skip import Skip
 from trimtab.act.stop import Stop
-from trimtab.core.types import Remedy
+from trimtab.core.types import Decision, Outcome, Remedy
 
-BUILTIN: dict[str, Remedy] = {remedy.kind: remedy for remedy in (CutLR(), Skip(), Stop())}
+_ALL: tuple[Remedy, ...] = (CutLR(), RaiseWeightDecay(), BackOffScaler(), Skip(), Stop())
+BUILTIN: dict[str, Remedy] = {remedy.kind: remedy for remedy in _ALL}
+
+
+def carry_out(decision: Decision, lane: Any, contained: Contained) -> Iterator[Outcome]:
+    """Do what was decided, one action after the other; a remedy that breaks is an outcome too."""
+    for action in decision.actions:
+        failed = Outcome(at=decision.at, action=action, applied=False, detail="the remedy failed; see the log")
+        remedy = BUILTIN[action.kind]
+        outcome: Outcome | None = contained.call(f"remedy {action.kind}", remedy.apply, action, lane, decision.at)
+        yield replace(outcome or failed, optimizer=lane.label)

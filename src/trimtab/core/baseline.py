@@ -46,6 +46,12 @@ class RowBaseline:
         grown = np.where(np.isnan(self._log) | (norms < 0), 1.0, np.exp(np.clip(logs - self._log, -300, 300)))
         return np.where(finite, grown, np.inf)
 
+    def usual(self, names: tuple[str, ...]) -> NDArray[np.float64]:
+        """The usual log norm of some rows, which must begin the known ones; empty where they are not known."""
+        if self._names[: len(names)] != names:
+            return np.empty(0)
+        return self._log[: len(names)]
+
     def _rename(self, names: tuple[str, ...]) -> None:
         known = dict(zip(self._names, self._log, strict=True))
         self._log = np.array([known.get(n, np.nan) for n in names], dtype=np.float64)

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
 from trimtab.core.config import Config
+from trimtab.core.effects import Effects
 from trimtab.core.policy import Ladder
 from trimtab.core.registry import advice_of, select_rules
-from trimtab.core.types import Decision, Finding, Policy, Rule, Sample, Severity, Verdict
+from trimtab.core.types import Decision, Finding, Outcome, Policy, Record, Rule, Sample, Severity, Verdict
 from trimtab.core.window import Window
 
 log = logging.getLogger("trimtab")
@@ -19,26 +20,36 @@ log = logging.getLogger("trimtab")
 class Brain:
     """Deterministic in the sequence of samples: replaying a record re-makes the same verdicts and decisions."""
 
-    def __init__(self, rules: tuple[Rule, ...], policy: Policy | None) -> None:
+    def __init__(self, rules: tuple[Rule, ...], policy: Policy | None, effects: Effects | None = None) -> None:
         self._rules = rules
         self._policy = policy
+        self._effects = effects
+        self._due: tuple[Outcome, ...] = ()
         self._window = Window()
         self._open: dict[str, dict[str, int]] = {}
         self._policy_state: Mapping[str, Any] = policy.init() if policy is not None else {}
         self._broken: set[str] = set()
         self._advice = {rule.code: advice_of(rule) for rule in rules}
         self._hold: dict[str, int] = {rule.code: getattr(rule, "hold", 1) for rule in rules}
+        # A rule that waits for a fact is asked only about samples that have it: most rules cost nothing on most steps.
+        needs = [frozenset(getattr(rule, "needs", ())) for rule in rules]
+        self._always = [i for i, need in enumerate(needs) if not need]
+        self._waiting: dict[str, list[int]] = {}
+        for i, need in enumerate(needs):
+            for fact in need:
+                self._waiting.setdefault(fact, []).append(i)
 
     @classmethod
     def from_config(cls, config: Config) -> Brain:
         """The rules a configuration selects; it decides only in mode `act`."""
-        policy = Ladder.from_config(config) if config.mode == "act" else None
-        return cls(select_rules(config), policy)
+        if config.mode != "act":
+            return cls(select_rules(config), None)
+        return cls(select_rules(config), Ladder.from_config(config), Effects(config.policy.effect_after))
 
     def advance(self, sample: Sample, *, seen_at: int) -> tuple[Verdict, Decision]:
         """Judge one sample and decide about it."""
         self._window.look(sample)
-        raw = [f for rule in self._rules for f in self._ask(rule)]
+        raw = [f for rule in self._concerned(sample) for f in self._ask(rule)]
         findings = tuple(self._in_incident(f, sample) for f in raw)
         self._window.absorb(alarming=any(f.severity >= Severity.ERROR for f in findings))
         verdict = Verdict(
@@ -47,7 +58,24 @@ class Brain:
         if self._policy is None:
             return verdict, Decision(about=sample.step, at=seen_at + 1, optimizer=sample.optimizer)
         self._policy_state, decision = self._policy.decide(self._policy_state, verdict)
+        self._due = () if self._effects is None else tuple(self._effects.see(sample))
         return verdict, decision
+
+    def did(self, outcome: Outcome) -> Outcome:
+        """Be told what became of an action, to measure its effect from here on; returns the same outcome."""
+        if self._effects is not None:
+            self._effects.watch(outcome)
+        return outcome
+
+    def records(self, sample: Sample) -> tuple[Record, ...]:
+        """What goes on record of the newest sample: itself, and what it made known of the effect of earlier actions."""
+        return (sample, *self._due)
+
+    def _concerned(self, sample: Sample) -> Iterator[Rule]:
+        chosen = set(self._always)
+        for fact in sample.scalars:
+            chosen.update(self._waiting.get(fact, ()))
+        return (self._rules[i] for i in sorted(chosen))
 
     def _ask(self, rule: Rule) -> list[Finding]:
         if rule.code in self._broken:
@@ -79,6 +107,7 @@ class Brain:
             "window": self._window.state_dict(),
             "open": {code: dict(i) for code, i in self._open.items()},
             "policy": dict(self._policy_state),
+            "effects": {} if self._effects is None else self._effects.state_dict(),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -87,3 +116,5 @@ class Brain:
         self._open = {code: {"last": int(i["last"]), "streak": int(i["streak"])} for code, i in state["open"].items()}
         if self._policy is not None:
             self._policy_state = {**self._policy.init(), **state["policy"]}
+        if self._effects is not None and state.get("effects"):
+            self._effects.load_state_dict(state["effects"])

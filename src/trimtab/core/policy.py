@@ -17,21 +17,51 @@ def _cut(factor: float) -> Action:
     return Action(kind="cut_lr", args={"factor": factor})
 
 
+def _decay(factor: float) -> Action:
+    return Action(kind="raise_weight_decay", args={"factor": factor})
+
+
+Rungs = tuple[tuple[int, tuple[Action, ...]], ...]
+
 # (strike, what is done at that strike). A strike is one bad step; the count starts again after a quiet spell.
-_NONFINITE = ((1, (SKIP, _cut(0.5))), (2, (SKIP,)), (10, (SKIP, _cut(0.5))), (25, (SKIP, _cut(0.5))), (50, (STOP,)))
-_EXPLOSION = ((1, (_cut(0.1),)), (20, (_cut(0.1),)), (100, (STOP,)))
-LADDERS: Mapping[str, tuple[tuple[int, tuple[Action, ...]], ...]] = {
+_NONFINITE: Rungs = (
+    (1, (SKIP, _cut(0.5))),
+    (2, (SKIP,)),
+    (10, (SKIP, _cut(0.5))),
+    (25, (SKIP, _cut(0.5))),
+    (50, (STOP,)),
+)
+_EXPLOSION: Rungs = ((1, (_cut(0.1),)), (20, (_cut(0.1),)), (100, (STOP,)))
+_TOO_FAST: Rungs = ((1, (_cut(0.1),)), (20, (_cut(0.1),)))  # a rate can be put right: no reason to stop
+_LOST: Rungs = ((3, (STOP,)),)  # nothing mends it from inside; three, so that one odd reading ends no run
+LADDERS: Mapping[str, Rungs] = {
     "nonfinite-gradient": _NONFINITE,
     "nonfinite-loss": _NONFINITE,
     "exploding-gradient": _EXPLOSION,
     "loss-spike": _EXPLOSION,
-    "nonfinite-weight": ((3, (STOP,)),),
+    "diverging-loss": _EXPLOSION,
+    "weight-jump": _EXPLOSION,
+    "learning-rate": _TOO_FAST,
+    "update-ratio": _TOO_FAST,
+    "oscillating-loss": ((1, (_cut(0.5),)), (20, (_cut(0.5),))),
+    "overfitting": ((1, (_decay(1.5),)), (5, (_decay(1.5),)), (20, (_decay(1.5),))),
+    # The scaler has backed off as far as it can, so backing off further is no help. A smaller rate may bring the loss
+    # back into range; if it does not, no step will be made any more.
+    "scale-collapse": ((1, (_cut(0.5),)), (50, (STOP,))),
+    "nonfinite-weight": _LOST,
+    "nonfinite-optimizer-state": _LOST,
 }
+"""A name that is missing has no remedy here: nonfinite-buffer, say, was already put back inside the step."""
+
+GENTLE = frozenset({"raise_weight_decay", "back_off_scaler"})
+"""These may follow a mere warning; every other action needs an ERROR."""
+FREE = frozenset({"skip", "stop"})
+"""These know neither cool-down nor budget: a skip was done inside the step and only goes on record, a stop ends it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ladder:
-    """Climbs one rung at a time, with a quiet time between cuts and a budget for the run."""
+    """Climbs one rung at a time, with a quiet time between actions of one kind and a budget for the run."""
 
     settings: PolicyConfig
 
@@ -42,34 +72,39 @@ class Ladder:
 
     def init(self) -> Mapping[str, Any]:
         """The state before the first verdict."""
-        return {"strikes": {}, "last_bad": {}, "last_cut": -(10**9), "spent": 0}
+        return {"strikes": {}, "last_bad": {}, "last_done": {}, "spent": 0}
 
     def decide(self, state: Mapping[str, Any], verdict: Verdict) -> tuple[Mapping[str, Any], Decision]:
         """What to do about a verdict, and the state to decide the next one with."""
         idle = Decision(about=verdict.step, at=verdict.seen_at + 1, optimizer=verdict.optimizer)
-        finding = _first_grave(verdict)
-        if finding is None:
+        treatable = [f for f in verdict.findings if _allowed(f)]
+        if not treatable:
             return state, idle
-        ladder = LADDERS[finding.name]
-        strikes = self._strikes(state, finding)
-        rung = next((actions for strike, actions in reversed(ladder) if strikes >= strike), ())
-        fresh = any(strike == strikes for strike, _ in ladder)
-        actions = tuple(a for a in rung if a.kind == "skip" or fresh)
-        in_cooldown = verdict.step - state["last_cut"] < self.settings.cooldown
-        spent_out = state["spent"] >= self.settings.budget
-        if in_cooldown or spent_out:
-            actions = tuple(a for a in actions if a.kind != "cut_lr")
-        cuts = sum(a.kind == "cut_lr" for a in actions)
+        # The gravest is acted on; of equals the first, which is the first cause.
+        finding = max(treatable, key=lambda f: f.severity)
+        struck = {f.name: self._strikes(state, f) for f in treatable}
+        last_done, spent = dict(state["last_done"]), int(state["spent"])
+        actions = []
+        for action in self._due(finding, struck[finding.name]):
+            if action.kind not in FREE:
+                last = last_done.get(action.kind)
+                in_cooldown = last is not None and verdict.step - last < self.settings.cooldown
+                if in_cooldown or spent >= self.settings.budget:
+                    continue
+                last_done[action.kind] = verdict.step
+                spent += 1
+            actions.append(action)
         new = {
-            "strikes": {**state["strikes"], finding.name: strikes},
-            "last_bad": {**state["last_bad"], finding.name: verdict.step},
-            "last_cut": verdict.step if cuts else state["last_cut"],
-            "spent": state["spent"] + cuts,
+            "strikes": {**state["strikes"], **struck},
+            "last_bad": {**state["last_bad"], **dict.fromkeys(struck, verdict.step)},
+            "last_done": last_done,
+            "spent": spent,
         }
-        decision = Decision(
-            about=idle.about, at=idle.at, optimizer=idle.optimizer, actions=actions, because=(finding.code,)
+        if not actions:
+            return new, idle
+        return new, Decision(
+            about=idle.about, at=idle.at, optimizer=idle.optimizer, actions=tuple(actions), because=(finding.code,)
         )
-        return new, decision if actions else idle
 
     def _strikes(self, state: Mapping[str, Any], finding: Finding) -> int:
         last = state["last_bad"].get(finding.name)
@@ -77,8 +112,18 @@ class Ladder:
             return 1
         return int(state["strikes"].get(finding.name, 0)) + 1
 
+    def _due(self, finding: Finding, strikes: int) -> tuple[Action, ...]:
+        """The actions of the rung that has been reached: those with a price only when it has just been reached."""
+        ladder = LADDERS[finding.name]
+        rung = next((actions for strike, actions in reversed(ladder) if strikes >= strike), ())
+        fresh = any(strike == strikes for strike, _ in ladder)
+        return tuple(a for a in rung if _may(a, finding.severity) and (a.kind in FREE or fresh))
 
-def _first_grave(verdict: Verdict) -> Finding | None:
-    """The gravest finding that has a ladder; of equals the first, which is the first cause."""
-    treatable = [f for f in verdict.findings if f.name in LADDERS and f.severity >= Severity.ERROR]
-    return max(treatable, key=lambda f: f.severity, default=None)
+
+def _may(action: Action, severity: Severity) -> bool:
+    return severity >= Severity.ERROR or action.kind in GENTLE
+
+
+def _allowed(finding: Finding) -> bool:
+    """Whether the finding's ladder holds anything that its severity allows."""
+    return any(_may(a, finding.severity) for _, actions in LADDERS.get(finding.name, ()) for a in actions)

@@ -56,6 +56,10 @@ class Series:
         """The median of the first values: the level the run started from; NaN before the first."""
         return _median(self._first)
 
+    def values(self) -> list[float]:
+        """The remembered values, oldest first."""
+        return list(self._values)
+
     def recent_max(self) -> float:
         """The largest value still remembered; -inf when there is none."""
         return max(self._values, default=-math.inf)

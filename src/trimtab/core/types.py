@@ -17,6 +17,8 @@ F32 = NDArray[np.float32]
 
 ABSENT = -1.0
 """In the L2 column: this parameter had no gradient at all. A norm is never negative, so nothing else looks like it."""
+FROZEN = -2.0
+"""In the L2 column: no gradient, and none wanted: the parameter does not require one."""
 
 
 class Kind(StrEnum):
@@ -92,7 +94,11 @@ class Layout:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sample:
-    """What one attempted optimizer step (or one validation, `phase="val"`) looked like, reduced across ranks."""
+    """What one attempted optimizer step (or one validation, `phase="val"`) looked like, reduced across ranks.
+
+    `notes` name what a number is about where there is no row for it: parameters that no optimizer holds, tensors that
+    were changed between steps, an exception.
+    """
 
     step: int
     branch: int = 0
@@ -100,6 +106,7 @@ class Sample:
     table: F32
     scalars: Mapping[str, float]
     phase: str = "train"
+    notes: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     @property
     def optimizer(self) -> str:

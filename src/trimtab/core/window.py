@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
+import math
+from collections import deque
 from collections.abc import Mapping
 from typing import Any
 
 from trimtab.core.baseline import RowBaseline
+from trimtab.core.cusum import Cusum
+from trimtab.core.level import Level
+from trimtab.core.rowruns import RowRuns
+from trimtab.core.schedule import Schedule
 from trimtab.core.series import Series
 from trimtab.core.types import Column, Kind, Sample
 
-TRACKED = ("loss", "grad_norm", "val_loss")
+TRACKED = ("loss", "grad_norm", "val_loss", "update_ratio", "in_rms")
+LEVELS = ("loss", "grad_norm")
 ROWS_EVERY = 10
 """The baseline of single rows only attributes alarms: it need not see every step."""
 MAX_LEFT_OUT = 16
 """So many alarming samples in a row stay out of the history; after that they are the new normal."""
+NUM_PAST = 64
+MIN_DRIFT = 20
 
 
 class Window:
@@ -22,8 +31,14 @@ class Window:
     def __init__(self) -> None:
         self._now: Sample | None = None
         self._series = {name: Series() for name in TRACKED}
-        self._gradients = RowBaseline()
+        self._levels = {name: Level() for name in LEVELS}
         self._left_out = 0
+        self.past: deque[Mapping[str, float]] = deque(maxlen=NUM_PAST)
+        self.schedule = Schedule()
+        self.drift = Cusum()
+        self.gradients = RowBaseline()
+        self.weights = RowBaseline()
+        self.runs = RowRuns()
 
     @property
     def now(self) -> Sample:
@@ -32,18 +47,29 @@ class Window:
             raise LookupError("the window is empty: look() at a sample first")
         return self._now
 
-    @property
-    def gradients(self) -> RowBaseline:
-        """What is usual for the gradient norm of each parameter."""
-        return self._gradients
-
     def scalar(self, name: str) -> float | None:
         """A scalar of the newest sample, None where it was not measured."""
         return self.now.scalars.get(name)
 
     def history(self, name: str) -> Series:
-        """What a scalar was before the newest sample."""
+        """What a scalar was before the newest sample; samples that raised an alarm are left out at first."""
         return self._series[name]
+
+    def level(self, name: str) -> Level:
+        """Where a scalar stood before the newest sample, alarms or not."""
+        return self._levels[name]
+
+    def last(self, name: str, num: int) -> list[float]:
+        """A scalar in the last `num` training samples, the newest included, oldest first; finite values only."""
+        past = list(self.past)[-(num - 1) :] if num > 1 else []
+        values = [v for scalars in (*past, self.now.scalars) if (v := scalars.get(name)) is not None]
+        return [v for v in values if math.isfinite(v)]
+
+    def streak(self, name: str, num: int) -> bool:
+        """Whether a scalar is set in the newest sample and in the `num - 1` before it."""
+        if not self.now.scalars.get(name) or len(self.past) < num - 1:
+            return False
+        return all(self.past[-i].get(name) for i in range(1, num))
 
     def look(self, sample: Sample) -> None:
         """Make `sample` the newest one. It joins the history only with `absorb`."""
@@ -52,6 +78,8 @@ class Window:
     def absorb(self, *, alarming: bool) -> None:
         """Let the newest sample into the history, unless it is alarming and the alarm is young."""
         sample = self.now
+        if sample.phase == "train":
+            self._follow(sample)
         if alarming and self._left_out < MAX_LEFT_OUT:
             self._left_out += 1
             return
@@ -62,18 +90,56 @@ class Window:
             if value is not None:
                 series.push(value)
         if sample.step % ROWS_EVERY == 0 and sample.has(Kind.GRAD, Column.L2):
-            self._gradients.push(sample.names(Kind.GRAD), sample.col(Kind.GRAD, Column.L2))
+            self.gradients.push(sample.names(Kind.GRAD), sample.col(Kind.GRAD, Column.L2))
+
+    def _follow(self, sample: Sample) -> None:
+        """What is remembered of every step, alarming or not."""
+        self.past.append(sample.scalars)
+        self.schedule.absorb(sample)
+        self._drift(sample)
+        for name, level in self._levels.items():
+            value = sample.scalars.get(name)
+            if value is not None:
+                level.push(value)
+        if sample.has(Kind.GRAD, Column.L2):
+            self.runs.push(sample.names(Kind.GRAD), sample.col(Kind.GRAD, Column.L2))
+        if sample.has(Kind.WEIGHT, Column.L2):
+            self.weights.push(sample.names(Kind.WEIGHT), sample.col(Kind.WEIGHT, Column.L2))
+
+    def _drift(self, sample: Sample) -> None:
+        """Add up how far the loss lies above the best level it ever had. A change the loop made begins anew."""
+        loss, level = sample.scalars.get("loss"), self._levels["loss"]
+        if loss is None or len(level) < MIN_DRIFT or not math.isfinite(level.best):
+            return
+        schedule = self.schedule
+        if sample.step in (schedule.resized_at, schedule.raised_at) and schedule.rates:
+            level.rebase()
+            self.drift.reset()
+        noise = max(level.noise, 1e-3 * abs(level.best), 1e-12)
+        self.drift.push((loss - level.best) / noise, sample.step)
 
     def state_dict(self) -> dict[str, Any]:
         """Everything needed to go on exactly here, as plain data."""
         return {
             "series": {name: s.state_dict() for name, s in self._series.items()},
-            "gradients": self._gradients.state_dict(),
+            "levels": {name: level.state_dict() for name, level in self._levels.items()},
+            "gradients": self.gradients.state_dict(),
+            "weights": self.weights.state_dict(),
+            "runs": self.runs.state_dict(),
+            "schedule": self.schedule.state_dict(),
+            "drift": self.drift.state_dict(),
+            "past": [dict(scalars) for scalars in self.past],
             "left_out": self._left_out,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on where `state_dict` was taken."""
         self._series = {n: Series.from_state(state["series"][n]) if n in state["series"] else Series() for n in TRACKED}
-        self._gradients = RowBaseline.from_state(state["gradients"])
+        self._levels = {n: Level.from_state(state["levels"][n]) for n in LEVELS}
+        self.gradients = RowBaseline.from_state(state["gradients"])
+        self.weights = RowBaseline.from_state(state["weights"])
+        self.runs = RowRuns.from_state(state["runs"])
+        self.schedule = Schedule.from_state(state["schedule"])
+        self.drift = Cusum.from_state(state["drift"])
+        self.past = deque(({k: float(v) for k, v in s.items()} for s in state["past"]), maxlen=NUM_PAST)
         self._left_out = int(state["left_out"])

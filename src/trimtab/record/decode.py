@@ -40,6 +40,7 @@ class SampleLine(NamedTuple):
     phase: str
     num_floats: int
     scalars: dict[str, float]
+    notes: dict[str, tuple[str, ...]]
 
 
 def _restore(data: dict[str, Any]) -> None:
@@ -149,6 +150,7 @@ def to_sample_line(data: dict[str, Any]) -> SampleLine:
     scalars = _dict(data, "scalars")
     for name, text in data.get("nf", {}).items():
         scalars[name] = float(text)
+    notes = data.get("notes", {})
     return SampleLine(
         _int(data, "seq"),
         _int(data, "step"),
@@ -157,6 +159,7 @@ def to_sample_line(data: dict[str, Any]) -> SampleLine:
         _text(data, "phase"),
         _int(data, "tab"),
         {name: float(value) for name, value in scalars.items()},
+        {name: _texts(notes, name) for name in notes},
     )
 
 

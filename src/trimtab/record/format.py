@@ -139,6 +139,8 @@ def sample_line(sample: Sample, seq: int, layout: int) -> bytes:
     }
     if flags:
         body["nf"] = flags
+    if sample.notes:
+        body["notes"] = {name: list(texts) for name, texts in sample.notes.items()}
     return _encode({"t": "sample", "seq": seq, **body}).encode() + b"\n"
 
 

@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 
-from trimtab.core.types import ABSENT, Column, Kind, Sample
+from trimtab.core.types import Column, Kind, Sample
 
 SCALARS = {
     "loss": "loss",
@@ -67,7 +67,7 @@ def metrics(sample: Sample) -> dict[str, float]:
 
 def _gradients(sample: Sample) -> dict[str, float]:
     norms = sample.col(Kind.GRAD, Column.L2).astype(np.float64)
-    present = norms != ABSENT
+    present = ~(norms < 0)  # a NaN is a measurement; ABSENT and FROZEN are not
     if not present.any():
         return {}
     norms = norms[present]
@@ -91,7 +91,7 @@ def layer_metrics(sample: Sample) -> dict[str, float]:
     out: dict[str, float] = {}
     norms, means = sample.col(Kind.GRAD, Column.L2), sample.col(Kind.GRAD, Column.MEAN)
     for i, (name, norm) in enumerate(zip(sample.names(Kind.GRAD), norms.tolist(), strict=False)):
-        if norm == ABSENT:
+        if norm < 0:
             continue
         path = f"grad_layer/{name.replace('.', '/')}"
         out[f"{path}/norm"] = norm

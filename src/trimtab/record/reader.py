@@ -93,6 +93,7 @@ class Run:
                 table=table,
                 scalars=dict(line.scalars),
                 phase=line.phase,
+                notes=line.notes,
             )
 
     def series(

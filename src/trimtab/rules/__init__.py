@@ -1,19 +1,103 @@
 """The rules: one trouble per file. Adding one is one file and one name in this tuple."""
 
 from trimtab.core.types import Rule
+from trimtab.rules.accumulation_not_divided import AccumulationNotDivided
+from trimtab.rules.chronic_clipping import ChronicClipping
+from trimtab.rules.clip_before_unscale import ClipBeforeUnscale
+from trimtab.rules.collapsed_output import CollapsedOutput
+from trimtab.rules.constant_batch import ConstantBatch
+from trimtab.rules.data_replayed import DataReplayed
+from trimtab.rules.diverging_loss import DivergingLoss
+from trimtab.rules.double_step import DoubleStep
+from trimtab.rules.ema_not_moving import EmaNotMoving
+from trimtab.rules.empty_batch import EmptyBatch
+from trimtab.rules.eval_mode import EvalMode
 from trimtab.rules.exploding_gradient import ExplodingGradient
+from trimtab.rules.gradient_underflow import GradientUnderflow
+from trimtab.rules.label_range import LabelRange
+from trimtab.rules.learning_rate import LearningRate
 from trimtab.rules.loss_spike import LossSpike
+from trimtab.rules.missing_gradient import MissingGradient
+from trimtab.rules.modality_collapse import ModalityCollapse
+from trimtab.rules.needless_scaler import NeedlessScaler
+from trimtab.rules.no_grad import NoGrad
 from trimtab.rules.nonfinite_buffer import NonfiniteBuffer
+from trimtab.rules.nonfinite_ema import NonfiniteEma
 from trimtab.rules.nonfinite_gradient import NonfiniteGradient
+from trimtab.rules.nonfinite_input import NonfiniteInput
 from trimtab.rules.nonfinite_loss import NonfiniteLoss
+from trimtab.rules.nonfinite_optimizer_state import NonfiniteOptimizerState
+from trimtab.rules.nonfinite_validation import NonfiniteValidation
 from trimtab.rules.nonfinite_weight import NonfiniteWeight
+from trimtab.rules.not_learning import NotLearning
+from trimtab.rules.optimizer_misses_parameters import OptimizerMissesParameters
+from trimtab.rules.optimizer_state_lost import OptimizerStateLost
+from trimtab.rules.oscillating_loss import OscillatingLoss
+from trimtab.rules.outlier_batch import OutlierBatch
+from trimtab.rules.overfitting import Overfitting
+from trimtab.rules.repeated_batch import RepeatedBatch
+from trimtab.rules.scale_collapse import ScaleCollapse
+from trimtab.rules.stale_gradient import StaleGradient
+from trimtab.rules.stale_optimizer import StaleOptimizer
+from trimtab.rules.step_exception import StepException
+from trimtab.rules.targets_do_not_predict import TargetsDoNotPredict
+from trimtab.rules.temperature_runaway import TemperatureRunaway
+from trimtab.rules.untied_weights import UntiedWeights
+from trimtab.rules.update_ratio import UpdateRatio
+from trimtab.rules.vanishing_gradient import VanishingGradient
+from trimtab.rules.weight_corrupted import WeightCorrupted
+from trimtab.rules.weight_jump import WeightJump
+from trimtab.rules.weights_unchanged import WeightsUnchanged
+from trimtab.rules.zero_gradient import ZeroGradient
 
 # In the order of cause and effect: findings of one step are listed first cause first.
 BUILTIN: tuple[type[Rule], ...] = (
+    NonfiniteInput,
+    EmptyBatch,
+    LabelRange,
+    OutlierBatch,
+    ConstantBatch,
+    RepeatedBatch,
+    DataReplayed,
+    WeightCorrupted,
+    OptimizerStateLost,
+    NonfiniteOptimizerState,
     NonfiniteWeight,
+    UntiedWeights,
+    StaleOptimizer,
+    OptimizerMissesParameters,
+    NoGrad,
+    EvalMode,
+    StaleGradient,
+    DoubleStep,
+    AccumulationNotDivided,
+    ClipBeforeUnscale,
+    NeedlessScaler,
+    GradientUnderflow,
+    ScaleCollapse,
+    LearningRate,
     NonfiniteLoss,
     NonfiniteGradient,
     NonfiniteBuffer,
-    LossSpike,
+    NonfiniteValidation,
+    NonfiniteEma,
+    MissingGradient,
+    ZeroGradient,
+    VanishingGradient,
+    WeightsUnchanged,
+    WeightJump,
+    UpdateRatio,
     ExplodingGradient,
+    LossSpike,
+    DivergingLoss,
+    OscillatingLoss,
+    ChronicClipping,
+    TemperatureRunaway,
+    ModalityCollapse,
+    CollapsedOutput,
+    NotLearning,
+    TargetsDoNotPredict,
+    Overfitting,
+    EmaNotMoving,
+    StepException,
 )

@@ -52,6 +52,8 @@ class LossSpike:
         spread = max(highest - median, abs(initial - median), 1e-3 * abs(median))
         if loss <= highest + self.reach * spread or loss <= initial + 0.5 * spread:
             return
+        if median > 0 and highest > 0 and loss / highest <= highest / median:
+            return  # a series with a heavy tail: one step farther out is no news
         z = history.z(loss)
         if z < self.z:
             return

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from trimtab.core.types import F32, Layout, Sample
+from trimtab.core.types import ABSENT, F32, FROZEN, Layout, Sample
 from trimtab.sample.host import number, to_host
 
 
@@ -22,6 +22,8 @@ class _Letter:
     device_names: tuple[str, ...]
     scalars: dict[str, float | Tensor]
     phase: str
+    notes: dict[str, tuple[str, ...]]
+    frozen: tuple[int, ...]
     event: torch.cuda.Event | None = None
 
 
@@ -44,12 +46,15 @@ class Mailbox:
         *,
         device_names: tuple[str, ...] = (),
         phase: str = "train",
+        notes: dict[str, tuple[str, ...]] | None = None,
+        frozen: tuple[int, ...] = (),
     ) -> None:
         """Put a table and its scalars on their way; device values travel together, without stopping the device.
 
-        `device_names` are the names of values that stand behind the table in the same flat buffer.
+        `device_names` are the names of values that stand behind the table in the same flat buffer; `frozen` are the
+        rows whose parameters want no gradient.
         """
-        letter = _Letter(step, layout, table, device_names, scalars, phase)
+        letter = _Letter(step, layout, table, device_names, scalars, phase, notes or {}, frozen)
         if isinstance(table, Tensor) and table.is_cuda:
             mine = {k: v for k, v in scalars.items() if isinstance(v, Tensor) and v.is_cuda}
             letter.scalars = {k: v for k, v in scalars.items() if k not in mine}
@@ -84,5 +89,24 @@ class Mailbox:
             scalars |= {k: float(v) for k, v in zip(letter.device_names, flat[size:], strict=True)}
             table = flat[:size]
         table = table.reshape(len(letter.layout.names), len(letter.layout.columns))
+        if letter.frozen:
+            table = _marked(table, letter.frozen)
         table.setflags(write=False)
-        return Sample(step=letter.step, layout=letter.layout, table=table, scalars=scalars, phase=letter.phase)
+        return Sample(
+            step=letter.step,
+            layout=letter.layout,
+            table=table,
+            scalars=scalars,
+            phase=letter.phase,
+            notes=letter.notes,
+        )
+
+
+def _marked(table: F32, frozen: tuple[int, ...]) -> F32:
+    """The table with FROZEN where a gradient is absent because none is wanted; gradients are its first rows."""
+    rows = [i for i in frozen if table[i, 0] == ABSENT]
+    if not rows:
+        return table
+    table = table.copy()
+    table[rows, 0] = FROZEN
+    return table

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -52,6 +52,8 @@ class Observed:
         self._round = 0
         self._used = False
         self._last: weakref.ref[Tensor] | None = None  # weak: a loss can hold a whole graph
+        self.on_loss: Callable[[Tensor], None] = _ignore
+        self.on_batch: Callable[[Any], None] = _ignore
 
     def told(self, loss: Any, batch: Any, scalars: Mapping[str, Any], *, strict: bool) -> None:
         """Check and keep what was told. The first word after a step starts a new round.
@@ -65,8 +67,12 @@ class Observed:
         if self._used:
             self._losses, self._scalars, self._used, self._last = [], {}, False, None
             self._round += 1
+        if batch is not None:
+            self.on_batch(batch)
         if value is not None and not self._told_already(loss):
             self._losses.append(value)
+            if isinstance(loss, Tensor):
+                self.on_loss(loss)
             self._last = weakref.ref(loss) if isinstance(loss, Tensor) else None
         self._scalars.update(extra)
 
@@ -79,6 +85,10 @@ class Observed:
             return seen, None, {}
         self._used = True
         return self._round, _mean(self._losses), dict(self._scalars)
+
+
+def _ignore(value: Any) -> None:
+    """Nobody listens."""
 
 
 def _mean(losses: list[Tensor | float]) -> Tensor | float | None:

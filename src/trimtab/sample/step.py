@@ -30,4 +30,6 @@ class Step:
     rejected: bool = False
     bad_buffers: list[tuple[int, int]] = field(default_factory=list)
     undo_flag: Tensor | None = None  # set where the device decides: the host does not know yet
+    notes: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    frozen: tuple[int, ...] = ()
     captured: bool = False  # recorded into a CUDA graph: there is nobody to tell

@@ -1,0 +1,127 @@
+"""How settings are read from plain data. A reader takes (value, name) and returns the checked value or raises."""
+
+from __future__ import annotations
+
+import difflib
+import math
+import os
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from trimtab.core.errors import ConfigError
+from trimtab.core.types import Severity
+
+Reader = Callable[[Any, str], Any]
+
+
+def read_table(settings: Mapping[str, Any], readers: Mapping[str, Reader], *, where: str) -> dict[str, Any]:
+    """A table of settings, each read by its reader; an unknown key is an error with a suggestion."""
+    if not isinstance(settings, Mapping):
+        raise ConfigError(f"{where or 'the settings'} is {settings!r}; expected a table of settings")
+    out = {}
+    for key, value in settings.items():
+        name = str(key).replace("-", "_")
+        label = f"{where}.{key}" if where else str(key)
+        if name not in readers:
+            close = difflib.get_close_matches(name, readers, n=1, cutoff=0.5)
+            hint = f"did you mean {close[0]!r}?" if close else f"known are {', '.join(sorted(readers))}."
+            raise ConfigError(f"unknown setting {label!r}; {hint}")
+        out[name] = readers[name](value, label)
+    return out
+
+
+def bad(name: str, value: Any, expected: str) -> ConfigError:
+    """The error of a value that cannot be used."""
+    return ConfigError(f"{name} = {value!r}; expected {expected}")
+
+
+def meant(value: Any, choices: Iterable[str]) -> str:
+    """A hint at the choice that a value comes close to; empty where there is none."""
+    close = difflib.get_close_matches(str(value), list(choices), n=1)
+    return f" (did you mean {close[0]!r}?)" if close else ""
+
+
+def boolean(value: Any, name: str) -> bool:
+    """True or false, and nothing that merely looks like it."""
+    if not isinstance(value, bool):
+        raise bad(name, value, "true or false")
+    return value
+
+
+def integer(low: int) -> Reader:
+    """A reader of whole numbers from `low` on."""
+
+    def read(value: Any, name: str) -> int:
+        if isinstance(value, bool) or not isinstance(value, int) or value < low:
+            raise bad(name, value, f"a whole number of at least {low}")
+        return value
+
+    return read
+
+
+def positive(value: Any, name: str) -> float:
+    """A finite number above 0."""
+    # `not value > 0` also catches NaN.
+    if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0 or math.isinf(value):
+        raise bad(name, value, "a finite number above 0")
+    return float(value)
+
+
+def between(low: float, high: float) -> Reader:
+    """A reader of numbers from `low` to `high`, both included."""
+
+    def read(value: Any, name: str) -> float:
+        if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
+            raise bad(name, value, f"a number from {low:g} to {high:g}")
+        return float(value)
+
+    return read
+
+
+def maybe(read: Reader) -> Reader:
+    """The same reader, with None allowed."""
+    return lambda value, name: None if value is None else read(value, name)
+
+
+def choice(choices: tuple[str, ...]) -> Reader:
+    """A reader of one of a few words."""
+
+    def read(value: Any, name: str) -> str:
+        if value not in choices:
+            raise bad(name, value, f"one of {', '.join(choices)}{meant(value, choices)}")
+        return str(value)
+
+    return read
+
+
+def text(value: Any, name: str) -> str:
+    """A text or a path."""
+    if not isinstance(value, str | os.PathLike):
+        raise bad(name, value, "a text")
+    return str(value)
+
+
+def words(value: Any, name: str) -> tuple[str, ...]:
+    """A list of words, or a text of words between commas or blanks."""
+    if isinstance(value, str):
+        value = [w for w in value.replace(",", " ").split() if w]
+    if not isinstance(value, list | tuple | set | frozenset) or not all(isinstance(w, str) for w in value):
+        raise bad(name, value, "a list of rule codes or names")
+    return tuple(value)
+
+
+def severities(value: Any, name: str) -> dict[str, str]:
+    """Severities by rule."""
+    if not isinstance(value, Mapping):
+        raise bad(name, value, 'a table such as {"GRAD002" = "warn"}')
+    try:
+        return {str(k): Severity.parse(v).name.lower() for k, v in value.items()}
+    except ValueError as error:
+        raise ConfigError(f"{name}: {error}") from None
+
+
+def tables(value: Any, name: str) -> dict[str, dict[str, Any]]:
+    """A table of tables."""
+    if not isinstance(value, Mapping) or not all(isinstance(v, Mapping) for v in value.values()):
+        raise bad(name, value, 'a table of tables such as {"exploding-gradient" = {ratio = 20}}')
+    return {str(k): dict(v) for k, v in value.items()}

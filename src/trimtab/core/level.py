@@ -1,0 +1,96 @@
+"""Where a noisy series stands: its level now, its best level, its first level, and the noise around them."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Mapping
+from typing import Any
+
+SHORT = 9
+FIRST = 3
+NOISE_DECAY = 0.95
+
+
+class Level:
+    """Running medians of a scalar. Non-finite values never get in.
+
+    `best` is the lowest level the series ever settled at, `noise` a running mean of the distance of single values from
+    the level, times 1.25: about one standard deviation for normal noise.
+    """
+
+    __slots__ = ("_first", "_num", "_recent", "best", "best_at", "noise")
+
+    def __init__(self) -> None:
+        self._recent: deque[float] = deque(maxlen=SHORT)
+        self._first: list[float] = []
+        self._num = 0
+        self.best = math.inf
+        self.best_at = 0
+        self.noise = 0.0
+
+    def push(self, value: float) -> None:
+        """Take in one value."""
+        if not math.isfinite(value):
+            return
+        if len(self._recent) == SHORT:
+            off = 1.25 * abs(value - self.now)
+            # Noise is learned fast at first, and a single outlier counts for no more than a few of itself.
+            bound = max(8.0 * self.noise, 1e-12) if self._num > 3 * SHORT else off
+            weight = max(1.0 - NOISE_DECAY, 1.0 / (self._num - SHORT + 1))
+            self.noise += weight * (min(off, bound) - self.noise)
+        self._recent.append(value)
+        self._num += 1
+        if len(self._first) < FIRST:
+            self._first.append(value)
+        if len(self._recent) == SHORT and (level := self.now) < self.best:
+            self.best, self.best_at = level, self._num
+
+    def rebase(self) -> None:
+        """Forget the best level: the loop changed what it means."""
+        self.best, self.best_at = self.now, self._num
+
+    def __len__(self) -> int:
+        return self._num
+
+    @property
+    def now(self) -> float:
+        """The median of the last values; NaN before the first."""
+        return _median(self._recent)
+
+    @property
+    def start(self) -> float:
+        """The median of the very first values."""
+        return _median(self._first)
+
+    def lowest_recent(self) -> float:
+        """The smallest of the last values; inf before the first."""
+        return min(self._recent, default=math.inf)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything needed to go on exactly here, as plain data."""
+        best = self.best if math.isfinite(self.best) else None
+        return {
+            "recent": list(self._recent),
+            "first": list(self._first),
+            "num": self._num,
+            "best": best,
+            "best_at": self.best_at,
+            "noise": self.noise,
+        }
+
+    @classmethod
+    def from_state(cls, state: Mapping[str, Any]) -> Level:
+        """The level that `state_dict` described."""
+        new = cls()
+        new._recent.extend(state["recent"])
+        new._first = list(state["first"])
+        new._num = int(state["num"])
+        new.best = math.inf if state["best"] is None else float(state["best"])
+        new.best_at, new.noise = int(state["best_at"]), float(state["noise"])
+        return new
+
+
+def _median(values: deque[float] | list[float]) -> float:
+    ordered = sorted(values)
+    return ordered[len(ordered) // 2] if ordered else math.nan

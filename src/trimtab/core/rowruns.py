@@ -1,0 +1,67 @@
+"""How long each parameter has been without a gradient, or with one of exact zeros."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trimtab.core.types import F32, FROZEN
+
+
+class RowRuns:
+    """Per named row: steps in a row without a gradient, steps in a row with a zero one, and how often it had a real one.
+
+    A row that is frozen on purpose counts as neither.
+    """
+
+    def __init__(self) -> None:
+        self.names: tuple[str, ...] = ()
+        self.absent: NDArray[np.int64] = np.zeros(0, np.int64)
+        self.zero: NDArray[np.int64] = np.zeros(0, np.int64)
+        self.real: NDArray[np.int64] = np.zeros(0, np.int64)
+        self.gaps: NDArray[np.int64] = np.zeros(0, np.int64)
+        self.calm = True
+
+    def push(self, names: tuple[str, ...], norms: F32) -> None:
+        """Take in the norms of one step."""
+        if names is not self.names and names != self.names:
+            self._rename(names)
+        if self.calm and norms.size and norms.min() > 0:
+            self.real += 1  # the usual case: every row has a gradient, as before
+            return
+        absent, zero = (norms < 0) & (norms != FROZEN), norms == 0
+        real = ~absent & ~zero & (norms != FROZEN)
+        # A row that comes and goes (routed, alternating) is known by the number of times it came back.
+        self.gaps += real & ((self.absent > 0) | (self.zero > 0))
+        self.absent = np.where(absent, self.absent + 1, 0)
+        self.zero = np.where(zero, self.zero + 1, 0)
+        self.real += real
+        self.calm = not (absent.any() or zero.any())
+
+    def _rename(self, names: tuple[str, ...]) -> None:
+        known = {n: i for i, n in enumerate(self.names)}
+        places = [known.get(n, -1) for n in names]
+        for field in ("absent", "zero", "real", "gaps"):
+            old: NDArray[np.int64] = getattr(self, field)
+            setattr(self, field, np.array([old[i] if i >= 0 else 0 for i in places], np.int64))
+        self.names = names
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything needed to go on exactly here, as plain data."""
+        return {
+            "names": list(self.names),
+            **{f: [int(v) for v in getattr(self, f)] for f in ("absent", "zero", "real", "gaps")},
+        }
+
+    @classmethod
+    def from_state(cls, state: Mapping[str, Any]) -> RowRuns:
+        """The counts that `state_dict` described."""
+        new = cls()
+        new.names = tuple(state["names"])
+        for field in ("absent", "zero", "real", "gaps"):
+            setattr(new, field, np.array(state[field], np.int64))
+        new.calm = not (new.absent.any() or new.zero.any())
+        return new

@@ -1,0 +1,80 @@
+"""What the loop itself changed: learning rates, parameter groups, batch size. Rules read it before they blame a run."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from trimtab.core.types import Sample
+
+RAISED = 1.9
+"""A rate this many times higher than before within a step was raised on purpose or by mistake, not by a warm-up."""
+NEVER = -(10**9)
+
+
+class Schedule:
+    """The history of the learning rate and of what goes with it, from before the newest sample."""
+
+    def __init__(self) -> None:
+        self.num_seen = 0
+        self.rates: tuple[float, ...] = ()
+        self.highest = 0.0
+        self.raised_at = self.grown_at = self.resized_at = NEVER
+        self.batch_size = math.nan
+        self.idle_steps = 0  # consecutive steps with every rate at 0
+        self.effort = 0.0  # steps so far, each counted by its rate over the highest: what a warm-up delays
+
+    def absorb(self, sample: Sample) -> None:
+        """Take in the rates of one step."""
+        rates = rates_of(sample.scalars)
+        if rates:
+            top, before = max(rates), max(self.rates, default=0.0)
+            if self.rates and len(rates) > len(self.rates):
+                self.grown_at = sample.step
+            if math.isfinite(top):
+                if before > 0 and top > RAISED * before and self.num_seen > 2:
+                    self.raised_at = sample.step
+                self.effort = self.effort * min(1.0, self.highest / top) if top > self.highest > 0 else self.effort
+                self.highest = max(self.highest, top)
+                self.effort += top / self.highest if self.highest > 0 else 0.0
+            self.idle_steps = self.idle_steps + 1 if top == 0 else 0
+            self.rates = rates
+        size = sample.scalars.get("batch_size")
+        if size is not None:
+            if size == size and self.batch_size == self.batch_size and not 0.5 < size / max(self.batch_size, 1) < 2:
+                self.resized_at = sample.step
+            self.batch_size = size
+        self.num_seen += 1
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything needed to go on exactly here, as plain data."""
+        return {
+            "num_seen": self.num_seen,
+            "rates": list(self.rates),
+            "highest": self.highest,
+            "raised_at": self.raised_at,
+            "grown_at": self.grown_at,
+            "resized_at": self.resized_at,
+            "batch_size": None if math.isnan(self.batch_size) else self.batch_size,
+            "idle_steps": self.idle_steps,
+            "effort": self.effort,
+        }
+
+    @classmethod
+    def from_state(cls, state: Mapping[str, Any]) -> Schedule:
+        """The schedule that `state_dict` described."""
+        new = cls()
+        for name, value in state.items():
+            setattr(new, name, value)
+        new.rates = tuple(float(r) for r in state["rates"])
+        new.batch_size = math.nan if state["batch_size"] is None else float(state["batch_size"])
+        return new
+
+
+def rates_of(scalars: Mapping[str, float]) -> tuple[float, ...]:
+    """The learning rate of every parameter group."""
+    rates: list[float] = []
+    while (rate := scalars.get(f"lr/{len(rates)}")) is not None:
+        rates.append(rate)
+    return tuple(rates)

@@ -1,0 +1,75 @@
+"""GRAD007: clipping is active on every step and takes away almost everything."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+from trimtab.core.found import found
+from trimtab.core.schedule import rates_of
+from trimtab.core.types import Finding, Severity
+from trimtab.core.window import Window
+
+
+def _coef(scalars: Mapping[str, float]) -> float | None:
+    """What the guard and the loop left of the gradient together."""
+    if scalars.get("rejected") or scalars.get("scaler_skipped"):
+        return None
+    handed, mine = scalars.get("handed"), scalars.get("clip_coef")
+    if handed is None and mine is None:
+        return None
+    return min(handed if handed is not None else 1.0, 1.0) * (mine if mine is not None else 1.0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChronicClipping:
+    """Clipping is active on every step and takes away almost everything.
+
+    ## What it sees
+    In the last `span` steps nearly every gradient was clipped, by the guard or by the loop itself, and the median of
+    what was left is below `coef` of the gradient. A few clipped steps, or a gentle clip on most of them, are normal.
+
+    ## Why it matters
+    Clipping is meant for the exception. Where it always acts it only hides the disease: the step no longer depends on
+    the size of the gradient, and the rate really used is the learning rate times the clip coefficient.
+
+    ## What to try
+    1. Look at the gradient norm before clipping: why is it this large? A sum instead of a mean in the loss,
+       unnormalised inputs or targets, a missing normalisation layer.
+    2. Set the threshold to about the usual norm (`clip="percentile"` does it by itself), or lower the learning rate
+       and clip less.
+    3. Check that gradients are unscaled before they are clipped when a GradScaler is used.
+    """
+
+    code: ClassVar[str] = "GRAD007"
+    name: ClassVar[str] = "chronic-clipping"
+    needs: ClassVar[tuple[str, ...]] = ("clip_coef", "handed")
+    hold: ClassVar[int] = 20
+    severity: Severity = Severity.WARN
+    coef: float = 0.05
+    span: int = 32
+
+    def check(self, window: Window) -> Iterator[Finding]:
+        """Fire when the usual clip coefficient is tiny."""
+        if window.now.step % 5 or len(window.past) < self.span - 1:
+            return
+        coefs = [c for c in map(_coef, (*list(window.past)[-(self.span - 1) :], window.now.scalars)) if c is not None]
+        if len(coefs) < 0.9 * self.span:
+            return
+        coefs.sort()
+        median = coefs[len(coefs) // 2]
+        if median >= self.coef or coefs[int(0.95 * (len(coefs) - 1))] > 0.9:
+            return
+        rates = rates_of(window.now.scalars)
+        effective = max(rates, default=math.nan) * median
+        rate = f" With a learning rate of {max(rates):.3g} the effective one is {effective:.3g}." if rates else ""
+        yield found(
+            self,
+            window,
+            f"gradients were clipped in all of the last {len(coefs)} steps, usually to {median:.2%} of their norm: "
+            f"clipping only hides that they are {1 / max(median, 1e-30):.3g} times too large.{rate}",
+            coef=median,
+            effective_lr=effective,
+        )

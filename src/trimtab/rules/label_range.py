@@ -1,0 +1,52 @@
+"""DATA006: targets lie outside the range the loss is made for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import ClassVar
+
+from trimtab.core.found import found
+from trimtab.core.types import Finding, Severity
+from trimtab.core.window import Window
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LabelRange:
+    """Targets lie outside the range the loss is made for.
+
+    ## What it sees
+    Targets of a binary cross-entropy lie outside 0 to 1 (told through `batch`). Class numbers beyond the number of
+    classes end a step with an exception, which is reported under this name as well.
+
+    ## Why it matters
+    Masks with values 0 and 255, labels that begin at 1, a class that was added without a larger head: the loss has no
+    minimum there (it runs to minus infinity), or a device assertion ends the run without saying where.
+
+    ## What to try
+    1. Divide masks by 255, or compare: `mask > 0`.
+    2. Shift labels so that they begin at 0.
+    3. Use `ignore_index` for labels that mean "unknown".
+    """
+
+    code: ClassVar[str] = "DATA006"
+    name: ClassVar[str] = "label-range"
+    needs: ClassVar[tuple[str, ...]] = ("targets_outside", "label_error")
+    hold: ClassVar[int] = 10
+    severity: Severity = Severity.ERROR
+
+    def check(self, window: Window) -> Iterator[Finding]:
+        """Fire on impossible targets."""
+        if window.scalar("label_error"):
+            texts = window.now.notes.get("exception", ())
+            yield found(self, window, f"a label or token is out of range: {': '.join(texts)}", ("targets",))
+            return
+        share = window.scalar("targets_outside")
+        if share:
+            yield found(
+                self,
+                window,
+                f"{share:.1%} of the targets lie outside 0 to 1, and the loss is a binary cross-entropy.",
+                ("targets",),
+                share=share,
+            )

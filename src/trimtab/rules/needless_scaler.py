@@ -1,0 +1,48 @@
+"""AMP004: A GradScaler is used, but nothing runs in float16."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import ClassVar
+
+from trimtab.core.found import found
+from trimtab.core.types import Finding, Severity
+from trimtab.core.window import Window
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NeedlessScaler:
+    """A GradScaler is used, but nothing runs in float16.
+
+    ## What it sees
+    A scaler is at work while the model ran without autocast or under bfloat16, in `persist` steps, and none of its
+    weights is float16.
+
+    ## Why it matters
+    Only float16 needs its loss scaled. Otherwise the scaler costs a pass over all gradients and a wait for the device
+    in each step, and it hides real overflows by skipping them.
+
+    ## What to try
+    1. Remove the scaler, or create it with `enabled=False`.
+    2. If float16 was intended, wrap the forward pass in `torch.autocast(device, torch.float16)`.
+    """
+
+    code: ClassVar[str] = "AMP004"
+    name: ClassVar[str] = "needless-scaler"
+    needs: ClassVar[tuple[str, ...]] = ("scale",)
+    hold: ClassVar[int] = 60
+    severity: Severity = Severity.WARN
+    persist: int = 3
+
+    def check(self, window: Window) -> Iterator[Finding]:
+        """Fire when a scaler has nothing to do."""
+        if window.scalar("scale") is None or window.scalar("float16") or window.now.step > 50:
+            return
+        row = [window.now.scalars, *list(window.past)[-self.persist + 1 :]]
+        if len(row) < self.persist or any(s.get("autocast") not in (0.0, 2.0) or "scale" not in s for s in row):
+            return
+        mode = "under bfloat16" if window.scalar("autocast") == 2.0 else "without autocast"
+        yield found(
+            self, window, f"a GradScaler is in use (scale {window.scalar('scale'):.6g}) and the model runs {mode}."
+        )

@@ -1,0 +1,50 @@
+"""LOSS007: the validation loss is NaN or Inf while training goes on."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import ClassVar
+
+from trimtab.core.found import found
+from trimtab.core.types import Finding, Severity
+from trimtab.core.window import Window
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NonfiniteValidation:
+    """The validation loss is NaN or Inf while training goes on.
+
+    ## What it sees
+    The loss handed to `guard.validate` is not finite.
+
+    ## Why it matters
+    Training looks fine and the model that would be shipped is broken: usually the running statistics of a
+    normalisation layer, which only evaluation uses, or one bad sample of the validation set.
+
+    ## What to try
+    1. Look at the running statistics of BatchNorm layers: `trimtab report` names buffers that went bad.
+    2. Evaluate the validation batches one by one: which one gives the NaN?
+    3. Check divisions by the number of valid targets: a validation batch may have none.
+    4. Evaluate in float32 if validation runs under float16.
+    """
+
+    code: ClassVar[str] = "LOSS007"
+    name: ClassVar[str] = "nonfinite-validation"
+    needs: ClassVar[tuple[str, ...]] = ("val_loss",)
+    severity: Severity = Severity.ERROR
+
+    def check(self, window: Window) -> Iterator[Finding]:
+        """Fire when the newest validation loss is not finite."""
+        loss = window.scalar("val_loss")
+        if loss is None or math.isfinite(loss):
+            return
+        train = window.history("loss").median()
+        yield found(
+            self,
+            window,
+            f"the validation loss is {loss}; the training loss is about {train:.4g}.",
+            ("val_loss",),
+            val_loss=loss,
+        )

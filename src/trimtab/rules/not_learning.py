@@ -1,0 +1,65 @@
+"""LOSS004: the loss has not moved from chance since the run began."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import ClassVar
+
+from trimtab.core.found import found
+from trimtab.core.types import Finding, Severity
+from trimtab.core.window import Window
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NotLearning:
+    """The loss has not moved from chance since the run began.
+
+    ## What it sees
+    After as much effort as `effort` steps at the full learning rate, the level of the loss is still within `gain` of
+    its first level or of what guessing by frequency gives. It needs a loss whose chance level is known (cross-entropy
+    or squared error, with targets told through `batch`). Warm-up counts for little effort; plateaus below chance are
+    no business of this rule.
+
+    ## Why it matters
+    Hours can pass in a run that looks alive: gradients flow, weights change, nothing is learned.
+
+    ## What to try
+    1. Check that inputs and targets belong together: print a few pairs as the model sees them.
+    2. Try to overfit one single batch; if that fails, the model or the loss is wired wrongly.
+    3. Raise the learning rate tenfold for 100 steps; if nothing moves, look at the update ratio.
+    4. Check that the loss depends on the output: is the right tensor passed, is anything detached?
+    """
+
+    code: ClassVar[str] = "LOSS004"
+    name: ClassVar[str] = "not-learning"
+    needs: ClassVar[tuple[str, ...]] = ("chance",)
+    hold: ClassVar[int] = 50
+    severity: Severity = Severity.WARN
+    effort: float = 80.0
+    gain: float = 0.03
+    moving: float = 3e-4
+
+    def check(self, window: Window) -> Iterator[Finding]:
+        """Fire when a good deal of effort left the loss at chance."""
+        chance, level = window.scalar("chance"), window.level("loss")
+        step = window.now.step
+        if chance is None or step % 10 or window.schedule.effort < self.effort or window.now.layout.optimizer:
+            return
+        now = level.now
+        if not now > chance * (1.0 - self.gain) - 1e-12 or level.best < chance * (1.0 - 2.0 * self.gain):
+            return
+        ratios = window.last("update_ratio", 32)
+        ratio = sorted(ratios)[len(ratios) // 2] if ratios else None
+        if ratio is not None and ratio > self.moving:
+            return  # the weights move all the time: what to learn is missing, not the learning
+        yield found(
+            self,
+            window,
+            f"the loss is {now:.4g} after {step + 1} steps; it began at {level.start:.4g}, and guessing gives {chance:.4g}.",
+            ("loss",),
+            loss=now,
+            start=level.start,
+            chance=chance,
+            update_ratio=ratio,
+        )

@@ -1,0 +1,53 @@
+"""OPT002: parameters get gradients that no optimizer uses."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import ClassVar
+
+from trimtab.core.found import found, listed
+from trimtab.core.types import Finding, Severity
+from trimtab.core.window import Window
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OptimizerMissesParameters:
+    """Parameters get gradients that no optimizer uses.
+
+    ## What it sees
+    Parameters of the model require a gradient and have one, no optimizer of this guard holds them, and nothing else
+    moves them either. Seen at step 2 and every 10 steps.
+
+    ## Why it matters
+    They stay as initialised while the rest learns around them. Common after adding a layer, with hand-made parameter
+    groups, or when only part of the model was passed.
+
+    ## What to try
+    1. Pass all of them: `optimizer = AdamW(model.parameters(), ...)`, or add the missing ones as a group.
+    2. If they are meant to be frozen, say so with `requires_grad_(False)`: that also saves the time of their
+       gradients.
+    3. If another optimizer moves them, give it to the guard too: `Guard(model, [first, second])`.
+    """
+
+    code: ClassVar[str] = "OPT002"
+    name: ClassVar[str] = "optimizer-misses-parameters"
+    needs: ClassVar[tuple[str, ...]] = ("unheld",)
+    hold: ClassVar[int] = 60
+    severity: Severity = Severity.ERROR
+    share: float = 1e-4
+
+    def check(self, window: Window) -> Iterator[Finding]:
+        """Fire when gradients are computed for nothing."""
+        num, share = window.scalar("unheld"), window.scalar("unheld_share")
+        if not num or window.scalar("idle") or share is None or share < self.share:
+            return
+        names = window.now.notes.get("unheld", ())
+        yield found(
+            self,
+            window,
+            f"{int(num)} parameters ({share:.1%} of the model) get gradients, and no optimizer holds them: {listed(names, num)}.",
+            names,
+            num_parameters=num,
+            share=share,
+        )

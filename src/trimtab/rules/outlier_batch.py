@@ -1,0 +1,59 @@
+"""DATA002: the inputs of this batch are of another size than all before."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import ClassVar
+
+from trimtab.core.found import found
+from trimtab.core.types import Finding, Severity
+from trimtab.core.window import Window
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OutlierBatch:
+    """The inputs of this batch are of another size than all before.
+
+    ## What it sees
+    The root mean square of the input is more than `ratio` times the largest of the recent batches and far above the
+    usual one (`z` robust deviations of its logarithm), and it needs `min_history` batches to know what is usual.
+
+    ## Why it matters
+    A batch that was not normalised, raw pixel values of 0 to 255, a corrupted file: one such batch can throw a model
+    back by hours, and BatchNorm hides it from the loss.
+
+    ## What to try
+    1. Look at the samples of this step.
+    2. Check that every path of the data pipeline normalises, the rarely used one too.
+    3. Clip the gradient norm: `Guard(..., clip=1.0)`.
+    """
+
+    code: ClassVar[str] = "DATA002"
+    name: ClassVar[str] = "outlier-batch"
+    needs: ClassVar[tuple[str, ...]] = ("in_rms",)
+    hold: ClassVar[int] = 10
+    severity: Severity = Severity.ERROR
+    ratio: float = 6.0
+    z: float = 8.0
+    min_history: int = 10
+
+    def check(self, window: Window) -> Iterator[Finding]:
+        """Fire when the input leaps in size."""
+        size, history = window.scalar("in_rms"), window.history("in_rms")
+        if size is None or len(history) < self.min_history or not size > self.ratio * history.recent_max() > 0:
+            return
+        z = history.log_z(size) if math.isfinite(size) else math.inf
+        if z < self.z:
+            return
+        yield found(
+            self,
+            window,
+            f"the inputs of this batch have a root mean square of {size:.4g}; usually it is {history.median():.4g}, lately at "
+            f"most {history.recent_max():.4g}.",
+            ("batch",),
+            rms=size,
+            usual=history.median(),
+            z=z,
+        )

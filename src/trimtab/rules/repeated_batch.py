@@ -1,0 +1,73 @@
+"""DATA004: the same batch comes again and again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import ClassVar
+
+from trimtab.core.found import found
+from trimtab.core.types import Finding, Severity
+from trimtab.core.window import Window
+
+
+def _runs(prints: list[float]) -> list[int]:
+    """The lengths of the runs of equal values."""
+    out: list[int] = []
+    for i, value in enumerate(prints):
+        if i and value == prints[i - 1]:
+            out[-1] += 1
+        else:
+            out.append(1)
+    return out
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RepeatedBatch:
+    """The same batch comes again and again.
+
+    ## What it sees
+    The inputs of the last steps are bit for bit the same, more often in a row than ever before in this run (`persist`
+    at least), after batches that differed. Training on one full batch from the start, and several steps on each batch
+    by design, stay silent.
+
+    ## Why it matters
+    The loader is stuck, an iterator is created anew in every step, or a worker died: the model learns one batch by
+    heart while the epoch counter runs.
+
+    ## What to try
+    1. Create the iterator once per epoch, outside the loop.
+    2. Look at the loader: does it fall back to a cached batch on errors?
+    3. If it is meant, ignore this rule for that phase.
+    """
+
+    code: ClassVar[str] = "DATA004"
+    name: ClassVar[str] = "repeated-batch"
+    needs: ClassVar[tuple[str, ...]] = ("in_print", "stuck")
+    hold: ClassVar[int] = 10
+    severity: Severity = Severity.ERROR
+    persist: int = 4
+    min_different: int = 6
+    stuck: int = 16
+
+    def check(self, window: Window) -> Iterator[Finding]:
+        """Fire when a repetition is longer than any before."""
+        stuck = window.scalar("stuck")
+        if stuck is not None and stuck >= self.stuck:
+            yield found(
+                self, window, f"this batch came {int(stuck)} times in a row; the loader has others.", ("batch",)
+            )
+            return
+        now = window.scalar("in_print")
+        if now is None:
+            return
+        runs = _runs([p for s in window.past if (p := s.get("in_print")) is not None] + [now])
+        if len(runs) < self.min_different or runs[-1] < self.persist or runs[-1] <= 2 * max(runs[1:-1], default=1):
+            return
+        yield found(
+            self,
+            window,
+            f"this batch came {runs[-1]} times in a row; before that batches differed.",
+            ("batch",),
+            times=runs[-1],
+        )

@@ -1,0 +1,101 @@
+"""UPD001: steps are far too large, or far too small, for the weights they change."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import ClassVar
+
+from trimtab.core.found import found
+from trimtab.core.schedule import rates_of
+from trimtab.core.types import Finding, Kind, Severity
+from trimtab.core.window import Window
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UpdateRatio:
+    """Steps are far too large, or far too small, for the weights they change.
+
+    ## What it sees
+    Too large: over the last `span` steps the median update is above `large` of the size of the weights while the loss
+    is no better than at the start. Too small: from the start on, at a rate that is not being warmed up, the median
+    update is below `small` and the loss has not moved.
+
+    ## Why it matters
+    A healthy step changes weights by about a thousandth of their size. A hundred times more and the network is shaken
+    rather than trained; a thousand times less and a run needs years.
+
+    ## What to try
+    1. Too large: lower the learning rate tenfold, add warm-up.
+    2. Too small: raise it tenfold, check the unit of the schedule (steps, not epochs) and weight decay.
+    3. Look at the ratio by layer in `trimtab report`: is it one group, with a rate of its own?
+    """
+
+    code: ClassVar[str] = "UPD001"
+    name: ClassVar[str] = "update-ratio"
+    needs: ClassVar[tuple[str, ...]] = ("update_ratio",)
+    hold: ClassVar[int] = 20
+    severity: Severity = Severity.ERROR
+    large: float = 0.25
+    small: float = 3e-6
+    shake: float = 0.4
+    span: int = 10
+    settle: int = 60
+    patience: int = 20
+
+    def check(self, window: Window) -> Iterator[Finding]:
+        """Fire on updates out of all proportion that do not help."""
+        ratio = window.scalar("update_ratio")
+        if ratio is None or window.scalar("rejected"):
+            return
+        if 2 <= window.now.step <= self.span:
+            yield from self._thrown(window)
+        shaken = self.span < window.now.step < self.settle and window.history("update_ratio").highest > self.shake
+        if self.small < ratio < self.large and not shaken:
+            return
+        ratios, loss = window.last("update_ratio", self.span), window.level("loss")
+        if len(ratios) < self.span or len(loss) < self.span:
+            return
+        median = sorted(ratios)[self.span // 2]
+        worse = loss.now > loss.start - max(0.5 * loss.noise, 0.02 * abs(loss.start))
+        rates = rates_of(window.now.scalars)
+        rate = f" The learning rate is {max(rates):.3g}." if rates else ""
+        if median > self.large and worse:
+            story = f"a step usually changes the weights by {median:.3g} times their size, and the loss is no better."
+        elif shaken and worse:
+            median = window.history("update_ratio").highest
+            story = f"the first steps changed the weights by up to {median:.3g} times their size, and the loss is no better."
+        elif 0 < median < self.small and self._never_moved(window):
+            story = f"a step changes the weights by only {median:.3g} times their size, and the loss stands still."
+        else:
+            return
+        yield found(self, window, story + rate, update_ratio=median, lr=max(rates, default=math.nan))
+
+    def _thrown(self, window: Window) -> Iterator[Finding]:
+        """The very first steps replaced the weights rather than changed them, and the loss is worse for it."""
+        size = math.sqrt(sum(window.now.layout.numel[window.now.layout.rows(Kind.GRAD)]) or 1)
+        first, highest = window.past[0], window.history("update_ratio").highest
+        losses = [v for s in (*window.past, window.now.scalars) if (v := s.get("loss")) is not None]
+        if highest < self.shake or first.get("weight_norm", 0.0) < 1e-3 * size or len(losses) < 3:
+            return
+        if not min(losses[-2:]) > losses[0] + 0.15 * abs(losses[0]):
+            return
+        rates = rates_of(window.now.scalars)
+        yield found(
+            self,
+            window,
+            f"the first steps changed the weights by up to {highest:.3g} times their size, and the loss went from "
+            f"{losses[0]:.4g} to {losses[-1]:.4g}: the learning rate ({max(rates, default=math.nan):.3g}) is far too high.",
+            update_ratio=highest,
+            lr=max(rates, default=math.nan),
+        )
+
+    def _never_moved(self, window: Window) -> bool:
+        """Whether it was so from the start, the rate is not being raised, and the loss is where it began."""
+        schedule, loss = window.schedule, window.level("loss")
+        if window.history("update_ratio").highest > 10.0 * self.small or window.now.step < self.patience:
+            return False
+        rising = max(rates_of(window.now.scalars), default=0.0) > 1.001 * max(rates_of(window.past[-1]), default=0.0)
+        gained = loss.start - loss.now > max(2.0 * loss.noise, 0.02 * abs(loss.start))
+        return not rising and schedule.idle_steps == 0 and not gained

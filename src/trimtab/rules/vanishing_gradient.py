@@ -1,0 +1,99 @@
+"""GRAD003: gradients die away on their way to the first layers, or altogether."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from trimtab.core.found import found
+from trimtab.core.types import Column, Finding, Kind, Severity
+from trimtab.core.window import Window
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VanishingGradient:
+    """Gradients die away on their way to the first layers, or altogether before anything was learned.
+
+    ## What it sees
+    By depth: the gradient of each weight matrix relative to the size of its weights. Where the first third of them has
+    less than `ratio` of what the last third has, for `persist` looks, gradients vanish on the way. Parameters whose
+    gradient is exactly zero or absent are left out: they are structural, and other rules speak of them. Or in time: the
+    gradient norm has fallen below `ratio` of its first level while the loss is nearly where it began. Both are relative,
+    so the scale of the loss does not matter.
+
+    ## Why it matters
+    The first layers stay as they were initialised and the rest makes do with random features. Deep stacks of sigmoid or
+    tanh without normalisation, and saturated recurrent nets, do this without any error.
+
+    ## What to try
+    1. Residual connections and normalisation layers (LayerNorm, BatchNorm).
+    2. ReLU or GELU instead of sigmoid and tanh; initialisation made for the activation (Kaiming, Xavier, orthogonal).
+    3. For recurrent nets: LSTM or GRU, shorter truncation, a forget-gate bias of 1.
+    4. Adam instead of SGD hides it in part: its steps do not depend on the size of a gradient.
+    """
+
+    code: ClassVar[str] = "GRAD003"
+    name: ClassVar[str] = "vanishing-gradient"
+    needs: ClassVar[tuple[str, ...]] = ("grad_norm",)
+    hold: ClassVar[int] = 20
+    severity: Severity = Severity.WARN
+    ratio: float = 1e-4
+    every: int = 5
+    persist: int = 3
+    min_elements: int = 64
+
+    def check(self, window: Window) -> Iterator[Finding]:
+        """Fire when the first layers get next to nothing, or everything does."""
+        step = window.now.step
+        if step % self.every or step < self.every * self.persist:
+            return
+        yield from self._in_time(window)
+        yield from self._by_depth(window)
+
+    def _in_time(self, window: Window) -> Iterator[Finding]:
+        norm, loss = window.level("grad_norm"), window.level("loss")
+        if not 0 < norm.now < self.ratio * norm.start or not loss.now > 0.7 * loss.start > 0:
+            return
+        yield found(
+            self,
+            window,
+            f"the gradient norm has fallen from {norm.start:.3g} to {norm.now:.3g}, and the loss is still {loss.now:.4g} "
+            f"(at first {loss.start:.4g}).",
+            ("grad_norm",),
+            grad_norm=norm.now,
+            first=norm.start,
+        )
+
+    def _by_depth(self, window: Window) -> Iterator[Finding]:
+        sample = window.now
+        names = sample.names(Kind.GRAD)
+        sizes = window.weights.usual(names)
+        grads = window.gradients.usual(names)
+        norms = sample.col(Kind.GRAD, Column.L2)
+        numel = np.array(sample.layout.numel[sample.layout.rows(Kind.GRAD)])
+        if not sizes.size or not grads.size:
+            return
+        with np.errstate(all="ignore"):
+            logs = np.log(norms.astype(np.float64)) - sizes
+            usual = grads - sizes
+        fit = (numel >= self.min_elements) & (norms > 0) & np.isfinite(logs) & np.isfinite(usual)
+        rows = np.flatnonzero(fit)
+        if rows.size < 4:
+            return
+        third = max(rows.size // 3, 1)
+        gap = min(np.median(x[rows[-third:]]) - np.median(x[rows[:third]]) for x in (logs, usual))
+        if gap < -math.log(self.ratio):
+            return
+        weakest = rows[np.argsort(usual[rows], kind="stable")[:4]]
+        yield found(
+            self,
+            window,
+            f"relative to their weights the first layers get {math.exp(-gap):.1e} of the gradient that the last ones get; "
+            f"least {names[weakest[0]]}.",
+            tuple(names[i] for i in weakest),
+            ratio=math.exp(-gap),
+        )

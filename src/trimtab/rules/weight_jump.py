@@ -1,0 +1,56 @@
+"""WGT003: one step moved the weights farther than any step before it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import ClassVar
+
+from trimtab.core.found import found
+from trimtab.core.types import Finding, Severity
+from trimtab.core.window import Window
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WeightJump:
+    """One step moved the weights farther than any step before it.
+
+    ## What it sees
+    The update of this step, relative to the size of the weights, is at least `size`, `times` the largest ever seen,
+    and far above the usual one. The run must be `min_history` steps old.
+
+    ## Why it matters
+    Adaptive optimizers turn a burst after quiet gradients, or a jump of the rate, into a huge step. What was learned
+    in that part of the network is gone.
+
+    ## What to try
+    1. Look at the learning rate of this step and at the gradient norm: which of them jumped?
+    2. Clip the gradient norm; with Adam lower beta2 (0.95) so that the second moment follows faster.
+    3. Go back to a checkpoint from before this step.
+    """
+
+    code: ClassVar[str] = "WGT003"
+    name: ClassVar[str] = "weight-jump"
+    needs: ClassVar[tuple[str, ...]] = ("update_ratio",)
+    hold: ClassVar[int] = 10
+    severity: Severity = Severity.ERROR
+    size: float = 0.1
+    times: float = 3.0
+    min_history: int = 10
+
+    def check(self, window: Window) -> Iterator[Finding]:
+        """Fire when the newest update dwarfs all before."""
+        ratio, history = window.scalar("update_ratio"), window.history("update_ratio")
+        if ratio is None or len(history) < self.min_history or ratio < self.size:
+            return
+        usual, highest = history.median(), history.highest
+        if ratio < self.times * highest or ratio < 10.0 * usual:
+            return
+        yield found(
+            self,
+            window,
+            f"this step changed the weights by {ratio:.3g} times their size; usually it is {usual:.3g}, at most {highest:.3g}.",
+            update_ratio=ratio,
+            usual=usual,
+            highest=highest,
+        )

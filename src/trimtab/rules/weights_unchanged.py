@@ -1,0 +1,66 @@
+"""UPD002: steps are made, and no weight changes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import ClassVar
+
+from trimtab.core.found import found
+from trimtab.core.schedule import rates_of
+from trimtab.core.types import Finding, Severity
+from trimtab.core.window import Window
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WeightsUnchanged:
+    """Steps are made, and no weight changes.
+
+    ## What it sees
+    For `persist` accepted steps in a row not one of the compared weights changed by a single bit, although there are
+    gradients and the learning rate is not 0. A rate that is being warmed up gets more time.
+
+    ## Why it matters
+    The optimizer holds other tensors than the model uses, updates are lost to rounding (a tiny rate on bfloat16
+    weights), or something puts the old weights back after each step.
+
+    ## What to try
+    1. Build the optimizer after the model is complete, on its device.
+    2. With bfloat16 weights keep float32 master weights, or raise the learning rate: an update below 1/256 of a
+       weight is rounded away.
+    3. Look for code that restores weights after the step.
+    """
+
+    code: ClassVar[str] = "UPD002"
+    name: ClassVar[str] = "weights-unchanged"
+    needs: ClassVar[tuple[str, ...]] = ("update_ratio",)
+    hold: ClassVar[int] = 20
+    severity: Severity = Severity.ERROR
+    persist: int = 3
+    warm: int = 200
+
+    def check(self, window: Window) -> Iterator[Finding]:
+        """Fire when accepted steps leave everything as it was."""
+        if window.scalar("update_ratio") != 0 or len(window.past) < self.persist - 1:
+            return
+        rates = rates_of(window.now.scalars)
+        floor = 1e-3 * window.level("grad_norm").start  # below that the run has converged: steps round to nothing
+        for scalars in (window.now.scalars, *list(window.past)[len(window.past) - self.persist + 1 :]):
+            if scalars.get("update_ratio") != 0 or not scalars.get("grad_norm", 0.0) > floor:
+                return
+            if scalars.get("rejected") or scalars.get("scaler_skipped") or scalars.get("routine_overflow"):
+                return
+            if not max(rates_of(scalars), default=1.0) > 0:
+                return
+        before = rates_of(window.past[-1]) if window.past else ()
+        if rates and before and max(rates) > 1.001 * max(before) and window.now.step < self.warm:
+            return
+        yield found(
+            self,
+            window,
+            f"no weight has changed in {self.persist} steps, with a gradient norm of {window.scalar('grad_norm'):.3g} and a "
+            f"learning rate of {max(rates, default=math.nan):.3g}.",
+            grad_norm=window.scalar("grad_norm"),
+            lr=max(rates, default=math.nan),
+        )

@@ -1,0 +1,83 @@
+"""GRAD004: gradients are exactly zero, step after step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from trimtab.core.found import found, listed
+from trimtab.core.types import Column, Finding, Kind, Severity
+from trimtab.core.window import Window
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ZeroGradient:
+    """Gradients are exactly zero, step after step.
+
+    ## What it sees
+    All gradients together are exactly 0 for `persist` steps while the loss is not; or the gradients of a good part of
+    the weights (`share`) have been exactly 0 since the start or for `long` steps, while others are not. A loss of 0
+    (a hinge loss that is satisfied) and parameters whose gradient comes and goes (routed experts, alternating heads)
+    stay silent, and so does the first step of a layer that is initialised to zero.
+
+    ## Why it matters
+    A weight with a zero gradient does not learn. Dead ReLU units, a mask that hides everything or a factor of 0 in
+    the loss are the usual reasons, and the loss curve looks like an ordinary plateau.
+
+    ## What to try
+    1. Look for ReLU layers whose outputs are all 0: a large negative bias or a too large step killed them. Use GELU
+       or LeakyReLU, a smaller learning rate, or re-initialise them.
+    2. Check masks and loss weights: are they all 0?
+    3. Check for integer or rounding operations, argmax or comparisons between the parameters and the loss: their
+       gradient is 0.
+    4. Under float16 without a GradScaler small gradients become 0: scale the loss or use bfloat16.
+    """
+
+    code: ClassVar[str] = "GRAD004"
+    name: ClassVar[str] = "zero-gradient"
+    needs: ClassVar[tuple[str, ...]] = ("grad_norm",)
+    hold: ClassVar[int] = 50
+    severity: Severity = Severity.ERROR
+    persist: int = 4
+    long: int = 20
+    share: float = 0.02
+
+    def check(self, window: Window) -> Iterator[Finding]:
+        """Fire on zeros that last: everywhere, or in a good part of the weights."""
+        norm, loss = window.scalar("grad_norm"), window.scalar("loss")
+        if norm is None or (loss == 0 and self._arrived(window)):
+            return
+        if norm == 0:
+            past = list(window.past)[-self.persist :]
+            measured = (window.now.col(Kind.GRAD, Column.L2) >= 0).any()
+            if measured and len(past) == self.persist and not any(s.get("grad_norm") for s in past):
+                yield found(
+                    self, window, f"every gradient has been exactly 0 for {self.persist} steps; the loss is {loss}."
+                )
+            return
+        runs = window.runs
+        if runs.calm or runs.names != window.now.names(Kind.GRAD):
+            return
+        # Since its first step, or for long after having had gradients; a row that came back before comes back again.
+        stuck = (runs.zero >= self.persist) & ((runs.real == 0) | (runs.zero >= self.long)) & (runs.gaps < 2)
+        sizes = np.array(window.now.layout.numel[window.now.layout.rows(Kind.GRAD)], np.float64)
+        if not stuck.any() or sizes[stuck].sum() < self.share * sizes.sum():
+            return
+        names = tuple(n for n, bad in zip(runs.names, stuck, strict=True) if bad)
+        yield found(
+            self,
+            window,
+            f"{len(names)} of {len(runs.names)} parameters get gradients of exactly 0: {listed(names)}.",
+            names[:8],
+            num_parameters=len(names),
+            steps=float(runs.zero[stuck].max()),
+        )
+
+    @staticmethod
+    def _arrived(window: Window) -> bool:
+        """Whether a loss of 0 is where the run was heading (a hinge that is satisfied), not where it was thrown."""
+        before = [v for s in window.past if (v := s.get("loss")) is not None and v != 0]
+        return bool(before) and abs(before[-1]) < 0.05 * abs(window.level("loss").start)

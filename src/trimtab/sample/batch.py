@@ -1,0 +1,209 @@
+"""The data of a step in a few numbers: size, spread, a fingerprint, and what is plainly wrong with it."""
+
+from __future__ import annotations
+
+import math
+import zlib
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from trimtab.sample.host import to_host
+
+SLICE = 4096
+"""Leading elements that stand for a tensor in its fingerprint and spread."""
+LARGE = 1 << 20
+"""Elements of a tensor that are searched for NaN and Inf in every step."""
+MAX_CLASSES = 4096
+NUM_TENSORS = 8
+
+
+def tensors_in(value: Any, depth: int = 3) -> Iterator[Tensor]:
+    """The tensors in nested tuples, lists and dicts, in order, not too deep."""
+    if isinstance(value, Tensor):
+        yield value
+    elif depth and isinstance(value, Mapping):
+        for part in value.values():
+            yield from tensors_in(part, depth - 1)
+    elif depth and isinstance(value, list | tuple):
+        for part in value:
+            yield from tensors_in(part, depth - 1)
+
+
+class Epoch:
+    """The fingerprints of one epoch: how many batches in a row were already seen in it, in the same order."""
+
+    def __init__(self, length: int | None = None) -> None:
+        self._length = length
+        self._places: dict[int, int] = {}
+        self._num = self._row = 0
+        self._last = self._expected = -1
+        self.stuck = 0  # how often the very same batch came in a row, where there are others
+
+    def saw(self, mark: int) -> int:
+        """Take in one batch; 0 where it is new, or where nobody said how long an epoch is."""
+        if self._length is None:
+            return 0
+        self.stuck = self.stuck + 1 if mark == self._last else 1
+        if mark == self._last:
+            return self._row  # several forwards on one batch are one visit
+        if self._num >= self._length:
+            self._places.clear()
+            self._num = self._row = 0
+        place = self._places.get(mark)
+        self._row = 0 if place is None else self._row + 1 if place == self._expected else 1
+        self._expected = -1 if place is None else place + 1
+        if place is None:
+            self._places[mark] = self._num
+        self._num += 1
+        self._last = mark
+        return self._row
+
+
+class BatchProbe:
+    """Collects what the forwards of one step were given, and what targets the loop told."""
+
+    def __init__(self) -> None:
+        self._facts: dict[str, float | Tensor] = {}
+        self._ids: set[int] = set()
+        self._counts: NDArray[np.int64] = np.zeros(0, np.int64)
+        self._sums = np.zeros(3)  # of float targets: number, sum, sum of squares
+        self.loss_kind = ""
+        self.epoch = Epoch()
+
+    def inputs(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        """Look at what a forward was called with."""
+        found = list(tensors_in((args, dict(kwargs) if kwargs else ())))[:NUM_TENSORS]
+        self._ids.update(t.data_ptr() for t in found)
+        if not found:
+            return
+        self._look(found)
+
+    def told(self, batch: Any) -> None:
+        """Look at a batch the loop told: what no forward was given is taken for targets."""
+        found = list(tensors_in(batch))[:NUM_TENSORS]
+        if not self._ids and found:
+            self._look(found[:1])
+            self._ids.add(found[0].data_ptr())
+        for target in found:
+            if target.data_ptr() not in self._ids:
+                self._target(target)
+
+    def take(self) -> dict[str, float | Tensor]:
+        """Everything since the last step that asked."""
+        out, self._facts = self._facts, {}
+        self._ids.clear()
+        if (chance := self._chance()) is not None:
+            out["chance"] = chance
+        return out
+
+    def _look(self, found: list[Tensor]) -> None:
+        facts = self._facts
+        main = found[0]
+        if main.numel() == 0:
+            facts["in_empty"] = 1.0
+            return
+        if not main.is_cpu:
+            self._look_on_device(main)
+            return
+        for tensor in found:
+            if tensor.is_cpu and tensor.is_floating_point() and tensor.numel() and _nonfinite(tensor):
+                facts["in_bad"] = float(facts.get("in_bad", 0.0)) + 1.0
+        values = _leading(main)
+        mark = zlib.crc32(values.tobytes())
+        facts["in_print"] = float(mark)  # of the last forward: a line search calls the model as often as it likes
+        if row := self.epoch.saw(mark):
+            facts["replayed"] = float(row)
+        if self.epoch.stuck > 1:
+            facts["stuck"] = float(self.epoch.stuck)
+        if main.is_floating_point():
+            with np.errstate(all="ignore"):
+                size = math.sqrt(float(np.dot(values, values)) / values.size)
+            facts["in_rms"] = max(size, float(facts.get("in_rms", 0.0)))
+        if _same_rows(main):
+            facts["in_flat"] = 1.0
+
+    def _look_on_device(self, main: Tensor) -> None:
+        """Without waiting: numbers that stay on the device until their step is judged."""
+        if not main.is_floating_point():
+            return
+        values = main.detach().reshape(-1)
+        lead = values[:SLICE].float()
+        self._facts["in_rms"] = torch.linalg.vector_norm(lead) / math.sqrt(lead.numel())
+        self._facts["in_bad"] = (~torch.isfinite(values[:LARGE].sum(dtype=torch.float32))).float()
+
+    def _target(self, target: Tensor) -> None:
+        if not target.is_cpu:
+            return
+        facts = self._facts
+        if target.numel() == 0:
+            facts["in_empty"] = 1.0
+            return
+        values = _leading(target)
+        if target.is_floating_point():
+            if _nonfinite(target):
+                facts["in_bad"] = float(facts.get("in_bad", 0.0)) + 1.0
+                return
+            if self.loss_kind == "bce":
+                facts["targets_outside"] = float(np.mean((values < -1e-6) | (values > 1 + 1e-6)))
+            with np.errstate(all="ignore"):
+                self._sums += (values.size, float(values.sum()), float(np.dot(values, values)))
+        elif not target.is_complex() and target.dtype is not torch.bool and target.dim():
+            self._count(values[values >= 0])
+
+    def _count(self, labels: NDArray[Any]) -> None:
+        if not labels.size or labels.max() >= MAX_CLASSES:
+            return
+        counts = np.bincount(labels.astype(np.int64, copy=False), minlength=self._counts.size)
+        counts[: self._counts.size] += self._counts
+        self._counts = counts
+
+    def _chance(self) -> float | None:
+        """The loss of always guessing by frequency (or the mean): a model that learns gets below it."""
+        if self.loss_kind == "nll" and self._counts.sum() >= 256:
+            share = self._counts[self._counts > 0] / self._counts.sum()
+            return float(-(share * np.log(share)).sum())
+        num, first, second = self._sums
+        if num < 256 or not math.isfinite(second):
+            return None
+        mean = first / num
+        if self.loss_kind == "mse":
+            return float(max(second / num - mean**2, 0.0))
+        if self.loss_kind == "bce" and 0 < mean < 1:
+            return float(-(mean * math.log(mean) + (1 - mean) * math.log(1 - mean)))
+        return None
+
+
+def _leading(tensor: Tensor) -> NDArray[Any]:
+    """The first elements as numpy, float32 where they are floats."""
+    flat = tensor.detach().reshape(-1)[:SLICE]
+    if tensor.is_complex():
+        flat = torch.view_as_real(flat).reshape(-1)
+    if flat.is_floating_point() and flat.dtype is not torch.float32:
+        flat = flat.float()
+    return to_host(flat)
+
+
+def _nonfinite(tensor: Tensor) -> bool:
+    flat = tensor.detach().reshape(-1)[:LARGE]
+    values = to_host(flat) if flat.dtype in (torch.float32, torch.float64) else to_host(flat.float())
+    # A sum is the cheapest test; huge finite values can overflow it, so only a second look is proof.
+    with np.errstate(over="ignore", invalid="ignore"):
+        quick = float(values.sum())
+    return not math.isfinite(quick) and not np.isfinite(values).all()
+
+
+def _same_rows(tensor: Tensor) -> bool:
+    """Whether every sample of a batch is the same, or a single one is one value all over."""
+    if tensor.dim() < 2 or tensor.shape[0] < 2:
+        return False
+    rows = to_host(tensor) if tensor.dtype is not torch.bfloat16 else to_host(tensor.float())
+    first = rows[0]
+    if first.size < 2 or not np.array_equal(first, rows[-1]) or not np.array_equal(first, rows[len(rows) // 2]):
+        return False
+    same: np.bool_ = (rows == first).all()
+    return same is np.True_

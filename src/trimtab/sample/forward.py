@@ -1,0 +1,133 @@
+"""What the calls of the root module show: how many, in which mode, on what. The one hook of the always-on path.
+
+Copying or pickling a model copies its hooks: both halves of the tap turn into inert stand-ins, so that a deep copy (an
+EMA, a teacher) carries nothing of the guard.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.dropout import _DropoutNd
+
+from trimtab.sample.batch import BatchProbe
+from trimtab.sample.lossfn import is_bounded, is_detached, kind_of
+from trimtab.sample.output import OutputProbe
+
+KIND_EVERY = 50
+"""Told losses between two looks at the loss function."""
+_TYPES = {torch.float16: 1.0, torch.bfloat16: 2.0}
+
+
+class Inert:
+    """What is left of a tap in a copied model."""
+
+    def __call__(self, *args: object) -> None:
+        """Do nothing."""
+        return
+
+
+class ForwardTap:
+    """Counts the root's forwards between two steps and looks at what goes in and comes out."""
+
+    def __init__(self, model: nn.Module, renew: Callable[[], None]) -> None:
+        self.batch, self.output = BatchProbe(), OutputProbe()
+        self.exit = _Exit(self)
+        self._model, self._renew = model, renew
+        self._device = next(model.parameters()).device.type
+        self._armed = True
+        self._modal: list[nn.Module] = []
+        self._seen = False
+        self._num = self._num_eval = self._num_blind = 0
+        self._autocast: float | None = None
+        self._told = 0
+        self._detached = self._bounded = False
+        self.refresh()
+
+    def refresh(self) -> None:
+        """Look again for modules that behave differently in training and in evaluation."""
+        self._modal = [m for m in self._model.modules() if _is_modal(m)]
+
+    def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        """Runs before the root's forward."""
+        if torch.compiler.is_compiling():
+            return
+        learning = torch.is_grad_enabled()
+        if learning and module.training and self._armed:
+            self._armed = False
+            self._renew()
+        if learning:
+            self._seen = True
+            self._num += 1
+            if not module.training and self._modal and not any(m.training for m in self._modal):
+                self._num_eval += 1
+            on = torch.is_autocast_enabled(self._device)
+            self._autocast = _TYPES.get(torch.get_autocast_dtype(self._device), 0.0) if on else 0.0
+            self.batch.inputs(args, kwargs)
+        elif module.training:
+            self._num_blind += 1
+
+    def left(self, output: Any) -> None:
+        """Runs after it."""
+        if not torch.compiler.is_compiling() and torch.is_grad_enabled():
+            self.output.look(output)
+
+    def loss(self, loss: Tensor) -> None:
+        """The loop told a loss: which function it came from, now and then, and whether anything leads back from it."""
+        if is_detached(loss):
+            self._detached = True
+        elif self._told % KIND_EVERY < 2:
+            self.batch.loss_kind = self.output.loss_kind = kind_of(loss)
+            self._bounded = self.batch.loss_kind in ("nll", "bce") and is_bounded(loss)
+        self._told += 1
+
+    def step_done(self) -> None:
+        """The next training forward is the first of a new step."""
+        self._armed = True
+
+    def take(self) -> dict[str, float | Tensor]:
+        """What was seen since the last step that asked; each forward is told once."""
+        out: dict[str, float | Tensor] = {}
+        if self._seen:
+            out["forwards"] = float(self._num)
+            if self._num_blind and not self._num:
+                out["no_grad_forward"] = 1.0
+        elif not self._model.training and self._modal and not any(m.training for m in self._modal):
+            self._num_eval += 1  # the root is never called itself: its parts are, and all of them are in eval mode
+        if self._num_eval:
+            out["eval_forward"] = 1.0
+        if self._autocast is not None and self._num:
+            out["autocast"] = self._autocast
+        if self._bounded:
+            out["bounded"] = 1.0
+        if self._detached:
+            out["loss_detached"] = 1.0
+        self._num = self._num_eval = self._num_blind = 0
+        self._detached = False
+        return out
+
+    def __reduce__(self) -> tuple[type[Inert], tuple[()]]:
+        return (Inert, ())
+
+
+class _Exit:
+    """The half that runs after the root's forward."""
+
+    def __init__(self, tap: ForwardTap) -> None:
+        self._tap = tap
+
+    def __call__(self, module: nn.Module, args: object, output: Any) -> None:
+        self._tap.left(output)
+
+    def __reduce__(self) -> tuple[type[Inert], tuple[()]]:
+        return (Inert, ())
+
+
+def _is_modal(module: nn.Module) -> bool:
+    if isinstance(module, _DropoutNd):
+        return module.p > 0
+    return isinstance(module, _BatchNorm) and module.track_running_stats

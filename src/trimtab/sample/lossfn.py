@@ -1,0 +1,67 @@
+"""Which loss function a loss came from, read off the names of its graph; the graph itself may already be freed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+NUM_NODES = 16
+_TEXTS = {
+    "label_error": (
+        "is out of bounds",
+        "target out of",
+        "index out of range",
+        "class values must be",
+        "should be between 0",
+    ),
+    "no_grad_error": ("does not require grad",),
+}
+_KINDS = {"NllLoss": "nll", "BinaryCrossEntropy": "bce", "MseLoss": "mse"}
+_PASSING = ("Div", "Mul", "Add", "Sum", "Mean", "Neg", "Sub", "ToCopy", "View", "Squeeze", "Alias")
+
+
+def kind_of(loss: Tensor) -> str:
+    """`nll`, `bce` or `mse` where exactly one of them is at the end of the graph; empty where it is not known."""
+    found: set[str] = set()
+    ahead = [loss.grad_fn]
+    for _ in range(NUM_NODES):
+        if not ahead:
+            break
+        node = ahead.pop(0)
+        if node is None:
+            continue
+        name = node.name()
+        kind = next((k for prefix, k in _KINDS.items() if name.startswith(prefix)), None)
+        if kind is not None:
+            found.add(kind)
+        elif name.startswith(_PASSING):
+            ahead += [following for following, _ in node.next_functions]
+    return found.pop() if len(found) == 1 else ""
+
+
+def is_bounded(loss: Tensor) -> bool:
+    """Whether a cross-entropy that cannot be negative was reduced to one number before anything else came to it.
+
+    A policy gradient weighs the single terms, and may be anything.
+    """
+    ahead = [loss.grad_fn]
+    for _ in range(NUM_NODES):
+        node = ahead.pop(0) if ahead else None
+        if node is None:
+            return False
+        if node.name().startswith(("NllLoss", "BinaryCrossEntropy")):
+            shapes: Any = getattr(node, "_input_metadata", ())
+            return len(shapes) > 0 and len(shapes[0].shape) == 0
+        ahead += [following for following, _ in node.next_functions]
+    return False
+
+
+def is_detached(loss: Tensor) -> bool:
+    """Whether nothing leads from this loss back to a model."""
+    return loss.grad_fn is None
+
+
+def exception_facts(text: str) -> list[str]:
+    """What the text of an exception says about its cause, where PyTorch's wording is known."""
+    return [fact for fact, words in _TEXTS.items() if any(word in text.lower() for word in words)]

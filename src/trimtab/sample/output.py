@@ -1,0 +1,97 @@
+"""What the model answers: whether it still tells its inputs apart, and by how much a loss gradient was scaled."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from trimtab.sample.batch import tensors_in
+from trimtab.sample.host import number
+
+EVERY = 5
+"""Forwards between two looks at the spread of the output."""
+NUM_OUTPUTS = 8
+NUM_ROWS = 32
+NUM_COLUMNS = 512
+
+
+class OutputProbe:
+    """Looks at the root's output now and then; listens to the gradient that comes back into it when asked to."""
+
+    def __init__(self) -> None:
+        self._calls = 0
+        self._spread: float | Tensor | None = None
+        self._towers: list[float] = []
+        self._factor: float | None = None
+        self.listen = False
+        self.loss_kind = ""
+
+    def look(self, output: Any) -> None:
+        """Called after each forward of the root that builds a graph."""
+        self._calls += 1
+        if self.listen:
+            self._listen(output)
+        if self._calls % EVERY == 1:
+            found = [t for t in tensors_in(output) if t.is_floating_point() and t.dim() >= 2 and t.shape[0] >= 4]
+            spreads = [_spread(t.detach()) for t in found[:NUM_OUTPUTS] if t.numel()]
+            self._spread = spreads[0] if spreads else None
+            if len(spreads) > 1 and len({t.shape for t in found}) == 1 and found[0].is_cpu:
+                self._towers = [number(s) for s in spreads]
+
+    def take(self) -> dict[str, float | Tensor]:
+        """What was seen since the last step that asked."""
+        out: dict[str, float | Tensor] = {}
+        if self._spread is not None:
+            out["out_spread"] = self._spread
+            self._spread = None
+        if self._towers:
+            out["towers_spread"], out["towers_widest"] = min(self._towers), max(self._towers)
+            out["tower"] = float(self._towers.index(min(self._towers)))
+            self._towers = []
+        if self._factor is not None:
+            out["loss_factor"] = self._factor
+            self._factor = None
+        return out
+
+    def _listen(self, output: Any) -> None:
+        """Find out how the loss was scaled before backward: 1 for a plain mean, 1/n where it was divided by n."""
+        first = next(tensors_in(output), None)
+        if first is None or not first.requires_grad or not first.is_cpu or self.loss_kind != "nll":
+            return
+        classes = 1 if first.dim() in (2, 4, 5) else -1
+        logits = first.detach()
+
+        def arrived(grad: Tensor) -> None:
+            self._factor = _nll_factor(logits.float(), grad.detach().float(), classes)
+
+        first.register_hook(arrived)  # type: ignore[no-untyped-call]
+
+
+def _nll_factor(logits: Tensor, grad: Tensor, classes: int) -> float | None:
+    """From the gradient of a mean cross-entropy: for each row it is (softmax - target) / number of rows, times this."""
+    rows, back = logits.movedim(classes, -1).flatten(0, -2), grad.movedim(classes, -1).flatten(0, -2)
+    used = back.abs().sum(-1) > 0  # rows of ignored targets have no gradient
+    num = int(number(used.sum()))
+    if num == 0:
+        return None
+    rows, back = rows[used][:64].double(), back[used][:64].double()
+    target = back.argmin(-1, keepdim=True)  # the only negative entry is the target's
+    missing = 1.0 - rows.softmax(-1).gather(-1, target)
+    factor = -back.gather(-1, target) / missing.clamp(min=1e-9) * num
+    found = factor[missing > 1e-3]
+    if found.numel() < 2 or number(found.std()) > 0.05 * number(found.mean().abs()):
+        return None  # not a mean cross-entropy of these logits after all
+    return number(found.median())
+
+
+def _spread(output: Tensor) -> float | Tensor:
+    """The share of the output's mean square that differs between samples: 0 when all of them get the same answer."""
+    rows = output.reshape(-1, output.shape[-1]) if output.dim() == 3 else output.reshape(output.shape[0], -1)
+    stride = max(rows.shape[0] // NUM_ROWS, 1)
+    rows = rows[::stride][:NUM_ROWS, :NUM_COLUMNS].float()
+    whole = rows.square().mean()
+    share = (rows - rows.mean(0)).square().mean() / whole.clamp(min=1e-30)
+    value = torch.where(torch.isfinite(share) & (whole > 0), share, torch.ones_like(share))
+    return number(value) if value.is_cpu else value

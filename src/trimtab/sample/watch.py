@@ -1,0 +1,132 @@
+"""Everything beside the gradients that is looked at around one optimizer's step, gathered into its sample."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from trimtab.sample.averaged import AveragedProbe
+from trimtab.sample.forward import ForwardTap, Inert
+from trimtab.sample.host import number
+from trimtab.sample.ledger import Ledger
+from trimtab.sample.rows import Rows
+from trimtab.sample.sentinel import Sentinel
+from trimtab.sample.step import Step
+from trimtab.sample.temperature import TemperatureProbe
+from trimtab.sample.wiring import Wiring
+
+LISTEN = 3
+"""Steps with several backward passes of which the scale of the loss is found out."""
+
+
+class Watch:
+    """The probes of one lane. What concerns the whole model is looked at by the first lane alone."""
+
+    def __init__(
+        self, model: nn.Module, optimizer: Any, tap: ForwardTap, *, ema: Any, optimizers: list[Any], first: bool
+    ) -> None:
+        self._optimizer, self._tap = optimizer, tap
+        self._sentinel = Sentinel()
+        self._ledger: Ledger | None = None
+        self._rows: Rows | None = None
+        self._wiring = Wiring(model, optimizers) if first else None
+        self._averaged = AveragedProbe(ema) if first and ema is not None else None
+        self._temperature: TemperatureProbe | None = None
+        self._has_float16 = False
+        self._heard = 0
+        hook = model.register_load_state_dict_post_hook(_OnLoad(self))  # type: ignore[no-untyped-call]
+        self._undo = [hook.remove]
+
+    def before(self, step: Step, rows: Rows, scale: float | Tensor | None) -> None:
+        """Before the gradients are measured and changed."""
+        with np.errstate(all="ignore"):  # huge and non-finite values are what is looked for here
+            self._look(step, rows, scale)
+
+    def _look(self, step: Step, rows: Rows, scale: float | Tensor | None) -> None:
+        if rows is not self._rows:
+            self._forget(rows)
+        facts = step.scalars
+        facts |= self._tap.take()
+        facts |= self._tap.batch.take()
+        facts |= self._tap.output.take()
+        known = None if scale is None or (isinstance(scale, Tensor) and not scale.is_cpu) else number(scale)
+        if self._sentinel.chosen:
+            facts |= self._sentinel.before(step.number, known)
+        if self._ledger is not None:
+            _merge(step, self._ledger.before())
+        if self._wiring is not None:
+            _merge(step, self._wiring.look(step.number, rows))
+        if self._temperature is not None:
+            _merge(step, self._temperature.look(step.number))
+        if scale is not None and self._has_float16:
+            facts["float16"] = 1.0
+        if self._averaged is not None:
+            _merge(step, self._averaged.look())
+        step.frozen = tuple(i for i, p in enumerate(rows.params) if p.grad is None and not p.requires_grad)
+        several = facts.get("backwards", 0.0)
+        self._tap.output.listen = self._heard < LISTEN and isinstance(several, float) and several > 1
+        self._heard += self._tap.output.listen
+
+    def after(self, step: Step, rows: Rows) -> None:
+        """After the step."""
+        if not self._sentinel.chosen:
+            self._sentinel.choose(rows.params)
+        self._sentinel.after()
+        if self._ledger is not None:
+            with np.errstate(all="ignore"):
+                _merge(step, self._ledger.after())
+                self._lag(step, self._ledger)
+
+    def _lag(self, step: Step, ledger: Ledger) -> None:
+        """How far this gradient is above what Adam expects of it: the second moment lags behind a burst."""
+        norm, expected = step.scalars.get("grad_norm"), ledger.second_moment()
+        if isinstance(norm, float) and expected is not None and expected > 0:
+            step.scalars["moment_lag"] = norm / math.sqrt(expected)
+
+    def _forget(self, rows: Rows) -> None:
+        """Other parameters than before: begin anew."""
+        self._rows = rows
+        self._sentinel.remove()
+        self._sentinel = Sentinel()
+        if self._ledger is not None:
+            self._ledger.remove()
+        self._ledger = Ledger(self._optimizer, rows.names, rows.params) if rows.on_host else None
+        self._temperature = TemperatureProbe(rows.names, rows.params)
+        self._has_float16 = any(p.dtype is torch.float16 for p in rows.params)
+
+    def renew(self) -> None:
+        """Other weights were put in place on purpose: loaded, or gone back to."""
+        if self._ledger is not None:
+            self._ledger.declare()
+
+    def remove(self) -> None:
+        """Take every hook off."""
+        self._sentinel.remove()
+        if self._ledger is not None:
+            self._ledger.remove()
+        for undo in self._undo:
+            undo()
+        self._undo.clear()
+
+
+class _OnLoad:
+    """Tells a watch that weights were loaded; a copied model carries only an inert stand-in."""
+
+    def __init__(self, watch: Watch) -> None:
+        self._watch = watch
+
+    def __call__(self, module: nn.Module, incompatible: object) -> None:
+        self._watch.renew()
+
+    def __reduce__(self) -> tuple[type[Inert], tuple[()]]:
+        return (Inert, ())
+
+
+def _merge(step: Step, found: tuple[Mapping[str, float | Tensor], dict[str, tuple[str, ...]]]) -> None:
+    step.scalars |= found[0]
+    step.notes |= found[1]

@@ -1,0 +1,96 @@
+"""How model and optimizer belong together: what the optimizer misses, what it holds in vain, which ties broke."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from trimtab.sample.rows import Rows
+
+EARLY = (2, 4, 8)
+EVERY = 10
+NUM_NAMED = 8
+
+
+class Wiring:
+    """Looks in the first steps, and now and then ever after."""
+
+    def __init__(self, model: nn.Module, optimizers: list[Any]) -> None:
+        self._model, self._optimizers = model, optimizers
+        self._versions: dict[int, int] = {}
+        self._ties = _ties(model)
+        self._split = _split_twins(model)
+
+    def look(self, step: int, rows: Rows) -> tuple[dict[str, float], dict[str, tuple[str, ...]]]:
+        """The facts of this step; nothing on most steps."""
+        if step not in EARLY and step % EVERY:
+            return {}, {}
+        facts: dict[str, float] = {}
+        notes: dict[str, tuple[str, ...]] = {}
+        self._held(facts, notes, rows)
+        broken = [f"{a} and {b}" for a, b in self._ties if _find(self._model, a) is not _find(self._model, b)]
+        broken += self._split if step in EARLY else []
+        if broken:
+            facts["untied"] = float(len(broken))
+            notes["untied"] = tuple(broken[:NUM_NAMED])
+        return facts, notes
+
+    def _held(self, facts: dict[str, float], notes: dict[str, tuple[str, ...]], rows: Rows) -> None:
+        held = {id(p) for o in self._optimizers for g in o.param_groups for p in g["params"]}
+        named = dict(self._model.named_parameters())
+        # A parameter whose values somebody moves has an optimizer we were not told of.
+        loose = {n: p for n, p in named.items() if id(p) not in held and p.requires_grad and p.grad is not None}
+        unheld = {n: p for n, p in loose.items() if self._versions.get(id(p)) == p._version}
+        self._versions = {id(p): p._version for p in loose.values()}
+        if not unheld:
+            return
+        facts["unheld"] = float(len(unheld))
+        facts["unheld_share"] = sum(p.numel() for p in unheld.values()) / sum(p.numel() for p in named.values())
+        notes["unheld"] = tuple(unheld)[:NUM_NAMED]
+        known = {id(p) for p in named.values()}
+        idle = [p for p in rows.params if id(p) not in known and p.grad is None]
+        if idle:
+            facts["idle"] = float(len(idle))
+
+
+def _ties(model: nn.Module) -> list[tuple[str, str]]:
+    first: dict[int, str] = {}
+    pairs = []
+    for name, p in model.named_parameters(remove_duplicate=False):
+        if id(p) in first:
+            pairs.append((first[id(p)], name))
+        else:
+            first[id(p)] = name
+    return pairs
+
+
+def _find(model: nn.Module, name: str) -> Tensor | None:
+    path, _, last = name.rpartition(".")
+    try:
+        return model.get_submodule(path)._parameters.get(last)
+    except AttributeError:
+        return None
+
+
+def _split_twins(model: nn.Module) -> list[str]:
+    """An embedding and a linear layer with equal values in different memory: a tie that was broken before we came."""
+    # Never by attribute: reading the weight of a parametrised layer computes it, and moves its buffers.
+    plain = {n: m._parameters.get("weight") for n, m in model.named_modules()}
+    kinds = {n: type(m) for n, m in model.named_modules()}
+    tables = [(n, w) for n, w in plain.items() if w is not None and issubclass(kinds[n], nn.Embedding)]
+    heads = [(n, w) for n, w in plain.items() if w is not None and issubclass(kinds[n], nn.Linear)]
+    return [
+        f"{a}.weight and {b}.weight"
+        for a, one in tables
+        for b, other in heads
+        if one is not other and one.shape == other.shape and one.requires_grad and other.requires_grad
+        if one.device == other.device and torch.equal(one, other) and number_of_values(one) > 1
+    ]
+
+
+def number_of_values(tensor: Tensor) -> int:
+    """How many different values there are, counted up to two: constant tensors are equal by initialisation."""
+    flat = tensor.detach().reshape(-1)
+    return 1 if torch.equal(flat, flat[:1].expand_as(flat)) else 2
