@@ -19,6 +19,7 @@ from trimtab.core.config import Config
 from trimtab.core.errors import AttachError, InputError
 from trimtab.core.types import Sample
 from trimtab.lane import Lane
+from trimtab.sample.activations import ActivationTap
 from trimtab.sample.batch import Epoch
 from trimtab.sample.forward import ForwardTap
 from trimtab.sample.observed import Observed
@@ -139,6 +140,7 @@ class Attachment:
         tap = ForwardTap(model, shadow.renew)
         tap.batch.epoch = Epoch(_length(loader))
         observed.on_loss, observed.on_batch = tap.loss, tap.batch.told
+        activations = ActivationTap(model) if config.activations else None
         self.lanes = {
             label: Lane(
                 one,
@@ -149,7 +151,15 @@ class Attachment:
                 observed=observed,
                 shadow=shadow,
                 tap=tap,
-                watch=Watch(model, one, tap, ema=ema, optimizers=list(optimizers.values()), first=i == 0),
+                watch=Watch(
+                    model,
+                    one,
+                    tap,
+                    ema=ema,
+                    optimizers=list(optimizers.values()),
+                    first=i == 0,
+                    activations=activations,
+                ),
                 scale=lambda: scale_of(scaler),
                 deliver=deliver,
             )
@@ -163,6 +173,8 @@ class Attachment:
                 lane.scaler = scaler
         self._undo.append(model.register_forward_pre_hook(tap, with_kwargs=True).remove)
         self._undo.append(model.register_forward_hook(tap.exit).remove)
+        if activations is not None:
+            self._undo.append(activations.remove)
         _GUARDED.update(optimizers.values())
 
     def _row_maker(

@@ -32,7 +32,7 @@ def test_an_empty_level_knows_nothing() -> None:
     assert len(level) == 0
     assert math.isnan(level.now)
     assert math.isnan(level.start)
-    assert level.best == level.lowest_recent() == math.inf
+    assert level.best == math.inf
     assert copy_of(level).state_dict() == level.state_dict()
 
 
@@ -46,7 +46,6 @@ def test_only_finite_values_get_in(xs: list[float]) -> None:
     if finite:
         recent = sorted(finite[-SHORT:])
         assert level.now == recent[len(recent) // 2]
-        assert level.lowest_recent() == recent[0]
         first = sorted(finite[:FIRST])
         assert level.start == first[len(first) // 2]
     if len(finite) < SHORT:
@@ -66,17 +65,15 @@ def test_a_restored_level_goes_on_exactly(before: list[float], after: list[float
     assert one.state_dict() == two.state_dict()
 
 
-def test_best_is_the_lowest_level_and_knows_when() -> None:
+def test_best_is_the_lowest_level_there_was() -> None:
     falling = [10.0 - 0.1 * i for i in range(60)]
     rising = [4.1 + 0.2 * i for i in range(40)]
     level = filled(falling)
-    lowest, at = level.best, level.best_at
-    assert at == 60
+    lowest = level.best
     assert level.now == lowest
     for value in rising:
         level.push(value)
     assert level.best <= lowest
-    assert at <= level.best_at < 60 + SHORT
     assert level.now > level.best
     assert level.start == pytest.approx(9.9)
 
@@ -96,7 +93,6 @@ def test_rebase_forgets_the_best() -> None:
     assert level.best == 1.0
     level.rebase()
     assert level.best == 3.0
-    assert level.best_at == 40
 
 
 @pytest.mark.parametrize("scale", [1e-6, 1.0, 1e6])
@@ -124,3 +120,8 @@ def test_one_outlier_hardly_moves_anything() -> None:
     assert hit.now == pytest.approx(calm.now, abs=0.2)
     assert hit.best == calm.best
     assert hit.noise < 2.0 * calm.noise
+
+
+@pytest.mark.xfail(strict=False, reason="a difference of two huge values overflows")
+def test_values_at_the_end_of_the_range_leave_the_noise_finite() -> None:
+    assert math.isfinite(filled([1.7e308, -1.7e308] * 10).noise)

@@ -148,7 +148,7 @@ anything = st.one_of(
     st.sampled_from([math.nan, math.inf, -math.inf, 0.0, -0.0, 3e38, -3e38, 1e-300, ABSENT, FROZEN]),
 )
 some_facts = st.fixed_dictionaries(
-    {}, optional={name: anything for name in (*TRACKED, "lr/0", "batch_size", "out_spread", "clip_coef", "scale")}
+    {}, optional=dict.fromkeys((*TRACKED, "lr/0", "batch_size", "out_spread", "clip_coef", "scale"), anything)
 )
 
 
@@ -266,7 +266,7 @@ def test_a_change_the_loop_made_begins_the_drift_anew(name: str, before: float, 
 
     kept, begun = run(before), run(after)
     assert kept.drift.total > begun.drift.total
-    assert begun.level("loss").best_at > kept.level("loss").best_at
+    assert begun.level("loss").best >= kept.level("loss").best
 
 
 def test_a_climb_is_added_up_from_its_onset() -> None:
@@ -275,3 +275,27 @@ def test_a_climb_is_added_up_from_its_onset() -> None:
     window = seen(*(plain(i, loss=loss) for i, loss in enumerate(losses)))
     assert window.drift.alarmed
     assert 195 <= window.drift.onset <= 201
+
+
+@pytest.mark.xfail(strict=False, reason="UPD001 looks at the first past sample where there is none")
+@pytest.mark.parametrize("first", [2, 5, 1000])
+def test_a_history_may_begin_in_the_middle_of_a_run(first: int) -> None:
+    brain = Brain.from_config(Config())
+    for sample in walk(100, seed=first, start=first):
+        brain.advance(sample, seen_at=sample.step)
+    assert brain._broken == set()
+
+
+@pytest.mark.xfail(strict=False, reason="the noise at the best level is 0 where the first nine values are the best")
+def test_a_loss_that_stays_where_it_is_does_not_drift() -> None:
+    alarmed = []
+    for seed in range(150):
+        losses = np.random.default_rng(seed).normal(2.0, 0.3, size=120)
+        window = Window()
+        for step, loss in enumerate(losses):
+            window.look(plain(step, loss=float(loss)))
+            window.absorb(alarming=False)
+            if window.drift.alarmed:
+                alarmed.append((seed, step))
+                break
+    assert alarmed == []

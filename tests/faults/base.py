@@ -89,7 +89,8 @@ class Run:
         self.case.prepare(self)
         self.guard = attach(self)
         try:
-            for self.step in range(self.case.steps):
+            for step in range(self.case.steps):
+                self.step = step
                 self.case.at(self)
                 self.one_step()
         except Exception as error:
@@ -102,7 +103,8 @@ class Run:
 
     def one_step(self) -> None:
         total = 0.0
-        for self.micro in range(self.accumulate):
+        for micro in range(self.accumulate):
+            self.micro = micro
             batch = self.draw()
             loss = self.forward(batch)
             self.backward(loss)

@@ -67,6 +67,7 @@ def same_batch_again(run: Run) -> None:
 @fault(DATA, "data", "wiring", "repeated-batch", "data-replayed", "overfitting", onset=1, silent=True)
 def first_batch_for_ever(run: Run) -> None:
     """`next(iter(loader))` in the loop, without shuffling: the first batch for ever."""
+    known_loader(run)
     run.draw = lambda: run.task.batch(0, 0)  # type: ignore[method-assign]
 
 

@@ -174,7 +174,15 @@ def clipped_to_nothing(run: Run) -> None:
     run.clip = 1e-3
 
 
-@fault(DYNAMICS, "dynamics", "drift", "chronic-clipping", "not-learning", config={"clip": 1e-3}, silent=True)
+@fault(
+    DYNAMICS,
+    "dynamics",
+    "drift",
+    "chronic-clipping",
+    "not-learning",
+    config={"clip": 1e-3, "mode": "advise"},
+    silent=True,
+)
 def clipped_to_nothing_by_the_guard(run: Run) -> None:
     """The guard is told to clip every gradient to a norm of 0.001."""
 

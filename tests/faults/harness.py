@@ -30,10 +30,9 @@ def run_case(case: Case, family: str, seed: int, *, mode: str = "observe", **gua
     """Train a case with a guard on it: `run.guard.findings` is what it found."""
 
     def attach(run: Run) -> Guard:
+        settings = {"mode": mode} | case.config
         kwargs = {"run_dir": False, "loader": run.extra.get("loader")} | guard_kwargs
-        return Guard.attach(
-            run.model, run.optimizer, case.config or None, mode=mode, scaler=run.scaler, ema=run.ema, **kwargs
-        )
+        return Guard.attach(run.model, run.optimizer, settings, scaler=run.scaler, ema=run.ema, **kwargs)
 
     return make_run(case, family, seed).train(attach)
 

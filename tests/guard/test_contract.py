@@ -39,7 +39,7 @@ def test_quickstart_records_and_returns_verdicts(model: nn.Module, tmp_path: Pat
             verdicts.append(guard.step(loss, batch))
             optimizer.zero_grad()
     assert [v.step for v in verdicts if v is not None] == list(range(20))
-    assert [f.name for f in guard.findings] == ["nonfinite-loss", "nonfinite-gradient"]
+    assert [f.name for f in guard.findings] == ["nonfinite-input", "nonfinite-loss", "nonfinite-gradient"]
     assert seen == guard.findings
     assert guard.rejected == 1
     assert guard.verdict is verdicts[-1]
@@ -133,7 +133,8 @@ def test_act_mode_cuts_the_rate_for_steps_only_and_recovers(model: nn.Module) ->
     guard.close()
     assert guard.run_dir is not None
     outcomes = read_run(guard.run_dir).outcomes
-    assert [(o.action.kind, o.applied) for o in outcomes] == [("skip", True), ("cut_lr", True)]
+    assert [(o.action.kind, o.applied) for o in outcomes] == [("skip", True), ("cut_lr", True), ("cut_lr", True)]
+    assert "20 steps later" in outcomes[-1].detail  # what came of it
 
 
 def test_a_cut_rate_is_restored_even_when_the_step_raises(model: nn.Module) -> None:
@@ -249,12 +250,20 @@ def test_health_names_what_is_open(model: nn.Module, train: Train) -> None:
     sick = guard.health()
     assert sick["overall_healthy"] is sick["gradients_healthy"] is sick["losses_healthy"] is False
     assert sick["parameters_healthy"] is sick["model_healthy"] is True
-    assert sick["open"] == ["LOSS001", "GRAD001"]
+    assert sick["open"] == ["DATA001", "LOSS001", "GRAD001"]
     train(guard, model, optimizer, data[5:])
     well = guard.health()
     assert well["overall_healthy"] is True
     assert well["rejected"] == 1
     guard.close()
+
+
+def judged(guard: Guard) -> dict[str, Any]:
+    """The state without the raw scalars: the probes of a fresh guard know nothing of the step before their first."""
+    state = guard.state_dict()
+    for brain in state["brains"].values():
+        del brain["window"]["past"]
+    return state
 
 
 def test_state_dict_is_plain_data_and_goes_on_exactly(model: nn.Module, train: Train) -> None:
@@ -273,7 +282,7 @@ def test_state_dict_is_plain_data_and_goes_on_exactly(model: nn.Module, train: T
     second_half.load_state_dict(state)
     train(second_half, second, optimizer, data[50:])
     assert repr(second_half.findings) == repr(whole.findings)  # repr: NaN evidence is not equal to itself
-    assert second_half.state_dict() == whole.state_dict()
+    assert judged(second_half) == judged(whole)
     assert same(snapshot(second), snapshot(model))
     with pytest.raises(InputError, match="same optimizers"):
         second_half.load_state_dict({**state, "brains": {"x": {}}})

@@ -67,6 +67,7 @@ class Config:
     severity: Mapping[str, str] = field(default_factory=dict)
     rules: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     full_every: int = 50
+    activations: bool = False
     kernels: str = "auto"
     record: bool = True
     dir: str = "runs"
@@ -176,6 +177,7 @@ _CONFIG: Mapping[str, Reader] = {
     "severity": severities,
     "rules": tables,
     "full_every": integer(0),
+    "activations": boolean,
     "kernels": choice(KERNELS),
     "record": boolean,
     "dir": text,

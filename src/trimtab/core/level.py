@@ -16,17 +16,18 @@ class Level:
     """Running medians of a scalar. Non-finite values never get in.
 
     `best` is the lowest level the series ever settled at, `noise` a running mean of the distance of single values from
-    the level, times 1.25: about one standard deviation for normal noise.
+    the level, times 1.25: about one standard deviation for normal noise. `best_noise` is what it was at the best level:
+    a series that climbs must not hide in the noise of its own climb.
     """
 
-    __slots__ = ("_first", "_num", "_recent", "best", "best_at", "noise")
+    __slots__ = ("_first", "_num", "_recent", "best", "best_noise", "noise")
 
     def __init__(self) -> None:
         self._recent: deque[float] = deque(maxlen=SHORT)
         self._first: list[float] = []
         self._num = 0
         self.best = math.inf
-        self.best_at = 0
+        self.best_noise = 0.0
         self.noise = 0.0
 
     def push(self, value: float) -> None:
@@ -44,11 +45,11 @@ class Level:
         if len(self._first) < FIRST:
             self._first.append(value)
         if len(self._recent) == SHORT and (level := self.now) < self.best:
-            self.best, self.best_at = level, self._num
+            self.best, self.best_noise = level, self.noise
 
     def rebase(self) -> None:
         """Forget the best level: the loop changed what it means."""
-        self.best, self.best_at = self.now, self._num
+        self.best, self.best_noise = self.now, self.noise
 
     def __len__(self) -> int:
         return self._num
@@ -63,10 +64,6 @@ class Level:
         """The median of the very first values."""
         return _median(self._first)
 
-    def lowest_recent(self) -> float:
-        """The smallest of the last values; inf before the first."""
-        return min(self._recent, default=math.inf)
-
     def state_dict(self) -> dict[str, Any]:
         """Everything needed to go on exactly here, as plain data."""
         best = self.best if math.isfinite(self.best) else None
@@ -75,7 +72,7 @@ class Level:
             "first": list(self._first),
             "num": self._num,
             "best": best,
-            "best_at": self.best_at,
+            "best_noise": self.best_noise,
             "noise": self.noise,
         }
 
@@ -87,7 +84,7 @@ class Level:
         new._first = list(state["first"])
         new._num = int(state["num"])
         new.best = math.inf if state["best"] is None else float(state["best"])
-        new.best_at, new.noise = int(state["best_at"]), float(state["noise"])
+        new.best_noise, new.noise = float(state["best_noise"]), float(state["noise"])
         return new
 
 

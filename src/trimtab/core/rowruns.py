@@ -12,7 +12,7 @@ from trimtab.core.types import F32, FROZEN
 
 
 class RowRuns:
-    """Per named row: steps in a row without a gradient, steps in a row with a zero one, and how often it had a real one.
+    """Per named row: steps in a row without a gradient, steps in a row with a zero one, how often it had a real one.
 
     A row that is frozen on purpose counts as neither.
     """

@@ -49,7 +49,7 @@ class Window:
 
     def scalar(self, name: str) -> float | None:
         """A scalar of the newest sample, None where it was not measured."""
-        return self.now.scalars.get(name)
+        return None if self._now is None else self._now.scalars.get(name)
 
     def history(self, name: str) -> Series:
         """What a scalar was before the newest sample; samples that raised an alarm are left out at first."""
@@ -94,7 +94,10 @@ class Window:
 
     def _follow(self, sample: Sample) -> None:
         """What is remembered of every step, alarming or not."""
-        self.past.append(sample.scalars)
+        scalars = sample.scalars
+        if not all(map(math.isfinite, scalars.values())):  # nothing that is remembered can be poisoned
+            scalars = {name: value for name, value in scalars.items() if math.isfinite(value)}
+        self.past.append(scalars)
         self.schedule.absorb(sample)
         self._drift(sample)
         for name, level in self._levels.items():
@@ -115,7 +118,7 @@ class Window:
         if sample.step in (schedule.resized_at, schedule.raised_at) and schedule.rates:
             level.rebase()
             self.drift.reset()
-        noise = max(level.noise, 1e-3 * abs(level.best), 1e-12)
+        noise = max(level.best_noise, 1e-3 * abs(level.best), 1e-12)
         self.drift.push((loss - level.best) / noise, sample.step)
 
     def state_dict(self) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from enum import StrEnum
 
 import numpy as np
 
+from trimtab.core.types import Outcome
 from trimtab.record.reader import Run
 from trimtab.report.curve import Curve, make_curve, tail_median
 from trimtab.report.incidents import Incident, find_incidents
@@ -126,11 +127,13 @@ def _track(run: Run, name: str) -> Track:
 
 
 def _deeds(run: Run) -> tuple[Deed, ...]:
-    became = {(o.at, o.action.kind, o.optimizer): o for o in run.outcomes}
+    became: dict[tuple[int, str, str], list[Outcome]] = {}
+    for o in run.outcomes:  # what was done, and later what came of it
+        became.setdefault((o.at, o.action.kind, o.optimizer), []).append(o)
     deeds = []
     for decision in run.decisions:
         for action in decision.actions:
-            outcome = became.get((decision.at, action.kind, decision.optimizer))
+            known = became.get((decision.at, action.kind, decision.optimizer), [])
             deeds.append(
                 Deed(
                     at=decision.at,
@@ -138,8 +141,8 @@ def _deeds(run: Run) -> tuple[Deed, ...]:
                     kind=action.kind,
                     args=dict(action.args),
                     because=decision.because,
-                    applied=outcome.applied if outcome is not None else None,
-                    detail=outcome.detail if outcome is not None else "",
+                    applied=known[0].applied if known else None,
+                    detail="; ".join(o.detail for o in known if o.detail),
                     optimizer=decision.optimizer,
                 )
             )

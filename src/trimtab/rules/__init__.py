@@ -7,6 +7,7 @@ from trimtab.rules.clip_before_unscale import ClipBeforeUnscale
 from trimtab.rules.collapsed_output import CollapsedOutput
 from trimtab.rules.constant_batch import ConstantBatch
 from trimtab.rules.data_replayed import DataReplayed
+from trimtab.rules.dead_units import DeadUnits
 from trimtab.rules.diverging_loss import DivergingLoss
 from trimtab.rules.double_step import DoubleStep
 from trimtab.rules.ema_not_moving import EmaNotMoving
@@ -36,6 +37,7 @@ from trimtab.rules.oscillating_loss import OscillatingLoss
 from trimtab.rules.outlier_batch import OutlierBatch
 from trimtab.rules.overfitting import Overfitting
 from trimtab.rules.repeated_batch import RepeatedBatch
+from trimtab.rules.saturated_units import SaturatedUnits
 from trimtab.rules.scale_collapse import ScaleCollapse
 from trimtab.rules.stale_gradient import StaleGradient
 from trimtab.rules.stale_optimizer import StaleOptimizer
@@ -59,10 +61,10 @@ BUILTIN: tuple[type[Rule], ...] = (
     ConstantBatch,
     RepeatedBatch,
     DataReplayed,
-    WeightCorrupted,
-    OptimizerStateLost,
     NonfiniteOptimizerState,
     NonfiniteWeight,
+    WeightCorrupted,
+    OptimizerStateLost,
     UntiedWeights,
     StaleOptimizer,
     OptimizerMissesParameters,
@@ -94,6 +96,8 @@ BUILTIN: tuple[type[Rule], ...] = (
     ChronicClipping,
     TemperatureRunaway,
     ModalityCollapse,
+    DeadUnits,
+    SaturatedUnits,
     CollapsedOutput,
     NotLearning,
     TargetsDoNotPredict,

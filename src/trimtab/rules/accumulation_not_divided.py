@@ -47,8 +47,8 @@ class AccumulationNotDivided:
         yield found(
             self,
             window,
-            f"{int(num)} backward passes make up this step, and each loss came in undivided: the gradient is {int(num)} times "
-            "that of their mean.",
+            f"{int(num)} backward passes make up this step, and each loss came in undivided: the gradient is "
+            f"{int(num)} times that of their mean.",
             num_backwards=num,
             factor=whole,
         )

@@ -48,8 +48,8 @@ class ChronicClipping:
     needs: ClassVar[tuple[str, ...]] = ("clip_coef", "handed")
     hold: ClassVar[int] = 20
     severity: Severity = Severity.WARN
-    coef: float = 0.05
-    span: int = 32
+    coef: float = 0.02
+    span: int = 20
 
     def check(self, window: Window) -> Iterator[Finding]:
         """Fire when the usual clip coefficient is tiny."""

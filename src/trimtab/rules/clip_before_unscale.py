@@ -52,8 +52,8 @@ class ClipBeforeUnscale:
         yield found(
             self,
             window,
-            f"the gradient norm is {norm:.3g}, and times the loss scale ({scale:.6g}) it is {products[-1]:.4g} in every step: "
-            "the loop clips before it unscales.",
+            f"the gradient norm is {norm:.3g}, and times the loss scale ({scale:.6g}) it is {products[-1]:.4g} in "
+            "every step: the loop clips before it unscales.",
             grad_norm=norm,
             scale=scale,
             threshold=products[-1],

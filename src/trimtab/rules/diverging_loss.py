@@ -17,10 +17,13 @@ class DivergingLoss:
     """The loss climbs away from its best level, or never came below its first one.
 
     ## What it sees
-    A one-sided CUSUM adds up how far the loss lies above the best level it ever had, in units of its own noise; beyond
-    chance, and when at least `part` of what was learned is lost again, the run diverges. Or the loss leaves its very
-    first level upwards in the first steps and does not come back. A cross-entropy far below 0 has the wrong sign. Where two optimizers work against each other a loss
-    may rise for good reasons: there only a tenfold rise counts. The step where the climb began is in the evidence.
+    A one-sided CUSUM adds up how far the loss lies above the best level it ever had, in units of its own noise;
+    beyond chance, and when at least `part` of what was learned is lost for `lasting` steps without coming back, or
+    much more than that at once, the run diverges. A jump to new data that is being learned comes back. Or the loss
+    leaves its very first level upwards in the first steps and does not come back. The sign of the gradient at the
+    output, where it can be read, and a cross-entropy that falls without end say that the loss is climbed instead of
+    descended. Where two optimizers work against each other a loss may rise for good reasons: there only a tenfold
+    rise counts. The step where the climb began is in the evidence.
 
     ## Why it matters
     A run that climbs rarely comes back by itself, and what it had learned is lost.
@@ -37,34 +40,67 @@ class DivergingLoss:
     needs: ClassVar[tuple[str, ...]] = ("loss",)
     hold: ClassVar[int] = 30
     severity: Severity = Severity.ERROR
-    part: float = 0.8
+    part: float = 0.7
+    lasting: int = 16
     early: int = 6
-    below: float = 0.5
+    below: float = 3.0
 
     def check(self, window: Window) -> Iterator[Finding]:
         """Fire on a climb beyond chance, or on a start that only leads upwards."""
         loss, level = window.scalar("loss"), window.level("loss")
-        if loss is None or not math.isfinite(loss) or len(level) < self.early:
+        if loss is None or not math.isfinite(loss):
             return
-        if window.scalar("bounded") and max(loss, level.now) < -self.below:
+        factor = window.scalar("loss_factor")
+        if factor is not None and factor < 0:
             yield found(
                 self,
                 window,
-                f"the loss is {loss:.4g}, and a cross-entropy cannot be negative: its sign is wrong, or it is fed with "
-                "something else than log-probabilities.",
+                "the update climbs the loss instead of descending it: the gradient at the output has the wrong sign.",
+                ("loss",),
+                loss=loss,
+                factor=factor,
+            )
+            return
+        if len(level) < self.early:
+            return
+        chance = window.scalar("chance")
+        if (
+            window.scalar("bounded")
+            and chance
+            and level.start - max(loss, level.now) > self.below * chance
+            and loss < 0
+        ):
+            yield found(
+                self,
+                window,
+                f"the loss has fallen from {level.start:.4g} to {loss:.4g}; a cross-entropy cannot fall so far: its "
+                "sign is wrong.",
                 ("loss",),
                 loss=loss,
             )
             return
         if window.drift.alarmed:
-            spread = max(self.part * (level.start - level.best), 0.5 * abs(level.best), 6.0 * level.noise)
-            if window.now.layout.optimizer:
-                spread = max(10.0 * spread, 10.0 * abs(level.start))
-            if min(level.now, loss) > level.best + spread:
+            if self._lost(window, loss):
                 yield self._finding(window, loss, level.best, window.drift.onset)
             return
         if len(level) < 3 * self.early:
             yield from self._from_the_start(window, loss)
+
+    def _lost(self, window: Window, loss: float) -> bool:
+        """Whether what was learned is lost: for long, without coming back, or so far that no training was better."""
+        level, chance = window.level("loss"), window.scalar("chance")
+        start = level.start if chance is None else min(level.start, max(chance, level.best))
+        gained = max(start - level.best, 0.0)
+        spread = max(self.part * gained, 0.5 * abs(level.best), 3.0 * level.best_noise)
+        if window.now.layout.optimizer:
+            spread = max(10.0 * spread, 10.0 * abs(level.start))
+        if min(level.now, loss) > level.best + gained + 1.5 * spread:
+            return True
+        last = window.last("loss", self.lasting)
+        if len(last) < self.lasting or sum(v > level.best + spread for v in last) < 0.8 * self.lasting:
+            return False
+        half = self.lasting // 2
+        return sorted(last[half:])[half // 2] > 0.8 * sorted(last[:half])[half // 2]
 
     def _from_the_start(self, window: Window, loss: float) -> Iterator[Finding]:
         level = window.level("loss")

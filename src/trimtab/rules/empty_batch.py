@@ -30,7 +30,6 @@ class EmptyBatch:
     code: ClassVar[str] = "DATA005"
     name: ClassVar[str] = "empty-batch"
     needs: ClassVar[tuple[str, ...]] = ("in_empty",)
-    hold: ClassVar[int] = 2
     severity: Severity = Severity.ERROR
 
     def check(self, window: Window) -> Iterator[Finding]:

@@ -37,6 +37,7 @@ class ExplodingGradient:
 
     code: ClassVar[str] = "GRAD002"
     name: ClassVar[str] = "exploding-gradient"
+    needs: ClassVar[tuple[str, ...]] = ("grad_norm",)
     hold: ClassVar[int] = 10
     severity: Severity = Severity.ERROR
     ratio: float = 10.0

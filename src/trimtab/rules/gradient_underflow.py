@@ -56,8 +56,8 @@ class GradientUnderflow:
         yield found(
             self,
             window,
-            f"half of the weight matrices have lost {float(np.median(lost[big])):.0%} or more of their gradient to float16; "
-            f"worst {names[0]} ({float(lost[worst[0]]):.0%}). There is no GradScaler.",
+            f"half of the weight matrices have lost {float(np.median(lost[big])):.0%} or more of their gradient to "
+            f"float16; worst {names[0]} ({float(lost[worst[0]]):.0%}). There is no GradScaler.",
             names,
             median_lost=float(np.median(lost[big])),
         )

@@ -33,6 +33,7 @@ class LossSpike:
 
     code: ClassVar[str] = "LOSS002"
     name: ClassVar[str] = "loss-spike"
+    needs: ClassVar[tuple[str, ...]] = ("loss",)
     hold: ClassVar[int] = 10
     severity: Severity = Severity.ERROR
     z: float = 10.0
@@ -52,7 +53,7 @@ class LossSpike:
         spread = max(highest - median, abs(initial - median), 1e-3 * abs(median))
         if loss <= highest + self.reach * spread or loss <= initial + 0.5 * spread:
             return
-        if median > 0 and highest > 0 and loss / highest <= highest / median:
+        if loss <= _tail(history.values()) ** 1.5 * max(window.level("loss").now, 0.0):
             return  # a series with a heavy tail: one step farther out is no news
         z = history.z(loss)
         if z < self.z:
@@ -67,3 +68,9 @@ class LossSpike:
             subject=("loss",),
             evidence={"loss": loss, "median": median, "recent_max": highest, "initial": initial, "z": z},
         )
+
+
+def _tail(values: list[float]) -> float:
+    """How far the most isolated value stands above its neighbours; 1 where none does, as in a series that falls."""
+    ratios = [v / max(a, b) for a, v, b in zip(values, values[1:], values[2:], strict=False) if max(a, b) > 0]
+    return max(ratios, default=1.0)

@@ -36,6 +36,7 @@ class ModalityCollapse:
     severity: Severity = Severity.WARN
     spread: float = 1e-3
     persist: int = 2
+    grace: int = 20
 
     def check(self, window: Window) -> Iterator[Finding]:
         """Fire when one of several outputs is constant."""
@@ -43,6 +44,9 @@ class ModalityCollapse:
         others = window.last("towers_widest", 10 * self.persist)[-self.persist :]
         if window.scalar("towers_spread") is None or len(looks) < self.persist:
             return
+        varied = max(window.last("towers_spread", 64)) > 10.0 * self.spread
+        if not varied and window.now.step < self.grace:
+            return  # a tower may begin like this
         if max(looks) < self.spread and min(others) > 10.0 * self.spread:
             names = (f"output {int(window.scalar('tower') or 0)}",)
             yield found(

@@ -36,6 +36,7 @@ class NonfiniteBuffer:
 
     code: ClassVar[str] = "WGT002"
     name: ClassVar[str] = "nonfinite-buffer"
+    needs: ClassVar[tuple[str, ...]] = ("bad_buffers",)
     severity: Severity = Severity.ERROR
 
     def check(self, window: Window) -> Iterator[Finding]:

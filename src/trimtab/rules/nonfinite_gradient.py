@@ -38,6 +38,7 @@ class NonfiniteGradient:
 
     code: ClassVar[str] = "GRAD001"
     name: ClassVar[str] = "nonfinite-gradient"
+    needs: ClassVar[tuple[str, ...]] = ("nonfinite_grads",)
     severity: Severity = Severity.ERROR
 
     def check(self, window: Window) -> Iterator[Finding]:

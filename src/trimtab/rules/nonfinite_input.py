@@ -32,7 +32,6 @@ class NonfiniteInput:
     code: ClassVar[str] = "DATA001"
     name: ClassVar[str] = "nonfinite-input"
     needs: ClassVar[tuple[str, ...]] = ("in_bad",)
-    hold: ClassVar[int] = 2
     severity: Severity = Severity.ERROR
 
     def check(self, window: Window) -> Iterator[Finding]:

@@ -33,6 +33,7 @@ class NonfiniteLoss:
 
     code: ClassVar[str] = "LOSS001"
     name: ClassVar[str] = "nonfinite-loss"
+    needs: ClassVar[tuple[str, ...]] = ("loss",)
     severity: Severity = Severity.ERROR
 
     def check(self, window: Window) -> Iterator[Finding]:

@@ -8,6 +8,7 @@ from typing import ClassVar
 
 import numpy as np
 
+from trimtab.core.found import found, listed
 from trimtab.core.types import Column, Finding, Kind, Severity
 from trimtab.core.window import Window
 
@@ -19,8 +20,8 @@ class NonfiniteWeight:
     """At least one weight is NaN or Inf.
 
     ## What it sees
-    Weights are measured every `full_every` steps and, at once, in any step whose loss or gradient looks wrong. A
-    weight that is not finite is named.
+    Part of every weight is compared after each step; all of them are measured every `full_every` steps and, at once, in
+    any step whose loss or gradient looks wrong. A weight that is not finite is named.
 
     ## Why it matters
     From here every forward pass is poisoned; no skipped step can mend it. The weights must come from before.
@@ -40,6 +41,9 @@ class NonfiniteWeight:
         """Fire when a measured weight is not finite."""
         sample = window.now
         if not sample.has(Kind.WEIGHT, Column.NAN):
+            if num := window.scalar("weights_bad"):
+                some = sample.notes.get("weights_bad", ())
+                yield found(self, window, f"weights hold NaN or Inf after this step: {listed(some)}.", some, num=num)
             return
         nans, infs = sample.col(Kind.WEIGHT, Column.NAN), sample.col(Kind.WEIGHT, Column.INF)
         bad = np.flatnonzero((nans > 0) | (infs > 0))

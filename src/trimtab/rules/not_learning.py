@@ -56,7 +56,8 @@ class NotLearning:
         yield found(
             self,
             window,
-            f"the loss is {now:.4g} after {step + 1} steps; it began at {level.start:.4g}, and guessing gives {chance:.4g}.",
+            f"the loss is {now:.4g} after {step + 1} steps; it began at {level.start:.4g}, and guessing gives "
+            f"{chance:.4g}.",
             ("loss",),
             loss=now,
             start=level.start,

@@ -46,7 +46,8 @@ class OptimizerMissesParameters:
         yield found(
             self,
             window,
-            f"{int(num)} parameters ({share:.1%} of the model) get gradients, and no optimizer holds them: {listed(names, num)}.",
+            f"{int(num)} parameters ({share:.1%} of the model) get gradients, and no optimizer holds them: "
+            f"{listed(names, num)}.",
             names,
             num_parameters=num,
             share=share,

@@ -40,6 +40,8 @@ class OscillatingLoss:
 
     def check(self, window: Window) -> Iterator[Finding]:
         """Fire when gradients flip persistently and nothing is gained."""
+        if window.now.step % 4:
+            return
         turns = window.last("grad_cos", self.span)
         if len(turns) < self.span or window.now.layout.optimizer:
             return

@@ -50,8 +50,8 @@ class OutlierBatch:
         yield found(
             self,
             window,
-            f"the inputs of this batch have a root mean square of {size:.4g}; usually it is {history.median():.4g}, lately at "
-            f"most {history.recent_max():.4g}.",
+            f"the inputs of this batch have a root mean square of {size:.4g}; usually it is {history.median():.4g}, "
+            f"lately at most {history.recent_max():.4g}.",
             ("batch",),
             rms=size,
             usual=history.median(),

@@ -61,8 +61,8 @@ class Overfitting:
         yield found(
             self,
             window,
-            f"the validation loss is {late[-1]:.4g}, its best was {best:.4g} {len(values) - 1 - values.index(best)} validations "
-            f"ago; the training loss is still at its best ({train.now:.4g}).",
+            f"the validation loss is {late[-1]:.4g}, its best was {best:.4g} {len(values) - 1 - values.index(best)} "
+            f"validations ago; the training loss is still at its best ({train.now:.4g}).",
             ("val_loss",),
             val_loss=late[-1],
             best=best,

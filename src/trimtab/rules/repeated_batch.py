@@ -59,7 +59,7 @@ class RepeatedBatch:
             )
             return
         now = window.scalar("in_print")
-        if now is None:
+        if now is None or not window.past or window.past[-1].get("in_print") != now:
             return
         runs = _runs([p for s in window.past if (p := s.get("in_print")) is not None] + [now])
         if len(runs) < self.min_different or runs[-1] < self.persist or runs[-1] <= 2 * max(runs[1:-1], default=1):

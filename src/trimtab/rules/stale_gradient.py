@@ -40,6 +40,8 @@ class StaleGradient:
 
     def check(self, window: Window) -> Iterator[Finding]:
         """Fire when what was left is part of the gradient several times in a row."""
+        if not (window.scalar("carried") or 0.0) >= self.share:
+            return
         shares = window.last("carried", self.persist)
         if len(shares) < self.persist or min(shares) < self.share:
             return

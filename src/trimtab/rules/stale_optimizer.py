@@ -42,8 +42,8 @@ class StaleOptimizer:
         yield found(
             self,
             window,
-            f"the optimizer holds {int(idle)} parameters that are no longer in the model, and {int(num)} that are in it get "
-            f"gradients nobody uses: {listed(names, num)}.",
+            f"the optimizer holds {int(idle)} parameters that are no longer in the model, and {int(num)} that are in "
+            f"it get gradients nobody uses: {listed(names, num)}.",
             names,
             num_old=idle,
             num_new=num,

@@ -49,7 +49,7 @@ class TargetsDoNotPredict:
             return
         if window.schedule.effort < self.effort or not level.now > chance * (1.0 - self.gain):
             return
-        if level.best < chance * (1.0 - 2.0 * self.gain):
+        if level.best < chance * (1.0 - 5.0 * self.gain):
             return
         losses = window.history("loss").values()
         late, before = losses[-32:], losses[-96:-48]

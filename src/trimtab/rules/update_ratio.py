@@ -41,7 +41,6 @@ class UpdateRatio:
     small: float = 3e-6
     shake: float = 0.4
     span: int = 10
-    settle: int = 60
     patience: int = 20
 
     def check(self, window: Window) -> Iterator[Finding]:
@@ -51,8 +50,7 @@ class UpdateRatio:
             return
         if 2 <= window.now.step <= self.span:
             yield from self._thrown(window)
-        shaken = self.span < window.now.step < self.settle and window.history("update_ratio").highest > self.shake
-        if self.small < ratio < self.large and not shaken:
+        if self.small < ratio < self.large:
             return
         ratios, loss = window.last("update_ratio", self.span), window.level("loss")
         if len(ratios) < self.span or len(loss) < self.span:
@@ -63,9 +61,6 @@ class UpdateRatio:
         rate = f" The learning rate is {max(rates):.3g}." if rates else ""
         if median > self.large and worse:
             story = f"a step usually changes the weights by {median:.3g} times their size, and the loss is no better."
-        elif shaken and worse:
-            median = window.history("update_ratio").highest
-            story = f"the first steps changed the weights by up to {median:.3g} times their size, and the loss is no better."
         elif 0 < median < self.small and self._never_moved(window):
             story = f"a step changes the weights by only {median:.3g} times their size, and the loss stands still."
         else:
@@ -86,7 +81,8 @@ class UpdateRatio:
             self,
             window,
             f"the first steps changed the weights by up to {highest:.3g} times their size, and the loss went from "
-            f"{losses[0]:.4g} to {losses[-1]:.4g}: the learning rate ({max(rates, default=math.nan):.3g}) is far too high.",
+            f"{losses[0]:.4g} to {losses[-1]:.4g}: the learning rate ({max(rates, default=math.nan):.3g}) is far "
+            "too high.",
             update_ratio=highest,
             lr=max(rates, default=math.nan),
         )

@@ -22,8 +22,8 @@ class VanishingGradient:
     By depth: the gradient of each weight matrix relative to the size of its weights. Where the first third of them has
     less than `ratio` of what the last third has, for `persist` looks, gradients vanish on the way. Parameters whose
     gradient is exactly zero or absent are left out: they are structural, and other rules speak of them. Or in time: the
-    gradient norm has fallen below `ratio` of its first level while the loss is nearly where it began. Both are relative,
-    so the scale of the loss does not matter.
+    gradient norm has fallen below `ratio` of its first level while the loss is nearly where it began. Both are
+    relative, so the scale of the loss does not matter.
 
     ## Why it matters
     The first layers stay as they were initialised and the rest makes do with random features. Deep stacks of sigmoid or
@@ -61,8 +61,8 @@ class VanishingGradient:
         yield found(
             self,
             window,
-            f"the gradient norm has fallen from {norm.start:.3g} to {norm.now:.3g}, and the loss is still {loss.now:.4g} "
-            f"(at first {loss.start:.4g}).",
+            f"the gradient norm has fallen from {norm.start:.3g} to {norm.now:.3g}, and the loss is still "
+            f"{loss.now:.4g} (at first {loss.start:.4g}).",
             ("grad_norm",),
             grad_norm=norm.now,
             first=norm.start,
@@ -80,10 +80,15 @@ class VanishingGradient:
         with np.errstate(all="ignore"):
             logs = np.log(norms.astype(np.float64)) - sizes
             usual = grads - sizes
+            scale = sizes - 0.5 * np.log(numel)
+        # A bias or a head that begins at zero is small beside its gradient: it says nothing about depth.
         fit = (numel >= self.min_elements) & (norms > 0) & np.isfinite(logs) & np.isfinite(usual)
+        fit &= scale > np.median(scale[numel >= self.min_elements]) - 4.0 if fit.any() else False
         rows = np.flatnonzero(fit)
         if rows.size < 4:
             return
+        if "lr/1" in sample.scalars:  # several groups: their order is not that of the layers
+            rows = np.array(sorted(rows, key=lambda i: _natural(names[i])))
         third = max(rows.size // 3, 1)
         gap = min(np.median(x[rows[-third:]]) - np.median(x[rows[:third]]) for x in (logs, usual))
         if gap < -math.log(self.ratio):
@@ -92,8 +97,14 @@ class VanishingGradient:
         yield found(
             self,
             window,
-            f"relative to their weights the first layers get {math.exp(-gap):.1e} of the gradient that the last ones get; "
-            f"least {names[weakest[0]]}.",
+            f"relative to their weights the first layers get {math.exp(-gap):.1e} of the gradient that the last ones "
+            f"get; least {names[weakest[0]]}.",
             tuple(names[i] for i in weakest),
             ratio=math.exp(-gap),
         )
+
+
+def _natural(name: str) -> list[tuple[bool, int, str]]:
+    """Sorts numbered layers by their number."""
+    parts = name.split(".")
+    return [(part.isdigit(), int(part) if part.isdigit() else 0, part) for part in parts]

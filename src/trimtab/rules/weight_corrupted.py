@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
@@ -49,13 +50,13 @@ class WeightCorrupted:
         usual = window.history("update_ratio")
         habit = sum(1 for s in window.past if s.get("outside")), sum(1 for s in window.past if s.get("state_outside"))
         limit = max(self.size, self.times * usual.median() if len(usual) else 0.0)
-        if change is not None and not change < limit and habit[0] < self.habit:
+        if change is not None and limit <= change < math.inf and habit[0] < self.habit:
             names = window.now.notes.get("outside", ())
             yield found(
                 self,
                 window,
-                f"{listed(names)} changed by {change:.3g} times its size between two steps, and not by the optimizer, whose "
-                f"steps are usually {usual.median():.3g}.",
+                f"{listed(names)} changed by {change:.3g} times its size between two steps, and not by the optimizer, "
+                f"whose steps are usually {usual.median():.3g}.",
                 names,
                 change=change,
                 usual=usual.median(),

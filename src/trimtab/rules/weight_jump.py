@@ -49,7 +49,8 @@ class WeightJump:
         yield found(
             self,
             window,
-            f"this step changed the weights by {ratio:.3g} times their size; usually it is {usual:.3g}, at most {highest:.3g}.",
+            f"this step changed the weights by {ratio:.3g} times their size; usually it is {usual:.3g}, at most "
+            f"{highest:.3g}.",
             update_ratio=ratio,
             usual=usual,
             highest=highest,

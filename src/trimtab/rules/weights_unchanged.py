@@ -59,8 +59,8 @@ class WeightsUnchanged:
         yield found(
             self,
             window,
-            f"no weight has changed in {self.persist} steps, with a gradient norm of {window.scalar('grad_norm'):.3g} and a "
-            f"learning rate of {max(rates, default=math.nan):.3g}.",
+            f"no weight has changed in {self.persist} steps, with a gradient norm of "
+            f"{window.scalar('grad_norm'):.3g} and a learning rate of {max(rates, default=math.nan):.3g}.",
             grad_norm=window.scalar("grad_norm"),
             lr=max(rates, default=math.nan),
         )

@@ -19,6 +19,7 @@ SLICE = 4096
 LARGE = 1 << 20
 """Elements of a tensor that are searched for NaN and Inf in every step."""
 MAX_CLASSES = 4096
+MIN_LABELS = 8
 NUM_TENSORS = 8
 
 
@@ -154,6 +155,8 @@ class BatchProbe:
                 self._sums += (values.size, float(values.sum()), float(np.dot(values, values)))
         elif not target.is_complex() and target.dtype is not torch.bool and target.dim():
             self._count(values[values >= 0])
+            if target.dim() <= 2 and values.size >= MIN_LABELS and (values == values[0]).all():
+                facts["target_flat"] = 1.0
 
     def _count(self, labels: NDArray[Any]) -> None:
         if not labels.size or labels.max() >= MAX_CLASSES:

@@ -163,7 +163,7 @@ class Ledger:
         self._counter = self._count()
 
     def _weigh(self, found: Named) -> NDArray[np.float32] | None:
-        """For each kept moment how many elements it stands for, if it is a second one: their sum is what Adam expects."""
+        """For each kept second moment how many elements it stands for: their sum is what Adam expects of a gradient."""
         if not any(name.endswith(": exp_avg_sq") for name, _ in found):
             return None
         out = np.zeros(self._moments.size, np.float32)
@@ -232,8 +232,11 @@ def _changes(old: NDArray[np.float32], new: NDArray[np.float32], bounds: Sequenc
     starts = list(bounds[:-1])
     wide, other = old.astype(np.float64), new.astype(np.float64)
     moved = np.sqrt(np.add.reduceat((other - wide) ** 2, starts))
+    counts = np.diff(bounds)
     size = np.sqrt(np.add.reduceat(wide**2, starts))
-    ratio = moved / np.maximum(size, 1e-12)
+    # A bias that is still near zero moves by many times its size: it is measured by the size of its neighbours.
+    usual = math.sqrt(float(np.nansum(np.where(np.isfinite(size), size, 0.0) ** 2)) / max(wide.size, 1))
+    ratio = moved / np.maximum(np.maximum(size, 0.3 * usual * np.sqrt(counts)), 1e-12)
     return np.where(np.isnan(ratio), np.where(np.isnan(size), 0.0, np.inf), ratio)
 
 

@@ -47,9 +47,11 @@ def is_bounded(loss: Tensor) -> bool:
     """
     ahead = [loss.grad_fn]
     for _ in range(NUM_NODES):
-        node = ahead.pop(0) if ahead else None
+        if not ahead:
+            break
+        node = ahead.pop(0)
         if node is None:
-            return False
+            continue
         if node.name().startswith(("NllLoss", "BinaryCrossEntropy")):
             shapes: Any = getattr(node, "_input_metadata", ())
             return len(shapes) > 0 and len(shapes[0].shape) == 0

@@ -27,6 +27,7 @@ class OutputProbe:
         self._factor: float | None = None
         self.listen = False
         self.loss_kind = ""
+        self.num_answers = 0
 
     def look(self, output: Any) -> None:
         """Called after each forward of the root that builds a graph."""
@@ -34,6 +35,7 @@ class OutputProbe:
         if self.listen:
             self._listen(output)
         if self._calls % EVERY == 1:
+            self.num_answers = _answers(output)
             found = [t for t in tensors_in(output) if t.is_floating_point() and t.dim() >= 2 and t.shape[0] >= 4]
             spreads = [_spread(t.detach()) for t in found[:NUM_OUTPUTS] if t.numel()]
             self._spread = spreads[0] if spreads else None
@@ -56,17 +58,32 @@ class OutputProbe:
         return out
 
     def _listen(self, output: Any) -> None:
-        """Find out how the loss was scaled before backward: 1 for a plain mean, 1/n where it was divided by n."""
+        """Find out how the loss was scaled before backward: 1 for a plain mean, 1/n where it was divided, below 0
+        where it is climbed instead of descended."""
         first = next(tensors_in(output), None)
-        if first is None or not first.requires_grad or not first.is_cpu or self.loss_kind != "nll":
+        if first is None or not first.requires_grad or not first.is_cpu or self.loss_kind not in ("nll", "bce"):
             return
         classes = 1 if first.dim() in (2, 4, 5) else -1
-        logits = first.detach()
+        logits, kind = first.detach(), self.loss_kind
 
         def arrived(grad: Tensor) -> None:
-            self._factor = _nll_factor(logits.float(), grad.detach().float(), classes)
+            answer, back = logits.float(), grad.detach().float()
+            self._factor = _bce_factor(answer, back) if kind == "bce" else _nll_factor(answer, back, classes)
 
         first.register_hook(arrived)  # type: ignore[no-untyped-call]
+
+
+def _answers(output: Any) -> int:
+    """How many answers a softmax over this output chooses from; 0 where that is not plain to see.
+
+    Two or more equal tensors are the towers of a contrastive model, which chooses among the samples of the batch.
+    """
+    found = [t for t in tensors_in(output) if t.is_floating_point() and t.dim() >= 2]
+    if len(found) > 1:
+        return found[0].shape[0] if len({t.shape for t in found}) == 1 and found[0].dim() == 2 else 0
+    if not found:
+        return 0
+    return found[0].shape[-1] if found[0].dim() <= 3 else found[0].shape[1]
 
 
 def _nll_factor(logits: Tensor, grad: Tensor, classes: int) -> float | None:
@@ -77,13 +94,32 @@ def _nll_factor(logits: Tensor, grad: Tensor, classes: int) -> float | None:
     if num == 0:
         return None
     rows, back = rows[used][:64].double(), back[used][:64].double()
-    target = back.argmin(-1, keepdim=True)  # the only negative entry is the target's
+    # Of each row one entry, the target's, has another sign than all the rest: which sign says whether the loss falls.
+    negative = number((back < 0).double().mean()) * back.shape[-1]
+    upwards = back.shape[-1] > 2 and negative > back.shape[-1] / 2
+    back = -back if upwards else back
+    target = back.argmin(-1, keepdim=True)
     missing = 1.0 - rows.softmax(-1).gather(-1, target)
     factor = -back.gather(-1, target) / missing.clamp(min=1e-9) * num
     found = factor[missing > 1e-3]
     if found.numel() < 2 or number(found.std()) > 0.05 * number(found.mean().abs()):
         return None  # not a mean cross-entropy of these logits after all
-    return number(found.median())
+    return -number(found.median()) if upwards else number(found.median())
+
+
+def _bce_factor(logits: Tensor, grad: Tensor) -> float | None:
+    """The same for a mean binary cross-entropy with targets 0 and 1: an element is (sigmoid - target) / number."""
+    num = grad.numel()
+    answer, back = logits.reshape(-1)[:1024].double().sigmoid(), grad.reshape(-1)[:1024].double() * num
+    clear = (answer > 0.02) & (answer < 0.98) & (back != 0)
+    answer, back = answer[clear], back[clear]
+    if answer.numel() < 8:
+        return None
+    for sign in (1.0, -1.0):
+        factors = torch.where(sign * back > 0, sign * back / answer, -sign * back / (1.0 - answer))
+        if number(factors.std()) < 0.05 * number(factors.mean()):
+            return sign * number(factors.mean())
+    return None
 
 
 def _spread(output: Tensor) -> float | Tensor:

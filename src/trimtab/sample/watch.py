@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from trimtab.sample.activations import ActivationTap
 from trimtab.sample.averaged import AveragedProbe
 from trimtab.sample.forward import ForwardTap, Inert
 from trimtab.sample.host import number
@@ -20,17 +21,26 @@ from trimtab.sample.step import Step
 from trimtab.sample.temperature import TemperatureProbe
 from trimtab.sample.wiring import Wiring
 
-LISTEN = 3
-"""Steps with several backward passes of which the scale of the loss is found out."""
+LISTEN, LISTEN_EVERY = 3, 10
+"""In which steps the scale and the sign of the loss are found out, from the gradient that comes back to the output."""
 
 
 class Watch:
     """The probes of one lane. What concerns the whole model is looked at by the first lane alone."""
 
     def __init__(
-        self, model: nn.Module, optimizer: Any, tap: ForwardTap, *, ema: Any, optimizers: list[Any], first: bool
+        self,
+        model: nn.Module,
+        optimizer: Any,
+        tap: ForwardTap,
+        *,
+        ema: Any,
+        optimizers: list[Any],
+        first: bool,
+        activations: ActivationTap | None = None,
     ) -> None:
         self._optimizer, self._tap = optimizer, tap
+        self._activations = activations if first else None
         self._sentinel = Sentinel()
         self._ledger: Ledger | None = None
         self._rows: Rows | None = None
@@ -54,6 +64,8 @@ class Watch:
         facts |= self._tap.take()
         facts |= self._tap.batch.take()
         facts |= self._tap.output.take()
+        if "chance" not in facts and self._tap.batch.loss_kind == "nll" and self._tap.output.num_answers > 1:
+            facts["chance"] = math.log(self._tap.output.num_answers)  # no targets were told: any answer is as likely
         known = None if scale is None or (isinstance(scale, Tensor) and not scale.is_cpu) else number(scale)
         if self._sentinel.chosen:
             facts |= self._sentinel.before(step.number, known)
@@ -63,14 +75,19 @@ class Watch:
             _merge(step, self._wiring.look(step.number, rows))
         if self._temperature is not None:
             _merge(step, self._temperature.look(step.number))
+        if self._activations is not None:
+            _merge(step, self._activations.take())
         if scale is not None and self._has_float16:
             facts["float16"] = 1.0
         if self._averaged is not None:
             _merge(step, self._averaged.look())
         step.frozen = tuple(i for i, p in enumerate(rows.params) if p.grad is None and not p.requires_grad)
+        if (factor := facts.get("loss_factor")) is not None and self._optimizer.param_groups[0].get("maximize"):
+            facts["loss_factor"] = -factor
         several = facts.get("backwards", 0.0)
-        self._tap.output.listen = self._heard < LISTEN and isinstance(several, float) and several > 1
-        self._heard += self._tap.output.listen
+        self._heard += isinstance(several, float) and several > 1
+        # The next step's forwards: the first ones, the first that add up several, and now and then.
+        self._tap.output.listen = step.number < LISTEN or step.number % LISTEN_EVERY == 0 or 0 < self._heard < LISTEN
 
     def after(self, step: Step, rows: Rows) -> None:
         """After the step."""

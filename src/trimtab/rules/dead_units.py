@@ -1,0 +1,57 @@
+"""ACT001: most units of a layer are never active."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import ClassVar
+
+from trimtab.core.found import found
+from trimtab.core.types import Finding, Severity
+from trimtab.core.window import Window
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeadUnits:
+    """Most units of a layer are never active.
+
+    ## What it sees
+    With `activations = true`: more than `share` of the units of a layer, and at least `units` of them, were not active
+    for any sample or position in ten looks, five forwards apart, and neither in the ten before. A unit that is active
+    for a single rare sample is not dead. Judged are ReLU, ReLU6, ELU, GELU and SiLU modules; a LeakyReLU cannot die.
+
+    ## Why it matters
+    No gradient flows through a dead unit, so it does not come back by itself: what is left of the layer is a much
+    smaller one, and the loss curve does not say so.
+
+    ## What to try
+    1. Lower the learning rate, or warm it up: one large step is the usual killer.
+    2. Check the biases and the normalisation before the layer: a large negative bias kills every unit.
+    3. Use LeakyReLU or GELU, and an initialisation made for the activation (He for ReLU).
+    4. Re-initialise the dead units, or go back to a checkpoint from before they died.
+    """
+
+    code: ClassVar[str] = "ACT001"
+    name: ClassVar[str] = "dead-units"
+    needs: ClassVar[tuple[str, ...]] = ("dead_lasting",)
+    hold: ClassVar[int] = 75  # a window ends about every 50 steps
+    severity: Severity = Severity.WARN
+    share: float = 0.5
+    units: int = 8
+
+    def check(self, window: Window) -> Iterator[Finding]:
+        """Fire when the share of dead units has been large for two windows."""
+        lasting, num = window.scalar("dead_lasting"), window.scalar("dead_units")
+        if lasting is None or num is None or not lasting > self.share or num < self.units:
+            return
+        layers, place = window.now.notes.get("dead", ()), int(window.scalar("dead_layer") or 0)
+        layer, of = layers[place] if place < len(layers) else "a layer", window.scalar("dead_of") or num
+        yield found(
+            self,
+            window,
+            f"{layer}: {num:.0f} of {of:.0f} units are dead; none of the last looks saw them active.",
+            (layer,),
+            share=num / of,
+            lasting=lasting,
+            num_units=num,
+        )
