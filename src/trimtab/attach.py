@@ -139,7 +139,7 @@ class Attachment:
         shadow = BufferShadow(model)
         tap = ForwardTap(model, shadow.renew)
         tap.batch.epoch = Epoch(_length(loader))
-        observed.on_loss, observed.on_batch = tap.loss, tap.batch.told
+        observed.on_loss, observed.on_batch = tap.loss, tap.told
         activations = ActivationTap(model) if config.activations else None
         self.lanes = {
             label: Lane(

@@ -277,7 +277,6 @@ def test_a_climb_is_added_up_from_its_onset() -> None:
     assert 195 <= window.drift.onset <= 201
 
 
-@pytest.mark.xfail(strict=False, reason="UPD001 looks at the first past sample where there is none")
 @pytest.mark.parametrize("first", [2, 5, 1000])
 def test_a_history_may_begin_in_the_middle_of_a_run(first: int) -> None:
     brain = Brain.from_config(Config())
@@ -286,7 +285,6 @@ def test_a_history_may_begin_in_the_middle_of_a_run(first: int) -> None:
     assert brain._broken == set()
 
 
-@pytest.mark.xfail(strict=False, reason="the noise at the best level is 0 where the first nine values are the best")
 def test_a_loss_that_stays_where_it_is_does_not_drift() -> None:
     alarmed = []
     for seed in range(150):

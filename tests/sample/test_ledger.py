@@ -259,9 +259,6 @@ def test_storage_replaced_with_the_same_values_is_silent() -> None:
     loop.quiet()
 
 
-@pytest.mark.xfail(
-    strict=False, reason="the view of a replaced, non-contiguous storage is a copy and never moves again"
-)
 def test_a_model_made_channels_last_is_still_followed() -> None:
     model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.Flatten(), nn.Linear(8 * 16, 3))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -278,7 +275,6 @@ def test_a_model_made_channels_last_is_still_followed() -> None:
     assert min(ratios) > 0
 
 
-@pytest.mark.xfail(strict=False, reason="the view of a replaced bfloat16 storage is a copy and never moves again")
 def test_a_model_made_bfloat16_is_still_followed() -> None:
     loop = Loop(kind=torch.optim.SGD, lr=0.5)
     loop.quiet()
@@ -288,7 +284,6 @@ def test_a_model_made_bfloat16_is_still_followed() -> None:
     loop.quiet()
 
 
-@pytest.mark.xfail(strict=False, reason="moments are looked up again only when the number of states changes")
 def test_moments_put_in_place_of_others_are_seen() -> None:
     loop = Loop()
     loop.quiet()

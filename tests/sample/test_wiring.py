@@ -202,7 +202,6 @@ def test_different_values_are_counted_up_to_two() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
-@pytest.mark.xfail(strict=False, reason="the parameters of a scripted module are no dict")
 def test_a_scripted_model_can_be_wired() -> None:
     model = torch.jit.script(mlp())
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

@@ -9,7 +9,7 @@ from typing import Any
 
 SHORT = 9
 FIRST = 3
-NOISE_DECAY = 0.95
+NOISE_DECAY = 0.97
 
 
 class Level:
@@ -35,7 +35,7 @@ class Level:
         if not math.isfinite(value):
             return
         if len(self._recent) == SHORT:
-            off = 1.25 * abs(value - self.now)
+            off = min(1.25 * abs(value - self.now), 1e300)
             # Noise is learned fast at first, and a single outlier counts for no more than a few of itself.
             bound = max(8.0 * self.noise, 1e-12) if self._num > 3 * SHORT else off
             weight = max(1.0 - NOISE_DECAY, 1.0 / (self._num - SHORT + 1))
@@ -45,7 +45,14 @@ class Level:
         if len(self._first) < FIRST:
             self._first.append(value)
         if len(self._recent) == SHORT and (level := self.now) < self.best:
-            self.best, self.best_noise = level, self.noise
+            self.best = level
+            # Before enough was seen the noise is a guess, and a best level of the first steps keeps a later one.
+            self.best_noise = self.noise if self._num > 3 * SHORT else 0.0
+
+    @property
+    def calm_noise(self) -> float:
+        """The noise when the level was best, or all there is where it was best before the noise was known."""
+        return max(self.best_noise, 0.3 * self.noise) if self.best_noise > 0 else self.noise
 
     def rebase(self) -> None:
         """Forget the best level: the loop changed what it means."""
@@ -63,6 +70,11 @@ class Level:
     def start(self) -> float:
         """The median of the very first values."""
         return _median(self._first)
+
+    @property
+    def start_max(self) -> float:
+        """The largest of the very first values; NaN before the first."""
+        return max(self._first, default=math.nan)
 
     def state_dict(self) -> dict[str, Any]:
         """Everything needed to go on exactly here, as plain data."""

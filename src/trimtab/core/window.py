@@ -115,10 +115,14 @@ class Window:
         if loss is None or len(level) < MIN_DRIFT or not math.isfinite(level.best):
             return
         schedule = self.schedule
-        if sample.step in (schedule.resized_at, schedule.raised_at) and schedule.rates:
+        if sample.step == schedule.resized_at:  # a loss may depend on the size of the batch: all of it is new
+            self._levels["loss"] = Level()
+            self.drift.reset()
+            return
+        if sample.step == schedule.raised_at:
             level.rebase()
             self.drift.reset()
-        noise = max(level.best_noise, 1e-3 * abs(level.best), 1e-12)
+        noise = max(level.calm_noise, 1e-3 * abs(level.best), 1e-12)
         self.drift.push((loss - level.best) / noise, sample.step)
 
     def state_dict(self) -> dict[str, Any]:

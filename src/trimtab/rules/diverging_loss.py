@@ -91,7 +91,7 @@ class DivergingLoss:
         level, chance = window.level("loss"), window.scalar("chance")
         start = level.start if chance is None else min(level.start, max(chance, level.best))
         gained = max(start - level.best, 0.0)
-        spread = max(self.part * gained, 0.5 * abs(level.best), 3.0 * level.best_noise)
+        spread = max(self.part * gained, 0.5 * abs(level.best), 3.0 * level.calm_noise)
         if window.now.layout.optimizer:
             spread = max(10.0 * spread, 10.0 * abs(level.start))
         if min(level.now, loss) > level.best + gained + 1.5 * spread:
@@ -106,7 +106,7 @@ class DivergingLoss:
         level = window.level("loss")
         last = window.last("loss", self.early)
         times = 10.0 if window.now.layout.optimizer else 2.0
-        if len(last) < self.early or not min(last) > times * abs(level.start) + 1e-3:
+        if len(last) < self.early or not min(last) > times * abs(level.start_max) + 1e-3:
             return
         yield self._finding(window, loss, level.start, 0)
 

@@ -71,6 +71,9 @@ class LossSpike:
 
 
 def _tail(values: list[float]) -> float:
-    """How far the most isolated value stands above its neighbours; 1 where none does, as in a series that falls."""
-    ratios = [v / max(a, b) for a, v, b in zip(values, values[1:], values[2:], strict=False) if max(a, b) > 0]
-    return max(ratios, default=1.0)
+    """How far isolated values stand above their neighbours; 1 where none does, as in a series that falls.
+
+    The second most isolated one is asked: a single hard sample is no tail.
+    """
+    ratios = sorted(v / max(a, b) for a, v, b in zip(values, values[1:], values[2:], strict=False) if max(a, b) > 0)
+    return ratios[-2] if len(ratios) > 1 else 1.0

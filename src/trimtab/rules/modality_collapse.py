@@ -42,7 +42,7 @@ class ModalityCollapse:
         """Fire when one of several outputs is constant."""
         looks = window.last("towers_spread", 10 * self.persist)[-self.persist :]
         others = window.last("towers_widest", 10 * self.persist)[-self.persist :]
-        if window.scalar("towers_spread") is None or len(looks) < self.persist:
+        if window.scalar("towers_spread") is None or len(looks) < self.persist or not others:
             return
         varied = max(window.last("towers_spread", 64)) > 10.0 * self.spread
         if not varied and window.now.step < self.grace:

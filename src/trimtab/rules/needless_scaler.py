@@ -49,5 +49,9 @@ class NeedlessScaler:
             return
         how = "under bfloat16" if mode == 2.0 else "without autocast"
         yield found(
-            self, window, f"a GradScaler is in use (scale {window.scalar('scale'):.6g}) and the model runs {how}."
+            self,
+            window,
+            f"a GradScaler is in use (scale {window.scalar('scale'):.6g}) and the model runs {how}.",
+            ("scaler",),
+            scale=window.scalar("scale"),
         )

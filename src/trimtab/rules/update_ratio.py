@@ -48,7 +48,7 @@ class UpdateRatio:
         ratio = window.scalar("update_ratio")
         if ratio is None or window.scalar("rejected"):
             return
-        if 2 <= window.now.step <= self.span:
+        if 2 <= window.now.step <= self.span and window.past:
             yield from self._thrown(window)
         if self.small < ratio < self.large:
             return

@@ -55,7 +55,11 @@ class ZeroGradient:
             measured = (window.now.col(Kind.GRAD, Column.L2) >= 0).any()
             if measured and len(past) == self.persist and not any(s.get("grad_norm") for s in past):
                 yield found(
-                    self, window, f"every gradient has been exactly 0 for {self.persist} steps; the loss is {loss}."
+                    self,
+                    window,
+                    f"every gradient has been exactly 0 for {self.persist} steps; the loss is {loss}.",
+                    ("loss",),
+                    loss=loss,
                 )
             return
         runs = window.runs
@@ -80,4 +84,6 @@ class ZeroGradient:
     def _arrived(window: Window) -> bool:
         """Whether a loss of 0 is where the run was heading (a hinge that is satisfied), not where it was thrown."""
         before = [v for s in window.past if (v := s.get("loss")) is not None and v != 0]
-        return bool(before) and abs(before[-1]) < 0.05 * abs(window.level("loss").start)
+        if not before:  # it has been 0 for as long as is remembered: it was judged when it came there
+            return bool(window.runs.real.any())
+        return abs(before[-1]) < 0.05 * abs(window.level("loss").start)

@@ -26,7 +26,8 @@ NUM_TENSORS = 8
 def tensors_in(value: Any, depth: int = 3) -> Iterator[Tensor]:
     """The tensors in nested tuples, lists and dicts, in order, not too deep."""
     if isinstance(value, Tensor):
-        yield value
+        if value.layout is torch.strided and not value.is_nested:
+            yield value
     elif depth and isinstance(value, Mapping):
         for part in value.values():
             yield from tensors_in(part, depth - 1)
@@ -43,13 +44,20 @@ class Epoch:
         self._places: dict[int, int] = {}
         self._num = self._row = 0
         self._last = self._expected = -1
-        self.stuck = 0  # how often the very same batch came in a row, where there are others
+        self._stuck, self._step_mark = 0, -1
+
+    def step_done(self) -> int:
+        """How many steps in a row had the very same batch, where there are others."""
+        if self._length is None or self._last < 0:
+            return 0
+        self._stuck = self._stuck + 1 if self._last == self._step_mark else 1
+        self._step_mark = self._last
+        return self._stuck
 
     def saw(self, mark: int) -> int:
         """Take in one batch; 0 where it is new, or where nobody said how long an epoch is."""
         if self._length is None:
             return 0
-        self.stuck = self.stuck + 1 if mark == self._last else 1
         if mark == self._last:
             return self._row  # several forwards on one batch are one visit
         if self._num >= self._length:
@@ -98,6 +106,8 @@ class BatchProbe:
         """Everything since the last step that asked."""
         out, self._facts = self._facts, {}
         self._ids.clear()
+        if (stuck := self.epoch.step_done()) > 1:
+            out["stuck"] = float(stuck)
         if (chance := self._chance()) is not None:
             out["chance"] = chance
         return out
@@ -119,8 +129,6 @@ class BatchProbe:
         facts["in_print"] = float(mark)  # of the last forward: a line search calls the model as often as it likes
         if row := self.epoch.saw(mark):
             facts["replayed"] = float(row)
-        if self.epoch.stuck > 1:
-            facts["stuck"] = float(self.epoch.stuck)
         if main.is_floating_point():
             with np.errstate(all="ignore"):
                 size = math.sqrt(float(np.dot(values, values)) / values.size)

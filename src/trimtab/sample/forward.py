@@ -6,6 +6,7 @@ EMA, a teacher) carries nothing of the guard.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -18,6 +19,7 @@ from trimtab.sample.batch import BatchProbe
 from trimtab.sample.lossfn import is_bounded, is_detached, kind_of
 from trimtab.sample.output import OutputProbe
 
+log = logging.getLogger("trimtab")
 KIND_EVERY = 50
 """Told losses between two looks at the loss function."""
 _TYPES = {torch.float16: 1.0, torch.bfloat16: 2.0}
@@ -45,7 +47,7 @@ class ForwardTap:
         self._num = self._num_eval = self._num_blind = 0
         self._autocast: float | None = None
         self._told = 0
-        self._detached = self._bounded = False
+        self._detached = self._bounded = self._warned = False
         self.refresh()
 
     def refresh(self) -> None:
@@ -67,14 +69,27 @@ class ForwardTap:
                 self._num_eval += 1
             on = torch.is_autocast_enabled(self._device)
             self._autocast = _TYPES.get(torch.get_autocast_dtype(self._device), 0.0) if on else 0.0
-            self.batch.inputs(args, kwargs)
+            self._try(self.batch.inputs, args, kwargs)
         elif module.training:
             self._num_blind += 1
 
     def left(self, output: Any) -> None:
         """Runs after it."""
         if not torch.compiler.is_compiling() and torch.is_grad_enabled():
-            self.output.look(output)
+            self._try(self.output.look, output)
+
+    def _try(self, look: Callable[..., None], *args: Any) -> None:
+        """Look at something of the user's, inside the user's own call: whatever it is, it must not raise there."""
+        try:
+            look(*args)
+        except Exception as error:  # tensors without storage, of other kinds, inside a transformation
+            if not self._warned:
+                self._warned = True
+                log.info("inputs and outputs of the model cannot be looked at (%s); the rest goes on", error)
+
+    def told(self, batch: Any) -> None:
+        """The loop told a batch."""
+        self._try(self.batch.told, batch)
 
     def loss(self, loss: Tensor) -> None:
         """The loop told a loss: which function it came from, now and then, and whether anything leads back from it."""
@@ -92,10 +107,10 @@ class ForwardTap:
     def take(self) -> dict[str, float | Tensor]:
         """What was seen since the last step that asked; each forward is told once."""
         out: dict[str, float | Tensor] = {}
+        if self._num_blind and not self._num:
+            out["no_grad_forward"] = 1.0
         if self._seen:
             out["forwards"] = float(self._num)
-            if self._num_blind and not self._num:
-                out["no_grad_forward"] = 1.0
         elif not self._model.training and self._modal and not any(m.training for m in self._modal):
             self._num_eval += 1  # the root is never called itself: its parts are, and all of them are in eval mode
         if self._num_eval:

@@ -37,9 +37,14 @@ class Part:
         self.bounds = [0, *accumulate(self._counts)]
         self._views: list[NDArray[Any]] = []
         self._at: list[int] = []
-        self._fast = all(t.is_cpu and t.dtype is torch.float32 and t.is_contiguous() for t in self._tensors)
+        self._fast = True
         self.size = self.bounds[-1]
         self.on_host = all(t.is_cpu for t in self._tensors)
+
+    def same(self, named: Named) -> bool:
+        """Whether these are the very tensors that are looked at."""
+        mine = [t for _, t in named if not hasattr(t, "to_local")]
+        return len(mine) == len(self._tensors) and all(a is b for a, b in zip(mine, self._tensors, strict=True))
 
     def sum(self) -> Tensor:
         """One number on the device that changes when anything here does."""
@@ -51,15 +56,19 @@ class Part:
         """Copy what the tensors hold now."""
         if not self.size:
             return
-        if not self._fast:
-            flats = [measure.plain(t).reshape(-1)[:n].float() for t, n in zip(self._tensors, self._counts, strict=True)]
-            out[:] = to_host(torch.cat([f.to("cpu") for f in flats]))[: self.size]
-            return
         at = [t.data_ptr() for t in self._tensors]
-        if at != self._at:  # somebody put other storage under a parameter
+        if at != self._at:  # the first time, and when somebody put other storage under a parameter
             self._at = at
-            self._views = [to_host(t).reshape(-1)[:n] for t, n in zip(self._tensors, self._counts, strict=True)]
-        np.concatenate(self._views, out=out)
+            self._fast = all(t.is_cpu and t.dtype is torch.float32 and t.is_contiguous() for t in self._tensors)
+            self._fast &= all(t.numel() >= n for t, n in zip(self._tensors, self._counts, strict=True))
+            pairs = zip(self._tensors, self._counts, strict=True)
+            self._views = [to_host(t).reshape(-1)[:n] for t, n in pairs] if self._fast else []
+        if self._fast:
+            np.concatenate(self._views, out=out)
+            return
+        for tensor, count, start in zip(self._tensors, self._counts, self.bounds, strict=False):
+            flat = to_host(measure.plain(tensor).reshape(-1)[:count].float())
+            out[start : start + count] = flat if flat.size == count else 0.0
 
 
 class Ledger:
@@ -101,6 +110,7 @@ class Ledger:
         """Before a step: what was changed since the last one by anybody else."""
         facts: dict[str, float] = {}
         notes: dict[str, tuple[str, ...]] = {}
+        self._repoint()
         self._read(self._now)
         if self._valid and not self._declared:
             self._lost(facts)
@@ -141,18 +151,31 @@ class Ledger:
         if self._moments.size:
             self._moments.read(out[split:])
 
+    def _repoint(self) -> None:
+        """Look at the moments that are there now, where somebody put others in the place of the old ones."""
+        if self._moments.size and (found := self._find()) and not self._moments.same(found):
+            other = Part(found, BUDGET // 2)
+            if other.bounds == self._moments.bounds and other.names == self._moments.names:
+                self._moments = other
+            else:
+                self._num_state = -1
+
+    def _find(self) -> list[tuple[str, Tensor]]:
+        state: Mapping[Any, Any] = getattr(self._optimizer, "state", {})
+        return [
+            (f"{self._names.get(id(p), 'unnamed')}: {key}", value)
+            for p, entries in state.items()
+            if isinstance(entries, Mapping)
+            for key, value in entries.items()
+            if isinstance(value, Tensor) and value.is_floating_point() and value.numel() > 1
+        ]
+
     def _refresh(self) -> None:
         """Moments appear with the first step, and with every parameter that gets its first gradient."""
         state: Mapping[Any, Any] = getattr(self._optimizer, "state", {})
         if len(state) != self._num_state:
             self._num_state = len(state)
-            found = [
-                (f"{self._names.get(id(p), 'unnamed')}: {key}", value)
-                for p, entries in state.items()
-                if isinstance(entries, Mapping)
-                for key, value in entries.items()
-                if isinstance(value, Tensor) and value.is_floating_point() and value.numel() > 1
-            ]
+            found = self._find()
             self._moments = Part(found, BUDGET // 2)
             self._squares = self._weigh(found)
             kept = np.zeros(self._weights.size + self._moments.size, np.float32)
@@ -235,7 +258,8 @@ def _changes(old: NDArray[np.float32], new: NDArray[np.float32], bounds: Sequenc
     counts = np.diff(bounds)
     size = np.sqrt(np.add.reduceat(wide**2, starts))
     # A bias that is still near zero moves by many times its size: it is measured by the size of its neighbours.
-    usual = math.sqrt(float(np.nansum(np.where(np.isfinite(size), size, 0.0) ** 2)) / max(wide.size, 1))
+    each = size / np.sqrt(counts)
+    usual = float(np.median(each[np.isfinite(each)])) if np.isfinite(each).any() else 0.0
     ratio = moved / np.maximum(np.maximum(size, 0.3 * usual * np.sqrt(counts)), 1e-12)
     return np.where(np.isnan(ratio), np.where(np.isnan(size), 0.0, np.inf), ratio)
 

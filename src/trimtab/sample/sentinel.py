@@ -65,7 +65,8 @@ class Sentinel:
             return
         part = _leading(grad)
         # A copy: the engine may hand this very memory on and add to it.
-        self._arrived = part + 0 if self._arrived is None else self._arrived + part
+        with np.errstate(all="ignore"):
+            self._arrived = part + 0 if self._arrived is None else self._arrived + part
 
     def before(self, step: int, scale: float | None) -> dict[str, float | Tensor]:
         """At the step, before anything of ours changed the gradient: what it is made of."""
@@ -82,7 +83,9 @@ class Sentinel:
         if num == 0 and self._mark == (grad.data_ptr(), grad._version):
             out["same_gradients"] = 1.0
         if heard and arrived is not None:
-            dots = _dots(arrived, _leading(grad), self._left, self._before)
+            now = _leading(grad)
+            old = [None if v is None or v.shape != now.shape else v for v in (self._left, self._before)]
+            dots = _dots(arrived, now, *old) if arrived.shape == now.shape else [0.0] * len(DOTS)
             tolerance = TOLERANCE if grad.element_size() >= 4 else LOOSE
             self._before = arrived
             if isinstance(dots, Tensor):

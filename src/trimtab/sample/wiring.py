@@ -69,7 +69,7 @@ def _ties(model: nn.Module) -> list[tuple[str, str]]:
 def _find(model: nn.Module, name: str) -> Tensor | None:
     path, _, last = name.rpartition(".")
     try:
-        return model.get_submodule(path)._parameters.get(last)
+        return dict(model.get_submodule(path).named_parameters(recurse=False, remove_duplicate=False)).get(last)
     except AttributeError:
         return None
 
@@ -77,7 +77,7 @@ def _find(model: nn.Module, name: str) -> Tensor | None:
 def _split_twins(model: nn.Module) -> list[str]:
     """An embedding and a linear layer with equal values in different memory: a tie that was broken before we came."""
     # Never by attribute: reading the weight of a parametrised layer computes it, and moves its buffers.
-    plain = {n: m._parameters.get("weight") for n, m in model.named_modules()}
+    plain = {n: dict(m.named_parameters(recurse=False)).get("weight") for n, m in model.named_modules()}
     kinds = {n: type(m) for n, m in model.named_modules()}
     tables = [(n, w) for n, w in plain.items() if w is not None and issubclass(kinds[n], nn.Embedding)]
     heads = [(n, w) for n, w in plain.items() if w is not None and issubclass(kinds[n], nn.Linear)]
