@@ -235,6 +235,60 @@ def no_host_wait() -> str:
     return "60 steps, full look every 10, recorded to disk; NaN at step 40 known at step 41"
 
 
+def broken_loop(fault: str, fused: bool) -> list[str]:
+    """What a guard finds in a short loop with one thing wrong; `healthy` has nothing wrong."""
+    model = small_net()
+    ema = torch.optim.swa_utils.AveragedModel(model, multi_avg_fn=torch.optim.swa_utils.get_ema_multi_avg_fn(0.9))
+    if fault == "half of the parameters":
+        optimizer = torch.optim.AdamW(list(model.parameters())[-2:], lr=1e-3, fused=fused)
+    else:
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=fused)
+    ema.update_parameters(model)
+    guard = Guard.attach(model, optimizer, ema=ema, run_dir=False)
+    y = torch.randint(0, 10, (128,), device=DEVICE)
+    for step in range(70):
+        x = torch.randn(128, 64, device=DEVICE)
+        late = step >= 40
+        if late and fault == "inputs x1000":
+            x = x * 1000
+        if late and fault == "rate x100":
+            optimizer.param_groups[0]["lr"] = 0.1
+        if late and fault == "eval mode":
+            model.eval()
+        loss = nn.functional.cross_entropy(model(x), y)
+        if fault != "zero_grad forgotten":
+            optimizer.zero_grad()
+        loss.backward()
+        guard.observe(loss=loss, batch=(x, y))
+        optimizer.step()
+        if late and fault == "double step":
+            optimizer.step()
+        if fault != "average stands still":
+            ema.update_parameters(model)
+    guard.close()
+    return [f.name for f in guard.findings]
+
+
+@check
+def wiring_on_the_device() -> str:
+    """Faults that are found by probes rather than by numbers, with gradients that never leave the device."""
+    want = {
+        "zero_grad forgotten": "stale-gradient",
+        "double step": "double-step",
+        "inputs x1000": "outlier-batch",
+        "rate x100": "learning-rate",
+        "eval mode": "eval-mode",
+        "average stands still": "ema-not-moving",
+        "half of the parameters": "optimizer-misses-parameters",
+    }
+    for fused in (True, False):
+        assert broken_loop("healthy", fused) == [], broken_loop("healthy", fused)
+        for fault, name in want.items():
+            found = broken_loop(fault, fused)
+            assert name in found, (fault, fused, found)
+    return f"{len(want)} faults named, fused and not; a healthy loop is silent"
+
+
 @check
 def one_wait_without_fused() -> str:
     """An optimizer that is not fused can only be told from the host: one wait a step, and no more."""

@@ -305,7 +305,7 @@ def test_the_head_is_listened_to_and_the_hook_is_taken_off() -> None:
     sentinel = Sentinel()
     sentinel.choose(list(model.parameters()))
     assert not sentinel.chosen  # nothing has a gradient yet
-    assert sentinel.before(0, None) == {}
+    assert sentinel.before(0, 1.0) == {}
     loss_of(model).backward()
     sentinel.choose(list(model.parameters()))
     assert sentinel.chosen
@@ -336,10 +336,10 @@ def test_a_parameter_that_loses_its_gradient() -> None:
     sentinel.choose([weight])
     sentinel.after()
     weight.grad = None
-    assert sentinel.before(1, None) == {"backwards": 0.0}
+    assert sentinel.before(1, 1.0) == {"backwards": 0.0}
     sentinel.after()
     weight.sum().backward()
-    assert sentinel.before(2, None)["carried"] == 0.0
+    assert sentinel.before(2, 1.0)["carried"] == 0.0
 
 
 def test_only_the_first_elements_are_kept() -> None:

@@ -25,6 +25,7 @@ class _Letter:
     notes: dict[str, tuple[str, ...]]
     frozen: tuple[int, ...]
     event: torch.cuda.Event | None = None
+    loose: tuple[tuple[str, ...], Tensor] | None = None
 
 
 class Mailbox:
@@ -55,13 +56,15 @@ class Mailbox:
         rows whose parameters want no gradient.
         """
         letter = _Letter(step, layout, table, device_names, scalars, phase, notes or {}, frozen)
-        if isinstance(table, Tensor) and table.is_cuda:
-            mine = {k: v for k, v in scalars.items() if isinstance(v, Tensor) and v.is_cuda}
+        mine = {k: v for k, v in scalars.items() if isinstance(v, Tensor) and v.is_cuda}
+        if mine or (isinstance(table, Tensor) and table.is_cuda):
             letter.scalars = {k: v for k, v in scalars.items() if k not in mine}
-            letter.device_names = (*device_names, *mine)
-            extra = [v.detach().reshape(1).float() for v in mine.values()]
-            flat = torch.cat([table.reshape(-1), *extra]) if extra else table.reshape(-1)
-            letter.table = torch.empty(flat.shape, dtype=flat.dtype, pin_memory=True).copy_(flat, non_blocking=True)
+            values = [v.detach().reshape(1).float() for v in mine.values()]
+            if isinstance(table, Tensor) and table.is_cuda:
+                letter.device_names = (*device_names, *mine)
+                letter.table = _sent(torch.cat([table.reshape(-1), *values]) if values else table.reshape(-1))
+            else:  # the table is known on the host already: only these numbers are under way
+                letter.loose = (tuple(mine), _sent(torch.cat(values)))
             letter.event = torch.cuda.Event()  # type: ignore[no-untyped-call]
             letter.event.record()
         self._letters.append(letter)
@@ -80,6 +83,9 @@ class Mailbox:
         if letter.event is not None:
             letter.event.synchronize()  # free when the device is no more than `lag` steps behind
         scalars = {k: number(v) for k, v in letter.scalars.items()}
+        if letter.loose is not None:
+            names, values = letter.loose
+            scalars |= {k: float(v) for k, v in zip(names, to_host(values), strict=True)}
         table = letter.table
         if isinstance(table, Tensor):
             table = to_host(table).astype(np.float32, copy=False)
@@ -100,6 +106,11 @@ class Mailbox:
             phase=letter.phase,
             notes=letter.notes,
         )
+
+
+def _sent(flat: Tensor) -> Tensor:
+    """Put on its way to pinned memory of the host, which does not wait for it."""
+    return torch.empty(flat.shape, dtype=flat.dtype, pin_memory=True).copy_(flat, non_blocking=True)
 
 
 def _marked(table: F32, frozen: tuple[int, ...]) -> F32:

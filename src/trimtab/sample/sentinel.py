@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from trimtab.sample.host import to_host
+from trimtab.sample.host import number, to_host
 
 SIZE = 512
 TOLERANCE = 2e-3
@@ -68,7 +68,7 @@ class Sentinel:
         with np.errstate(all="ignore"):
             self._arrived = part + 0 if self._arrived is None else self._arrived + part
 
-    def before(self, step: int, scale: float | None) -> dict[str, float | Tensor]:
+    def before(self, step: int, scale: float | Tensor) -> dict[str, float | Tensor]:
         """At the step, before anything of ours changed the gradient: what it is made of."""
         out: dict[str, float | Tensor] = {}
         param, arrived, num, heard = self._param, self._arrived, self._num, self._listening
@@ -90,9 +90,9 @@ class Sentinel:
             self._before = arrived
             if isinstance(dots, Tensor):
                 out |= {name: dots[i] for i, name in enumerate(DOTS)}
-                out["dots/tolerance"], out["dots/scale"] = tolerance, scale or 1.0
+                out["dots/tolerance"], out["dots/scale"] = tolerance, scale
             else:
-                out |= facts_of(dots, tolerance, scale or 1.0)
+                out |= facts_of(dots, tolerance, number(scale))
         self._listening = grad.is_cpu or step + 1 < EARLY or (step + 1) % EVERY < RUN
         return out
 

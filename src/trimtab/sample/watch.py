@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from trimtab.sample.activations import ActivationTap
 from trimtab.sample.averaged import AveragedProbe
 from trimtab.sample.forward import ForwardTap, Inert
-from trimtab.sample.host import number
 from trimtab.sample.ledger import Ledger
 from trimtab.sample.rows import Rows
 from trimtab.sample.sentinel import Sentinel
@@ -66,9 +65,8 @@ class Watch:
         facts |= self._tap.output.take()
         if "chance" not in facts and self._tap.batch.loss_kind == "nll" and self._tap.output.num_answers > 1:
             facts["chance"] = math.log(self._tap.output.num_answers)  # no targets were told: any answer is as likely
-        known = None if scale is None or (isinstance(scale, Tensor) and not scale.is_cpu) else number(scale)
         if self._sentinel.chosen:
-            facts |= self._sentinel.before(step.number, known)
+            facts |= self._sentinel.before(step.number, 1.0 if scale is None else scale)
         if self._ledger is not None:
             _merge(step, self._ledger.before())
         if self._wiring is not None:
