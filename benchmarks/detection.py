@@ -195,8 +195,13 @@ def everything(args: argparse.Namespace) -> int:
     failed = record(args)
     halves = score(args)
     if "report" in halves and not args.only:
-        written = detection_report.write_readme(detection_report.comparison(halves["report"]))
-        print("README.md: comparison written" if written else "README.md has no detection markers: left alone")
+        pages = {
+            "README.md": detection_report.comparison(halves["report"]),
+            "docs/detection.md": detection_report.half_report("report", halves["report"], lists=True),
+        }
+        for page, text in pages.items():
+            written = detection_report.write_page(text, REPO / page)
+            print(f"{page}: written" if written else f"{page} has no detection markers: left alone")
     return failed
 
 

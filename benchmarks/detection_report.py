@@ -12,6 +12,7 @@ from pathlib import Path
 
 import torch
 from detection_score import GROUPS, KINDS, NAMED_WITHIN, OURS, RISE, Judged, Share, latency, median, score
+from detection_signals import SIGNALS
 from peers import PEERS
 
 from trimtab import __version__
@@ -91,10 +92,30 @@ def half_report(half: str, runs: list[Judged], *, lists: bool = True) -> str:
         table(("trimtab", "share (95 % interval; count)"), summary),
         _by("kind", KINDS, faults),
         _by("group", GROUPS, faults),
-        "### Early warning\n\n" + _early_warning(faults),
+        "### Early warning\n\n" + _early_warning(faults) + "\n\n" + _signals(runs),
         "### Beside the peers, on the same traces\n\n" + comparison(runs),
     ]
     return "\n\n".join(parts + (_lists(runs) if lists else [])) + "\n"
+
+
+def _signals(runs: list[Judged]) -> str:
+    """What single quantities say before the loss does: a leap is a value above 3x its largest of the last 32 steps."""
+    sick = [r for r in runs if not r.meta.healthy and r.blow_up is not None and r.meta.kind in ("abrupt", "drift")]
+    well = [r for r in runs if r.meta.healthy]
+    rows = []
+    for signal in SIGNALS:
+        leads = [r.blow_up - step for r in sick if r.blow_up is not None and (step := r.leaps.get(signal)) is not None]
+        rows.append(
+            [
+                signal,
+                _short(Share(sum(lead > 0 for lead in leads), len(sick))),
+                _short(Share(sum(lead >= 0 for lead in leads), len(sick))),
+                _number(median(lead for lead in leads if lead >= 0)),
+                _short(Share.of(r.leaps.get(signal) is not None for r in well)),
+            ]
+        )
+    head = ("a leap of", "before the rise", "by the rise", "median lead", "leaps in healthy runs")
+    return table(head, rows)
 
 
 def _by(what: str, order: tuple[str, ...], faults: list[Judged]) -> str:
@@ -187,8 +208,8 @@ def _number(value: float | None) -> str:
     return "–" if value is None else f"{value:g}"
 
 
-def write_readme(text: str, path: Path = REPO / "README.md") -> bool:
-    """Put the comparison between the markers; False where the README has none."""
+def write_page(text: str, path: Path) -> bool:
+    """Put a text between the markers of a page; False where it has none."""
     old = path.read_text(encoding="utf-8")
     if BEGIN not in old or END not in old:
         return False

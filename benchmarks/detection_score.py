@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from detection_signals import SIGNALS, first_leap
 from peers import PEERS
 
 from trimtab.core.config import Config
@@ -77,6 +78,7 @@ class Judged:
     findings: list[tuple[int, str, str]] = field(default_factory=list)  # step, name, text; of all steps
     alarms: dict[str, Alarms] = field(default_factory=dict)
     blow_up: int | None = None
+    leaps: dict[str, int | None] = field(default_factory=dict)  # of the signals that may warn early
     num_steps: int = 0
     problems: list[str] = field(default_factory=list)
 
@@ -117,6 +119,7 @@ def judge(folder: Path) -> Judged:
             if peer.update(s.step, s.scalars.get("loss"), s.scalars.get("grad_norm")):
                 judged.alarms[name].add(s.step, meta.onset)
     judged.blow_up = _blow_up(trained, meta.onset)
+    judged.leaps = {signal: first_leap(signal, trained, 0 if meta.healthy else meta.onset) for signal in SIGNALS}
     return judged
 
 

@@ -20,7 +20,7 @@ from trimtab.core.journal import Journal
 from trimtab.core.pipeline import Brain
 from trimtab.core.types import BrainState, Closing, Decision, Finding, Sample, Severity, Verdict
 from trimtab.lane import Lane
-from trimtab.opening import health_of, lag_for, open_recorder, run_info
+from trimtab.opening import health_of, lag_for, open_recorder, run_info, under_way
 from trimtab.sample.observed import Observed, scalar_loss
 
 log = logging.getLogger("trimtab")
@@ -44,12 +44,12 @@ class Guard:
         ([], 0)
 
     `optimizer` may be a list or dict. `config` is a `Config`, a dict or a TOML path; None reads `[tool.trimtab]`.
-    `clip` is the largest gradient norm, or `{"norm": 1.0, "per_group": True}`, or `{"value": 0.5}`. `mode` is
+    `clip` is the largest gradient norm, `{"norm": 1.0, "per_group": True}`, `{"value": 0.5}`, `"agc"`, `"percentile"`,
+    or `"zscore"`. `ema` is an averaged copy to watch; `loader` tells how long an epoch is. `mode` is
     `observe` (change nothing), `advise` (reject non-finite updates; the default), `act` or `raise`. `lag` is how many
     steps later the host judges a step: 0 on CPU, 1 on accelerators. With `scaler`, `step` unscales, steps and updates.
     `sinks` take `.log()`, `.add_scalar()` or `write`/`close` objects; `on_finding` is called with every new finding.
-    `run_dir` is where to record: None makes `runs/<id>`, False records nothing. `scheduler`, `ema`, `loader` and
-    `step_fn` are kept for later versions: nothing is done with them yet; `preset` and `checkpoint` are refused.
+    `run_dir` is where to record: None makes `runs/<id>`, False nothing. The other arguments are for later versions.
     """
 
     def __init__(
@@ -225,6 +225,7 @@ class Guard:
         try:
             for lane in self._lanes.values():
                 lane.drain()
+            next(iter(self._lanes.values())).drain(error=under_way())
         finally:
             self._attachment.remove()
             num, lost = len(self.findings), dict(self._recorder.dropped)
@@ -241,8 +242,6 @@ class Guard:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
         try:
-            if isinstance(error, Exception) and not isinstance(error, TrimtabError) and not self._closed:
-                self._contained.call("recording an exception", next(iter(self._lanes.values())).failed, error)
             self.close(reason="closed" if kind is None else kind.__name__)
         except TrimtabError:
             if kind is None:  # the error on its way out is the one that matters

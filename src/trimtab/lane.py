@@ -16,9 +16,9 @@ from trimtab.act.cut_lr import LrMultiplier
 from trimtab.act.judge import Judge
 from trimtab.core.config import Config
 from trimtab.core.types import Layout, Sample
+from trimtab.sample.exceptions import told_by
 from trimtab.sample.forward import ForwardTap
 from trimtab.sample.full import FullLook
-from trimtab.sample.lossfn import exception_facts
 from trimtab.sample.mailbox import Mailbox
 from trimtab.sample.observed import Observed
 from trimtab.sample.rows import Rows
@@ -230,21 +230,16 @@ class Lane:
         for sample in self._mailbox.due(last):
             self._hand_over(sample)
 
-    def failed(self, error: Exception) -> None:
-        """An exception ended the step that was under way; what it says may name the trouble."""
-        self.drain()
-        layout = Layout(names=(), kinds=(), numel=(), columns=(), optimizer=self.label)
-        text = " ".join(str(error).split())[:300]
-        facts: dict[str, float | Tensor] = dict.fromkeys(("exception", *exception_facts(text)), 1.0)
-        notes: dict[str, tuple[str, ...]] = {"exception": (type(error).__name__, text)}
-        self._mailbox.post(self.attempts, layout, np.zeros((0, 0), np.float32), facts, phase="error", notes=notes)
-        self.drain()
-
-    def drain(self) -> None:
-        """Deliver everything still under way."""
+    def drain(self, error: Exception | None = None) -> None:
+        """Deliver everything still under way, and the exception that ended the step, if one did."""
         self.abandon()
         for sample in self._mailbox.drain():
             self._hand_over(sample)
+        if error is not None:
+            layout = Layout(names=(), kinds=(), numel=(), columns=(), optimizer=self.label)
+            facts, notes = told_by(error)
+            self._mailbox.post(self.attempts, layout, np.zeros((0, 0), np.float32), facts, phase="error", notes=notes)
+            self.drain()
 
     def state_dict(self) -> dict[str, Any]:
         """Plain data; what is still under way is delivered first by the guard."""

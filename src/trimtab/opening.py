@@ -6,6 +6,7 @@ import datetime
 import logging
 import os
 import platform
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from itertools import count
@@ -16,6 +17,7 @@ import torch
 from torch import nn
 
 from trimtab.core.config import Config
+from trimtab.core.errors import TrimtabError
 from trimtab.core.pipeline import Brain
 from trimtab.core.registry import select_rules
 from trimtab.core.types import Finding, RunInfo, Sink
@@ -95,6 +97,13 @@ def _version(package: str) -> str:
         from trimtab import __version__
 
         return __version__
+
+
+def under_way() -> Exception | None:
+    """The exception being handled while a guard is closed: what ended the run, unless it is one of ours or no error."""
+    error = sys.exc_info()[1]
+    ours = isinstance(error, TrimtabError | StopIteration)
+    return error if isinstance(error, Exception) and not ours else None
 
 
 # Which findings speak against which part of the documented health dictionary.

@@ -529,3 +529,27 @@ def test_a_directory_that_holds_a_run_is_not_written_into(tmp_path: Path, train:
         folders.append(guard.run_dir.name)
         assert len(list(read_run(guard.run_dir).samples())) == 3
     assert folders == ["run", "run-2", "run-3"]
+
+
+def test_an_exception_is_on_record_however_the_guard_is_closed(model: nn.Module) -> None:
+    logits = nn.Linear(8, 3)
+    optimizer = adam(logits)
+    with (
+        pytest.raises(IndexError, match="out of bounds"),
+        Guard(logits, optimizer, run_dir=False) as guard,
+    ):
+        nn.functional.cross_entropy(logits(torch.randn(4, 8)), torch.full((4,), 7))
+    assert [(f.name, f.step) for f in guard.findings] == [("label-range", 0)]
+    guard = Guard(model, adam(model), run_dir=False)
+    try:
+        raise KeyError("some other trouble")
+    except KeyError:
+        guard.close()
+    assert [f.name for f in guard.findings] == ["step-exception"]
+    assert "some other trouble" in guard.findings[0].message
+    guard = Guard(model, adam(model), run_dir=False)
+    try:
+        next(iter(()))
+    except StopIteration:  # the end of an epoch, not an error
+        guard.close()
+    assert guard.findings == []

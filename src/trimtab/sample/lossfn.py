@@ -7,16 +7,6 @@ from typing import Any
 from torch import Tensor
 
 NUM_NODES = 16
-_TEXTS = {
-    "label_error": (
-        "is out of bounds",
-        "target out of",
-        "index out of range",
-        "class values must be",
-        "should be between 0",
-    ),
-    "no_grad_error": ("does not require grad",),
-}
 _KINDS = {"NllLoss": "nll", "BinaryCrossEntropy": "bce", "MseLoss": "mse"}
 _PASSING = ("Div", "Mul", "Add", "Sum", "Mean", "Neg", "Sub", "ToCopy", "View", "Squeeze", "Alias")
 
@@ -62,8 +52,3 @@ def is_bounded(loss: Tensor) -> bool:
 def is_detached(loss: Tensor) -> bool:
     """Whether nothing leads from this loss back to a model."""
     return loss.grad_fn is None
-
-
-def exception_facts(text: str) -> list[str]:
-    """What the text of an exception says about its cause, where PyTorch's wording is known."""
-    return [fact for fact, words in _TEXTS.items() if any(word in text.lower() for word in words)]
