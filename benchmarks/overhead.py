@@ -178,7 +178,10 @@ def measure(workload: Workload, rounds: int, folder: Path) -> list[Arm]:
     for arm in arms:
         del arm.whole_us[:2], arm.phase_us[:2]  # warm-up
         if arm.guard is not None:
-            assert arm.guard.findings == [], "a benchmark on random tokens must stay silent"
+            found = {f.name for f in arm.guard.findings}
+            assert found <= {"targets-do-not-predict", "not-learning"}, (
+                found
+            )  # random tokens: there is nothing to learn
             arm.guard.close()
     return arms
 

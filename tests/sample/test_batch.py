@@ -221,14 +221,21 @@ def test_chance_of_classes_is_their_entropy() -> None:
 def test_chance_of_a_squared_error_is_the_variance() -> None:
     values = torch.randn(1000, dtype=torch.float64) * 3.0 + 5.0
     assert chance_of(values, "mse") == pytest.approx(float(values.var(correction=0)), rel=1e-5)
-    assert chance_of(torch.full((300,), 7.0), "mse") == pytest.approx(0.0, abs=1e-6)
+    assert chance_of(torch.full((300,), 7.0), "mse") is None  # nothing to predict
 
 
 def test_chance_of_a_binary_cross_entropy() -> None:
     ones = (torch.arange(400) % 4 == 0).float()
     assert chance_of(ones, "bce") == pytest.approx(-(0.25 * math.log(0.25) + 0.75 * math.log(0.75)))
-    assert chance_of(torch.zeros(400), "bce") is None
     assert chance_of(255.0 * ones, "bce") is None
+
+
+def test_chance_is_that_of_each_place() -> None:
+    masks = torch.zeros(300, 2, 2)
+    masks[:, 0] = (torch.arange(300) % 2 == 0).float()[:, None]
+    half = math.log(2.0) / 2  # two of the four places are always 0
+    assert chance_of(masks, "bce") == pytest.approx(half, rel=1e-3)
+    assert chance_of(masks, "mse") == pytest.approx(0.25 / 2)
 
 
 def test_chance_needs_enough_targets_and_adds_them_up() -> None:
@@ -252,7 +259,7 @@ def test_chance_needs_enough_targets_and_adds_them_up() -> None:
 )
 def test_targets_that_say_nothing(kind: str, target: Tensor) -> None:
     chance = chance_of(target, kind)
-    assert chance is None or (kind == "mse" and math.isfinite(chance))
+    assert chance is None or (kind in ("mse", "bce") and math.isfinite(chance))
 
 
 def test_the_kind_decides_which_chance() -> None:

@@ -407,3 +407,20 @@ def test_a_real_loop_names_the_corrupted_weight() -> None:
         ("weight-corrupted", 16, ("2.weight",))
     ]
     assert loss_of(model).isfinite()
+
+
+def test_moments_that_come_and_go_are_looked_up_again() -> None:
+    model = nn.Linear(4, 3)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    ledger = Ledger(optimizer, ["weight", "bias"], list(model.parameters()))
+    for step in range(6):
+        model(torch.randn(5, 4)).square().mean().backward()
+        facts, _ = ledger.before()
+        assert not facts
+        optimizer.step()
+        optimizer.zero_grad()
+        ledger.after()
+        if step == 2:
+            optimizer.state[model.weight]["extra"] = torch.randn(7)  # a plug-in keeps something of its own
+        if step == 4:
+            del optimizer.state[model.weight]["extra"]

@@ -122,7 +122,12 @@ def test_the_cosine_is_that_of_successive_gradients(seed: int) -> None:
 def test_products_that_a_device_sent_are_resolved() -> None:
     arrived, left = vector(0), vector(1)
     dots = [*products(arrived, arrived + left, left), 0.0, 0.0]
-    sent = dict(zip(DOTS, dots, strict=True)) | {"dots/tolerance": TOLERANCE, "dots/scale": 1.0, "loss": 2.0}
+    sent = dict(zip(DOTS, dots, strict=True)) | {
+        "dots/tolerance": TOLERANCE,
+        "dots/scale": 1.0,
+        "dots/num": 64.0,
+        "loss": 2.0,
+    }
     out = resolved(sent)
     assert out["carried"] == pytest.approx(1.0)
     assert out["loss"] == 2.0

@@ -20,12 +20,13 @@ class Level:
     a series that climbs must not hide in the noise of its own climb.
     """
 
-    __slots__ = ("_first", "_num", "_recent", "best", "best_noise", "noise")
+    __slots__ = ("_first", "_num", "_recent", "best", "best_noise", "noise", "now")
 
     def __init__(self) -> None:
         self._recent: deque[float] = deque(maxlen=SHORT)
         self._first: list[float] = []
         self._num = 0
+        self.now = math.nan  # the median of the last values
         self.best = math.inf
         self.best_noise = 0.0
         self.noise = 0.0
@@ -41,11 +42,12 @@ class Level:
             weight = max(1.0 - NOISE_DECAY, 1.0 / (self._num - SHORT + 1))
             self.noise += weight * (min(off, bound) - self.noise)
         self._recent.append(value)
+        self.now = _median(self._recent)
         self._num += 1
         if len(self._first) < FIRST:
             self._first.append(value)
-        if len(self._recent) == SHORT and (level := self.now) < self.best:
-            self.best = level
+        if len(self._recent) == SHORT and self.now < self.best:
+            self.best = self.now
             # Before enough was seen the noise is a guess, and a best level of the first steps keeps a later one.
             self.best_noise = self.noise if self._num > 3 * SHORT else 0.0
 
@@ -60,11 +62,6 @@ class Level:
 
     def __len__(self) -> int:
         return self._num
-
-    @property
-    def now(self) -> float:
-        """The median of the last values; NaN before the first."""
-        return _median(self._recent)
 
     @property
     def start(self) -> float:
@@ -93,6 +90,7 @@ class Level:
         """The level that `state_dict` described."""
         new = cls()
         new._recent.extend(state["recent"])
+        new.now = _median(new._recent)
         new._first = list(state["first"])
         new._num = int(state["num"])
         new.best = math.inf if state["best"] is None else float(state["best"])

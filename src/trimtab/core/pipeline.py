@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -15,6 +15,7 @@ from trimtab.core.types import Decision, Finding, Outcome, Policy, Record, Rule,
 from trimtab.core.window import Window
 
 log = logging.getLogger("trimtab")
+MAX_FACT_SETS = 256
 
 
 class Brain:
@@ -31,13 +32,9 @@ class Brain:
         self._broken: set[str] = set()
         self._advice = {rule.code: advice_of(rule) for rule in rules}
         self._hold: dict[str, int] = {rule.code: getattr(rule, "hold", 1) for rule in rules}
-        # A rule that waits for a fact is asked only about samples that have it: most rules cost nothing on most steps.
-        needs = [frozenset(getattr(rule, "needs", ())) for rule in rules]
-        self._always = [i for i, need in enumerate(needs) if not need]
-        self._waiting: dict[str, list[int]] = {}
-        for i, need in enumerate(needs):
-            for fact in need:
-                self._waiting.setdefault(fact, []).append(i)
+        self._needs = [frozenset(getattr(rule, "needs", ())) for rule in rules]
+        self._every = [max(int(getattr(rule, "every", 1)), 1) for rule in rules]
+        self._concerned: dict[tuple[str, ...], tuple[tuple[int, Rule], ...]] = {}
 
     @classmethod
     def from_config(cls, config: Config) -> Brain:
@@ -49,7 +46,7 @@ class Brain:
     def advance(self, sample: Sample, *, seen_at: int) -> tuple[Verdict, Decision]:
         """Judge one sample and decide about it."""
         self._window.look(sample)
-        raw = [f for rule in self._concerned(sample) for f in self._ask(rule)]
+        raw = self._ask(sample)
         findings = tuple(self._in_incident(f, sample) for f in raw)
         self._window.absorb(alarming=any(f.severity >= Severity.ERROR for f in findings))
         verdict = Verdict(
@@ -71,22 +68,32 @@ class Brain:
         """What goes on record of the newest sample: itself, and what it made known of the effect of earlier actions."""
         return (sample, *self._due)
 
-    def _concerned(self, sample: Sample) -> Iterator[Rule]:
-        chosen = set(self._always)
-        for fact in sample.scalars:
-            chosen.update(self._waiting.get(fact, ()))
-        return (self._rules[i] for i in sorted(chosen))
+    def _ask(self, sample: Sample) -> list[Finding]:
+        """What the rules say that are concerned: those with a fact they wait for, at the steps they look at.
 
-    def _ask(self, rule: Rule) -> list[Finding]:
-        if rule.code in self._broken:
-            return []
-        try:
-            return list(rule.check(self._window))
-        except Exception:
-            # A detector that breaks must not take the training run with it: report once, go on without it.
-            self._broken.add(rule.code)
-            log.exception("rule %s (%s) failed and is switched off for this run", rule.code, rule.name)
-            return []
+        Samples come with few different sets of facts: who is concerned is found once for each. Most rules cost nothing
+        on most steps.
+        """
+        facts, step = tuple(sample.scalars), sample.step
+        concerned = self._concerned.get(facts)
+        if concerned is None:
+            some = [i for i, need in enumerate(self._needs) if not need or not need.isdisjoint(facts)]
+            concerned = tuple((self._every[i], self._rules[i]) for i in some if self._rules[i].code not in self._broken)
+            if len(self._concerned) >= MAX_FACT_SETS:  # a user may name scalars as he likes
+                self._concerned.clear()
+            self._concerned[facts] = concerned
+        found: list[Finding] = []
+        for every, rule in concerned:
+            if step % every:
+                continue
+            try:
+                found.extend(rule.check(self._window))
+            except Exception:
+                # A detector that breaks must not take the training run with it: report once, go on without it.
+                self._broken.add(rule.code)
+                self._concerned.clear()
+                log.exception("rule %s (%s) failed and is switched off for this run", rule.code, rule.name)
+        return found
 
     def _in_incident(self, finding: Finding, sample: Sample) -> Finding:
         """Give the finding its place in an incident: the same code at the step before it continues one."""

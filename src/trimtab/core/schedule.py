@@ -10,6 +10,9 @@ from trimtab.core.types import Sample
 
 RAISED = 1.9
 """A rate this many times higher than before within a step was raised on purpose or by mistake, not by a warm-up."""
+LEAP = 8.5
+"""A rate this many times above the highest ever used is no schedule: linear scaling with the batch ends at 8."""
+MIN_HISTORY = 5
 NEVER = -(10**9)
 
 
@@ -20,7 +23,8 @@ class Schedule:
         self.num_seen = 0
         self.rates: tuple[float, ...] = ()
         self.highest = 0.0
-        self.raised_at = self.grown_at = self.resized_at = NEVER
+        self.raised_at = self.grown_at = self.resized_at = self.leapt_at = NEVER
+        self.leapt_from = 0.0  # the highest rate before the last leap
         self.batch_size = math.nan
         self.idle_steps = 0  # consecutive steps with every rate at 0
         self.effort = 0.0  # steps so far, each counted by its rate over the highest: what a warm-up delays
@@ -35,6 +39,8 @@ class Schedule:
             if math.isfinite(top):
                 if before > 0 and top > RAISED * before and self.num_seen > 2:
                     self.raised_at = sample.step
+                if self.num_seen >= MIN_HISTORY and top > LEAP * self.highest > 0:
+                    self.leapt_at, self.leapt_from = sample.step, self.highest
                 self.effort = self.effort * min(1.0, self.highest / top) if top > self.highest > 0 else self.effort
                 self.highest = max(self.highest, top)
                 self.effort += top / self.highest if self.highest > 0 else 0.0
@@ -56,6 +62,8 @@ class Schedule:
             "raised_at": self.raised_at,
             "grown_at": self.grown_at,
             "resized_at": self.resized_at,
+            "leapt_at": self.leapt_at,
+            "leapt_from": self.leapt_from,
             "batch_size": None if math.isnan(self.batch_size) else self.batch_size,
             "idle_steps": self.idle_steps,
             "effort": self.effort,

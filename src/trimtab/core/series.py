@@ -19,19 +19,23 @@ class Series:
     Non-finite values never get in, so no NaN can blind a detector.
     """
 
-    __slots__ = ("_first", "_highest", "_num", "_values")
+    __slots__ = ("_first", "_highest", "_num", "_recent_max", "_values")
 
     def __init__(self) -> None:
         self._values: deque[float] = deque(maxlen=SIZE)
         self._first: list[float] = []
         self._num = 0
-        self._highest = -math.inf
+        self._highest = self._recent_max = -math.inf
 
     def push(self, value: float) -> None:
         """Take in one value; a non-finite one is ignored."""
         if not math.isfinite(value):
             return
+        if len(self._values) == SIZE and self._values[0] >= self._recent_max:
+            self._recent_max = max(list(self._values)[1:], default=-math.inf)  # the largest one leaves
         self._values.append(value)
+        if value > self._recent_max:
+            self._recent_max = value
         self._num += 1
         if value > self._highest:
             self._highest = value
@@ -62,7 +66,7 @@ class Series:
 
     def recent_max(self) -> float:
         """The largest value still remembered; -inf when there is none."""
-        return max(self._values, default=-math.inf)
+        return self._recent_max
 
     def median(self) -> float:
         """The median of the remembered values; NaN when there is none."""
@@ -93,6 +97,7 @@ class Series:
         """The series that `state_dict` described."""
         new = cls()
         new._values.extend(state["values"])
+        new._recent_max = max(new._values, default=-math.inf)
         new._first = list(state["first"])
         new._num = int(state["num"])
         new._highest = -math.inf if state["highest"] is None else float(state["highest"])

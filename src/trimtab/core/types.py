@@ -80,12 +80,18 @@ class Layout:
     columns: tuple[Column, ...] = FULL_COLUMNS
     optimizer: str = ""
     _spans: dict[Kind, slice] = field(init=False, repr=False, compare=False)
+    _named: dict[Kind, tuple[str, ...]] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         # Looked up several times a step: found once.
         firsts = {kind: self.kinds.index(kind) for kind in set(self.kinds)}
         spans = {kind: slice(first, first + self.kinds.count(kind)) for kind, first in firsts.items()}
         object.__setattr__(self, "_spans", spans)
+        object.__setattr__(self, "_named", {kind: self.names[span] for kind, span in spans.items()})
+
+    def named(self, kind: Kind) -> tuple[str, ...]:
+        """Names of the rows of `kind`: always the same tuple, so that whoever remembers it can compare by identity."""
+        return self._named.get(kind, ())
 
     def rows(self, kind: Kind) -> slice:
         """Where the rows of `kind` are; an empty slice if there are none."""
@@ -119,7 +125,7 @@ class Sample:
 
     def names(self, kind: Kind) -> tuple[str, ...]:
         """Names of the measured tensors of `kind`."""
-        return self.layout.names[self.layout.rows(kind)]
+        return self.layout.named(kind)
 
     def col(self, kind: Kind, column: Column) -> F32:
         """One column over the rows of one kind; empty where not measured."""

@@ -116,7 +116,7 @@ def run_line(info: RunInfo | None, seq: int) -> bytes:
 
 def layout_line(layout: Layout, seq: int) -> bytes:
     """A layout; its id is the `seq` of its line, which is never used again, even after damage."""
-    return _line("layout", seq, {name: getattr(layout, name) for name in Layout.__slots__})
+    return _line("layout", seq, {name: getattr(layout, name) for name in Layout.__slots__ if name[0] != "_"})
 
 
 def sample_line(sample: Sample, seq: int, layout: int) -> bytes:

@@ -16,9 +16,9 @@ class AccumulationNotDivided:
     """Several micro-batches are added up without dividing.
 
     ## What it sees
-    More than one backward pass makes up a step, and the loss of each came in with its full weight (found from the
-    gradient at the logits of a mean cross-entropy, in the first such steps): their sum is `n` times the gradient of
-    the mean. Gradients that are divided afterwards are noticed.
+    At least `least` backward passes make up a step (two may well be the two terms of one loss), and the loss of
+    each came in with its full weight (found from the gradient at the logits of a mean cross-entropy, in the first
+    such steps): their sum is `n` times the gradient of the mean. Gradients that are divided afterwards are noticed.
 
     ## Why it matters
     The gradient and with it the step is n times what a batch of the same size would give. With plain SGD the learning
@@ -34,11 +34,12 @@ class AccumulationNotDivided:
     needs: ClassVar[tuple[str, ...]] = ("loss_factor",)
     hold: ClassVar[int] = 60
     severity: Severity = Severity.WARN
+    least: int = 3
 
     def check(self, window: Window) -> Iterator[Finding]:
         """Fire when n full losses are added up."""
         num, factor, handed = window.scalar("backwards"), window.scalar("loss_factor"), window.scalar("handed")
-        if num is None or factor is None or handed is None or num < 2:
+        if num is None or factor is None or handed is None or num < self.least:
             return
         scale = window.scalar("scale") or 1.0
         whole = factor / scale * handed

@@ -47,13 +47,15 @@ class ChronicClipping:
     name: ClassVar[str] = "chronic-clipping"
     needs: ClassVar[tuple[str, ...]] = ("clip_coef", "handed")
     hold: ClassVar[int] = 20
+    every: ClassVar[int] = 5
     severity: Severity = Severity.WARN
     coef: float = 0.02
     span: int = 20
 
     def check(self, window: Window) -> Iterator[Finding]:
         """Fire when the usual clip coefficient is tiny."""
-        if window.now.step % 5 or len(window.past) < self.span - 1:
+        now = _coef(window.now.scalars)
+        if len(window.past) < self.span - 1 or (now is not None and now > 10.0 * self.coef):
             return
         coefs = [c for c in map(_coef, (*list(window.past)[-(self.span - 1) :], window.now.scalars)) if c is not None]
         if len(coefs) < 0.9 * self.span:

@@ -40,8 +40,8 @@ class DivergingLoss:
     needs: ClassVar[tuple[str, ...]] = ("loss",)
     hold: ClassVar[int] = 30
     severity: Severity = Severity.ERROR
-    part: float = 0.7
-    lasting: int = 16
+    part: float = 0.85
+    lasting: int = 20
     early: int = 6
     below: float = 3.0
 
@@ -91,7 +91,9 @@ class DivergingLoss:
         level, chance = window.level("loss"), window.scalar("chance")
         start = level.start if chance is None else min(level.start, max(chance, level.best))
         gained = max(start - level.best, 0.0)
-        spread = max(self.part * gained, 0.5 * abs(level.best), 3.0 * level.calm_noise)
+        # A run that had not gained much yet has not much to lose: there the loss itself is the measure.
+        much = self.part * gained if gained > 0.1 * abs(level.best) else 0.5 * abs(level.best)
+        spread = max(much, 3.0 * level.calm_noise)
         if window.now.layout.optimizer:
             spread = max(10.0 * spread, 10.0 * abs(level.start))
         if min(level.now, loss) > level.best + gained + 1.5 * spread:
@@ -100,7 +102,7 @@ class DivergingLoss:
         if len(last) < self.lasting or sum(v > level.best + spread for v in last) < 0.8 * self.lasting:
             return False
         half = self.lasting // 2
-        return sorted(last[half:])[half // 2] > 0.8 * sorted(last[:half])[half // 2]
+        return sorted(last[half:])[half // 2] > sorted(last[:half])[half // 2] - 0.07 * max(gained, spread)
 
     def _from_the_start(self, window: Window, loss: float) -> Iterator[Finding]:
         level = window.level("loss")

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from trimtab.core.found import found
-from trimtab.core.schedule import rates_of
+from trimtab.core.schedule import LEAP, MIN_HISTORY, rates_of
 from trimtab.core.types import Finding, Severity
 from trimtab.core.window import Window
 
@@ -19,8 +19,9 @@ class LearningRate:
 
     ## What it sees
     A rate is not finite or negative; every rate has been exactly 0 for `idle` steps; or a rate leaps to more than
-    `leap` times the highest one ever used, without the batch growing along with it. Warm-up, restarts to a rate used
-    before, cycles and new groups stay silent.
+    8.5 times the highest one ever used, without the batch growing along with it, and within `reach` steps an update
+    is above `ratio` of the size of the weights. Warm-up, restarts to a rate used before, cycles and new groups stay
+    silent.
 
     ## Why it matters
     A rate of 0 trains nothing. A sudden rate of ten times the highest one used is nearly always a bug in a schedule,
@@ -38,9 +39,9 @@ class LearningRate:
     needs: ClassVar[tuple[str, ...]] = ("lr/0",)
     hold: ClassVar[int] = 20
     severity: Severity = Severity.ERROR
-    leap: float = 8.5
+    ratio: float = 0.03
+    reach: int = 8
     idle: int = 6
-    min_history: int = 5
 
     def check(self, window: Window) -> Iterator[Finding]:
         """Fire on impossible rates and on leaps."""
@@ -58,18 +59,26 @@ class LearningRate:
                 self, window, f"every learning rate has been 0 for {schedule.idle_steps + 1} steps.", ("lr",), lr=0.0
             )
             return
-        if schedule.num_seen < self.min_history or not top > self.leap * schedule.highest > 0:
+        yield from self._leap(window, top)
+
+    def _leap(self, window: Window, top: float) -> Iterator[Finding]:
+        """A leap counts once the steps are large for the weights: the end of a constant warm-up is a leap as well."""
+        schedule, step = window.schedule, window.now.step
+        now = schedule.num_seen >= MIN_HISTORY and top > LEAP * schedule.highest > 0
+        if not now and step - schedule.leapt_at > self.reach:
             return
-        size = window.scalar("batch_size")
-        if size is not None and size > 0.5 * schedule.batch_size * top / schedule.highest:
+        base = schedule.highest if now else schedule.leapt_from
+        size, ratio = window.scalar("batch_size"), window.scalar("update_ratio")
+        if top < LEAP * base or (ratio is not None and ratio < self.ratio):
+            return
+        if size is not None and now and size > 0.5 * schedule.batch_size * top / base:
             return
         yield found(
             self,
             window,
-            f"the learning rate leaps from {max(schedule.rates):.3g} to {top:.3g}; the highest so far was "
-            f"{schedule.highest:.3g}.",
+            f"the learning rate leapt to {top:.3g}; the highest before was {base:.3g}.",
             ("lr",),
             lr=top,
-            before=max(schedule.rates),
-            highest=schedule.highest,
+            highest=base,
+            update_ratio=ratio,
         )

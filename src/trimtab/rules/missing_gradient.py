@@ -7,47 +7,11 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
-from numpy.typing import NDArray
 
 from trimtab.core.found import found, listed
+from trimtab.core.routing import is_trunk, routed
 from trimtab.core.types import ABSENT, FROZEN, Column, Finding, Kind, Severity
 from trimtab.core.window import Window
-
-
-def _is_trunk(names: tuple[str, ...], stuck: NDArray[np.bool_], present: NDArray[np.bool_]) -> bool:
-    """Whether everything in front of some layer is cut off: of the whole model, or of each of its towers."""
-    if not present.any():
-        return False
-    if np.flatnonzero(stuck).max() < np.flatnonzero(present).min():
-        return True
-    towers: dict[str, list[int]] = {}
-    for i, name in enumerate(names):
-        towers.setdefault(name.partition(".")[0], []).append(i)
-    deep = [rows for rows in towers.values() if len(rows) >= 4]
-    return len(deep) > 1 and all(
-        stuck[rows[0]] and present[rows[-1]] and np.flatnonzero(stuck[rows]).max() < np.flatnonzero(present[rows]).min()
-        for rows in deep
-    )
-
-
-def _routed(names: tuple[str, ...], sizes: NDArray[np.float64], alive: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """Which rows belong to a numbered module that has a twin with gradients: an expert that was not chosen."""
-    units: dict[tuple[str, str], list[int]] = {}
-    for i, name in enumerate(names):
-        parts = name.split(".")
-        at = next((k for k, part in enumerate(parts) if part.isdigit()), None)
-        if at is not None:
-            units.setdefault((".".join(parts[:at]), parts[at]), []).append(i)
-
-    def looks(rows: list[int], start: int) -> frozenset[tuple[str, float]]:
-        return frozenset((names[i][start:], sizes[i]) for i in rows)
-
-    shapes = {key: (key[0], looks(rows, len(".".join(key)))) for key, rows in units.items()}
-    busy = {shapes[key] for key, rows in units.items() if alive[rows].all()}
-    out = np.zeros(len(names), np.bool_)
-    for key, rows in units.items():
-        out[rows] = shapes[key] in busy
-    return out
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,9 +62,9 @@ class MissingGradient:
         # Everything in front of some layer is cut off; or what is missing is no sibling of something that is there.
         present = ~absent & (norms != FROZEN)
         sizes = np.array(sample.layout.numel[sample.layout.rows(Kind.GRAD)], np.float64)
-        is_trunk = _is_trunk(names, stuck, present & (sizes > 1))  # a lone scale stands anywhere
-        if not is_trunk and not lost.any():
-            stuck &= ~_routed(names, sizes, present | (runs.real > 0))
+        cut = is_trunk(names, stuck, present & (sizes > 1))  # a lone scale stands anywhere
+        if not cut and not lost.any():
+            stuck &= ~routed(names, sizes, present | (runs.real > 0))
         if not stuck.any() or sizes[stuck].sum() < self.share * sizes[norms != FROZEN].sum():
             return
         which = tuple(n for n, bad in zip(names, stuck, strict=True) if bad)

@@ -35,6 +35,7 @@ class NotLearning:
     name: ClassVar[str] = "not-learning"
     needs: ClassVar[tuple[str, ...]] = ("chance",)
     hold: ClassVar[int] = 50
+    every: ClassVar[int] = 10
     severity: Severity = Severity.WARN
     effort: float = 80.0
     gain: float = 0.03
@@ -44,7 +45,7 @@ class NotLearning:
         """Fire when a good deal of effort left the loss at chance."""
         chance, level = window.scalar("chance"), window.level("loss")
         step = window.now.step
-        if chance is None or step % 10 or window.schedule.effort < self.effort or window.now.layout.optimizer:
+        if chance is None or window.schedule.effort < self.effort or window.now.layout.optimizer:
             return
         now = level.now
         if not now > chance * (1.0 - self.gain) - 1e-12 or level.best < chance * (1.0 - 2.0 * self.gain):

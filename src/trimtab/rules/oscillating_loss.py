@@ -34,21 +34,22 @@ class OscillatingLoss:
     name: ClassVar[str] = "oscillating-loss"
     needs: ClassVar[tuple[str, ...]] = ("grad_cos",)
     hold: ClassVar[int] = 20
+    every: ClassVar[int] = 4
     severity: Severity = Severity.WARN
-    turn: float = -0.6
-    span: int = 16
+    turn: float = -0.4
+    span: int = 24
 
     def check(self, window: Window) -> Iterator[Finding]:
         """Fire when gradients flip persistently and nothing is gained."""
-        if window.now.step % 4:
+        if (window.scalar("grad_cos") or 0.0) > self.turn:
             return
         turns = window.last("grad_cos", self.span)
         if len(turns) < self.span or window.now.layout.optimizer:
             return
-        turns.sort()
+        flips = sum(t < self.turn for t in turns)
         level = window.level("loss")
         losses = window.last("loss", self.span)
-        if turns[len(turns) // 2] > self.turn or len(losses) < self.span:
+        if flips < self.span - 2 or len(losses) < self.span:
             return
         half = self.span // 2
         first, second = sorted(losses[:half])[half // 2], sorted(losses[half:])[half // 2]
@@ -60,9 +61,9 @@ class OscillatingLoss:
             self,
             window,
             f"the loss swings between {min(losses):.4g} and {max(losses):.4g}; successive gradients point against each "
-            f"other (median cosine {turns[len(turns) // 2]:.2f}), and its best level was {level.best:.4g}.",
+            f"other (median cosine {sorted(turns)[len(turns) // 2]:.2f}), and its best level was {level.best:.4g}.",
             ("loss",),
-            cosine=turns[len(turns) // 2],
+            cosine=sorted(turns)[len(turns) // 2],
             lowest=min(losses),
             highest=max(losses),
         )

@@ -35,7 +35,8 @@ class StaleGradient:
     needs: ClassVar[tuple[str, ...]] = ("carried",)
     hold: ClassVar[int] = 20
     severity: Severity = Severity.ERROR
-    share: float = 0.3
+    share: float = 0.6
+    most: float = 1.4
     persist: int = 3
 
     def check(self, window: Window) -> Iterator[Finding]:
@@ -43,7 +44,7 @@ class StaleGradient:
         if not (window.scalar("carried") or 0.0) >= self.share:
             return
         shares = window.last("carried", self.persist)
-        if len(shares) < self.persist or min(shares) < self.share:
+        if len(shares) < self.persist or min(shares) < self.share or max(shares) > self.most:
             return
         if any(s.get("same_gradients") for s in (window.now.scalars, *list(window.past)[-self.persist :])):
             return

@@ -35,9 +35,10 @@ class TargetsDoNotPredict:
     name: ClassVar[str] = "targets-do-not-predict"
     needs: ClassVar[tuple[str, ...]] = ("chance",)
     hold: ClassVar[int] = 50
+    every: ClassVar[int] = 5
     severity: Severity = Severity.WARN
     effort: float = 90.0
-    gain: float = 0.02
+    gain: float = 0.012
     settled: float = 0.01
     moving: float = 3e-4
     same: float = 0.1
@@ -45,11 +46,11 @@ class TargetsDoNotPredict:
     def check(self, window: Window) -> Iterator[Finding]:
         """Fire when effort and movement lead nowhere but to chance."""
         chance, level = window.scalar("chance"), window.level("loss")
-        if chance is None or chance <= 0 or window.now.step % 5 or window.now.layout.optimizer:
+        if chance is None or chance <= 0 or window.now.layout.optimizer:
             return
         if window.schedule.effort < self.effort or not level.now > chance * (1.0 - self.gain):
             return
-        if level.best < chance * (1.0 - 5.0 * self.gain):
+        if level.best < chance * (1.0 - 8.0 * self.gain):
             return
         losses = window.history("loss").values()
         late, before = losses[-32:], losses[-96:-48]

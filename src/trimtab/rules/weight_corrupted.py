@@ -43,9 +43,12 @@ class WeightCorrupted:
     times: float = 8.0
     moments: float = 0.3
     habit: int = 2
+    young: int = 12
 
     def check(self, window: Window) -> Iterator[Finding]:
         """Fire on a change that is large and not a habit."""
+        if window.now.step < self.young:
+            return  # a constraint that acts again and again has to be seen once or twice before it is known
         change, moments = window.scalar("outside"), window.scalar("state_outside")
         usual = window.history("update_ratio")
         habit = sum(1 for s in window.past if s.get("outside")), sum(1 for s in window.past if s.get("state_outside"))

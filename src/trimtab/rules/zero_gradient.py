@@ -9,6 +9,7 @@ from typing import ClassVar
 import numpy as np
 
 from trimtab.core.found import found, listed
+from trimtab.core.routing import is_trunk, routed
 from trimtab.core.types import Column, Finding, Kind, Severity
 from trimtab.core.window import Window
 
@@ -68,6 +69,9 @@ class ZeroGradient:
         # Since its first step, or for long after having had gradients; a row that came back before comes back again.
         stuck = (runs.zero >= self.persist) & ((runs.real == 0) | (runs.zero >= self.long)) & (runs.gaps < 2)
         sizes = np.array(window.now.layout.numel[window.now.layout.rows(Kind.GRAD)], np.float64)
+        never = stuck.any() and not (runs.real > 0)[stuck].any()
+        if never and not is_trunk(runs.names, stuck, (runs.zero == 0) & (sizes > 1)):
+            stuck &= ~routed(runs.names, sizes, runs.real > 0)
         if not stuck.any() or sizes[stuck].sum() < self.share * sizes.sum():
             return
         names = tuple(n for n, bad in zip(runs.names, stuck, strict=True) if bad)
@@ -86,4 +90,4 @@ class ZeroGradient:
         before = [v for s in window.past if (v := s.get("loss")) is not None and v != 0]
         if not before:  # it has been 0 for as long as is remembered: it was judged when it came there
             return bool(window.runs.real.any())
-        return abs(before[-1]) < 0.05 * abs(window.level("loss").start)
+        return min(map(abs, before[-3:])) < 0.25 * abs(window.level("loss").start)

@@ -20,6 +20,8 @@ LARGE = 1 << 20
 """Elements of a tensor that are searched for NaN and Inf in every step."""
 MAX_CLASSES = 4096
 MIN_LABELS = 8
+MIN_ROWS = 4
+MIN_TARGETS = 256
 NUM_TENSORS = 8
 
 
@@ -80,7 +82,7 @@ class BatchProbe:
         self._facts: dict[str, float | Tensor] = {}
         self._ids: set[int] = set()
         self._counts: NDArray[np.int64] = np.zeros(0, np.int64)
-        self._sums = np.zeros(3)  # of float targets: number, sum, sum of squares
+        self._places = Places()
         self.loss_kind = ""
         self.epoch = Epoch()
 
@@ -159,8 +161,7 @@ class BatchProbe:
                 return
             if self.loss_kind == "bce":
                 facts["targets_outside"] = float(np.mean((values < -1e-6) | (values > 1 + 1e-6)))
-            with np.errstate(all="ignore"):
-                self._sums += (values.size, float(values.sum()), float(np.dot(values, values)))
+            self._places.add(target)
         elif not target.is_complex() and target.dtype is not torch.bool and target.dim():
             self._count(values[values >= 0])
             if target.dim() <= 2 and values.size >= MIN_LABELS and (values == values[0]).all():
@@ -178,15 +179,44 @@ class BatchProbe:
         if self.loss_kind == "nll" and self._counts.sum() >= 256:
             share = self._counts[self._counts > 0] / self._counts.sum()
             return float(-(share * np.log(share)).sum())
-        num, first, second = self._sums
-        if num < 256 or not math.isfinite(second):
+        return self._places.chance(self.loss_kind)
+
+
+class Places:
+    """Float targets, place by place: what is guessed best at each pixel or label without looking at the input."""
+
+    def __init__(self) -> None:
+        self._shape: tuple[int, ...] = ()
+        self._num = 0
+        self._first: NDArray[np.float64] = np.zeros(0)
+        self._second: NDArray[np.float64] = np.zeros(0)
+
+    def add(self, target: Tensor) -> None:
+        """Take in the targets of a batch; another shape begins anew."""
+        rows = target.detach().float().reshape(len(target), -1)[:, :SLICE] if target.dim() else target.reshape(1, 1)
+        values = to_host(rows).astype(np.float64)
+        if values.shape[1:] != self._shape:
+            self._shape, self._num = values.shape[1:], 0
+            self._first, self._second = np.zeros(self._shape), np.zeros(self._shape)
+        with np.errstate(all="ignore"):
+            self._num += len(values)
+            self._first += values.sum(0)
+            self._second += (values * values).sum(0)
+
+    def chance(self, kind: str) -> float | None:
+        """The loss of the best guess; None while too little was seen, or where the loss is another."""
+        if self._num < MIN_TARGETS or kind not in ("mse", "bce"):
             return None
-        mean = first / num
-        if self.loss_kind == "mse":
-            return float(max(second / num - mean**2, 0.0))
-        if self.loss_kind == "bce" and 0 < mean < 1:
-            return float(-(mean * math.log(mean) + (1 - mean) * math.log(1 - mean)))
-        return None
+        mean = self._first / self._num
+        if kind == "mse":
+            with np.errstate(all="ignore"):
+                value = float(np.maximum(self._second / self._num - mean**2, 0.0).mean())
+        elif mean.min() < 0 or mean.max() > 1:
+            return None
+        else:
+            share = np.clip(mean, 1e-6, 1 - 1e-6)
+            value = float(-(share * np.log(share) + (1 - share) * np.log(1 - share)).mean())
+        return value if math.isfinite(value) and value > 0 else None
 
 
 def _leading(tensor: Tensor) -> NDArray[Any]:
@@ -210,7 +240,7 @@ def _nonfinite(tensor: Tensor) -> bool:
 
 def _same_rows(tensor: Tensor) -> bool:
     """Whether every sample of a batch is the same, or a single one is one value all over."""
-    if tensor.dim() < 2 or tensor.shape[0] < 2:
+    if tensor.dim() < 2 or tensor.shape[0] < MIN_ROWS:
         return False
     rows = to_host(tensor) if tensor.dtype is not torch.bfloat16 else to_host(tensor.float())
     first = rows[0]

@@ -25,48 +25,48 @@ NUM_NAMED = 4
 Named = Sequence[tuple[str, Tensor]]
 
 
+def is_plain(tensor: Tensor) -> bool:
+    """Whether all of a tensor is here: of a sharded one only a part is."""
+    return not hasattr(tensor, "to_local")
+
+
 class Part:
     """The leading elements of some tensors, side by side in one flat array."""
 
     def __init__(self, named: Named, budget: int = BUDGET) -> None:
-        named = [(n, t) for n, t in named if t.numel() and not hasattr(t, "to_local")]
+        named = [(n, t) for n, t in named if t.numel() and is_plain(t)]
         self.names = [n for n, _ in named]
-        self._tensors = [t for _, t in named]
-        share = min(1.0, budget / max(sum(t.numel() for t in self._tensors), 1))
-        self._counts = [min(t.numel(), max(MIN_KEPT, int(t.numel() * share))) for t in self._tensors]
+        self.tensors = [t for _, t in named]
+        share = min(1.0, budget / max(sum(t.numel() for t in self.tensors), 1))
+        self._counts = [min(t.numel(), max(MIN_KEPT, int(t.numel() * share))) for t in self.tensors]
         self.bounds = [0, *accumulate(self._counts)]
         self._views: list[NDArray[Any]] = []
         self._at: list[int] = []
         self._fast = True
         self.size = self.bounds[-1]
-        self.on_host = all(t.is_cpu for t in self._tensors)
-
-    def same(self, named: Named) -> bool:
-        """Whether these are the very tensors that are looked at."""
-        mine = [t for _, t in named if not hasattr(t, "to_local")]
-        return len(mine) == len(self._tensors) and all(a is b for a, b in zip(mine, self._tensors, strict=True))
+        self.on_host = all(t.is_cpu for t in self.tensors)
 
     def sum(self) -> Tensor:
         """One number on the device that changes when anything here does."""
         return torch.stack(
-            [t.detach().reshape(-1)[:n].sum() for t, n in zip(self._tensors, self._counts, strict=True)]
+            [t.detach().reshape(-1)[:n].sum() for t, n in zip(self.tensors, self._counts, strict=True)]
         ).sum()
 
     def read(self, out: NDArray[np.float32]) -> None:
         """Copy what the tensors hold now."""
         if not self.size:
             return
-        at = [t.data_ptr() for t in self._tensors]
+        at = [t.data_ptr() for t in self.tensors]
         if at != self._at:  # the first time, and when somebody put other storage under a parameter
             self._at = at
-            self._fast = all(t.is_cpu and t.dtype is torch.float32 and t.is_contiguous() for t in self._tensors)
-            self._fast &= all(t.numel() >= n for t, n in zip(self._tensors, self._counts, strict=True))
-            pairs = zip(self._tensors, self._counts, strict=True)
+            self._fast = all(t.is_cpu and t.dtype is torch.float32 and t.is_contiguous() for t in self.tensors)
+            self._fast &= all(t.numel() >= n for t, n in zip(self.tensors, self._counts, strict=True))
+            pairs = zip(self.tensors, self._counts, strict=True)
             self._views = [to_host(t).reshape(-1)[:n] for t, n in pairs] if self._fast else []
         if self._fast:
             np.concatenate(self._views, out=out)
             return
-        for tensor, count, start in zip(self._tensors, self._counts, self.bounds, strict=False):
+        for tensor, count, start in zip(self.tensors, self._counts, self.bounds, strict=False):
             flat = to_host(measure.plain(tensor).reshape(-1)[:count].float())
             out[start : start + count] = flat if flat.size == count else 0.0
 
@@ -79,6 +79,7 @@ class Ledger:
         self._names = dict(zip(map(id, params), names, strict=True))
         self._weights = Part(list(zip(names, params, strict=True)))
         self._moments = Part([])
+        self._slots: list[tuple[Mapping[str, Any], str]] = []
         self._num_state = -1
         self._squares: NDArray[np.float32] | None = None
         self._counter: float | None = None
@@ -153,31 +154,36 @@ class Ledger:
 
     def _repoint(self) -> None:
         """Look at the moments that are there now, where somebody put others in the place of the old ones."""
-        if self._moments.size and (found := self._find()) and not self._moments.same(found):
-            other = Part(found, BUDGET // 2)
-            if other.bounds == self._moments.bounds and other.names == self._moments.names:
-                self._moments = other
-            else:
-                self._num_state = -1
+        if all(
+            entries.get(key) is tensor
+            for (entries, key), tensor in zip(self._slots, self._moments.tensors, strict=True)
+        ):
+            return
+        known = self._moments
+        self._look_up()
+        if self._moments.bounds != known.bounds or self._moments.names != known.names:
+            self._moments, self._slots, self._num_state, self._squares = Part([]), [], -1, None
+            self._kept, self._now = (a[: self._weights.size].copy() for a in (self._kept, self._now))
 
-    def _find(self) -> list[tuple[str, Tensor]]:
+    def _look_up(self) -> None:
+        """Find every moment, and the place where the optimizer keeps it."""
         state: Mapping[Any, Any] = getattr(self._optimizer, "state", {})
-        return [
-            (f"{self._names.get(id(p), 'unnamed')}: {key}", value)
-            for p, entries in state.items()
-            if isinstance(entries, Mapping)
-            for key, value in entries.items()
-            if isinstance(value, Tensor) and value.is_floating_point() and value.numel() > 1
-        ]
+        found, slots = [], []
+        for p, entries in state.items():
+            for key, value in entries.items() if isinstance(entries, Mapping) else ():
+                if isinstance(value, Tensor) and value.is_floating_point() and value.numel() > 1 and is_plain(value):
+                    found.append((f"{self._names.get(id(p), 'unnamed')}: {key}", value))
+                    slots.append((entries, key))
+        self._moments, self._slots = Part(found, BUDGET // 2), slots
 
     def _refresh(self) -> None:
         """Moments appear with the first step, and with every parameter that gets its first gradient."""
+        self._repoint()
         state: Mapping[Any, Any] = getattr(self._optimizer, "state", {})
         if len(state) != self._num_state:
             self._num_state = len(state)
-            found = self._find()
-            self._moments = Part(found, BUDGET // 2)
-            self._squares = self._weigh(found)
+            self._look_up()
+            self._squares = self._weigh()
             kept = np.zeros(self._weights.size + self._moments.size, np.float32)
             kept[: self._weights.size] = self._kept[: self._weights.size]
             now = kept.copy()
@@ -185,15 +191,15 @@ class Ledger:
             self._kept, self._now = kept, now
         self._counter = self._count()
 
-    def _weigh(self, found: Named) -> NDArray[np.float32] | None:
+    def _weigh(self) -> NDArray[np.float32] | None:
         """For each kept second moment how many elements it stands for: their sum is what Adam expects of a gradient."""
-        if not any(name.endswith(": exp_avg_sq") for name, _ in found):
+        moments = self._moments
+        if not any(name.endswith(": exp_avg_sq") for name in moments.names):
             return None
-        out = np.zeros(self._moments.size, np.float32)
-        whole = {name: t.numel() for name, t in found}
-        for name, (a, b) in zip(self._moments.names, pairwise(self._moments.bounds), strict=True):
+        out = np.zeros(moments.size, np.float32)
+        for name, tensor, (a, b) in zip(moments.names, moments.tensors, pairwise(moments.bounds), strict=True):
             if name.endswith(": exp_avg_sq"):
-                out[a:b] = whole[name] / (b - a)
+                out[a:b] = tensor.numel() / (b - a)
         return out
 
     def second_moment(self) -> float | None:

@@ -18,6 +18,7 @@ from torch import Tensor
 from trimtab.sample.host import number, to_host
 
 SIZE = 512
+MIN_SIZE = 16
 TOLERANCE = 2e-3
 LOOSE = 2e-2  # for gradients kept in 16 bits
 _PAIRS = ((0, 0), (0, 1), (1, 1), (0, 2), (1, 2), (2, 2), (0, 3), (3, 3))
@@ -90,9 +91,9 @@ class Sentinel:
             self._before = arrived
             if isinstance(dots, Tensor):
                 out |= {name: dots[i] for i, name in enumerate(DOTS)}
-                out["dots/tolerance"], out["dots/scale"] = tolerance, scale
+                out["dots/tolerance"], out["dots/scale"], out["dots/num"] = tolerance, scale, float(len(now))
             else:
-                out |= facts_of(dots, tolerance, number(scale))
+                out |= facts_of(dots, tolerance, number(scale), len(now))
         self._listening = grad.is_cpu or step + 1 < EARLY or (step + 1) % EVERY < RUN
         return out
 
@@ -108,13 +109,14 @@ def resolved(scalars: dict[str, float]) -> dict[str, float]:
     if DOTS[0] not in scalars:
         return scalars
     dots = tuple(scalars.pop(name) for name in DOTS)
-    return scalars | facts_of(dots, scalars.pop("dots/tolerance"), scalars.pop("dots/scale"))
+    num = int(scalars.pop("dots/num"))
+    return scalars | facts_of(dots, scalars.pop("dots/tolerance"), scalars.pop("dots/scale"), num)
 
 
-def facts_of(dots: Sequence[float], tolerance: float, scale: float) -> dict[str, float]:
+def facts_of(dots: Sequence[float], tolerance: float, scale: float, num: int = SIZE) -> dict[str, float]:
     """What the products of arrived, gradient, left and the arrived of the step before say."""
     *mine, cb, bb = dots
-    handed, carried = made_of(mine, tolerance)
+    handed, carried = made_of(mine, tolerance, num)
     out: dict[str, float] = {}
     if handed is not None:
         out["handed"] = handed * scale
@@ -125,7 +127,7 @@ def facts_of(dots: Sequence[float], tolerance: float, scale: float) -> dict[str,
     return out
 
 
-def made_of(dots: Sequence[float], tolerance: float) -> tuple[float | None, float | None]:
+def made_of(dots: Sequence[float], tolerance: float, num: int = SIZE) -> tuple[float | None, float | None]:
     """How much of what arrived, and how much of what was left from before, a gradient is made of.
 
     The second is relative to the first: 0 where the gradient was zeroed, 1 where it was not. None where the numbers do
@@ -141,6 +143,8 @@ def made_of(dots: Sequence[float], tolerance: float) -> tuple[float | None, floa
             return a, 0.0 if a > 0 else None
         # More than arrived: what was left points the same way (a full batch at a small rate does that).
         return 1.0, (a - 1.0) * math.sqrt(cc / oo)
+    if num < MIN_SIZE:
+        return None, None  # so few numbers can be made of any two others
     det = cc * oo - co * co
     if oo == 0.0 or not math.isfinite(det) or det <= 1e-6 * cc * oo:
         return None, None

@@ -42,8 +42,9 @@ class TemperatureProbe:
 
 
 def _is_log(name: str, value: float) -> bool:
-    """CLIP keeps the logarithm under the name logit_scale; others keep the factor itself, which is far above 5."""
-    return "log" in name.rpartition(".")[2].lower() and abs(value) <= 5.0
+    """CLIP keeps the logarithm, 2.66 at first, under the name logit_scale; others begin at 1, or far above 5."""
+    last = name.rpartition(".")[2].lower()
+    return last.startswith("log_") or ("logit_scale" in last and 2.0 <= value <= 5.0)
 
 
 def _is_inverse(name: str) -> bool:

@@ -67,6 +67,10 @@ class Watch:
             facts["chance"] = math.log(self._tap.output.num_answers)  # no targets were told: any answer is as likely
         if self._sentinel.chosen:
             facts |= self._sentinel.before(step.number, 1.0 if scale is None else scale)
+        if facts.get("carried") == 0.0:
+            del facts["carried"]  # nothing was: not worth a line in the record, nor a question to a rule
+        if scale is None and facts.get("autocast") == 0.0:
+            del facts["autocast"]
         if self._ledger is not None:
             _merge(step, self._ledger.before())
         if self._wiring is not None:
