@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from tests.faults.base import Case
 
 REPO = Path(__file__).parent.parent
-HALVES = {"tune": (("mlp", "cnn", "contrastive"), 0), "report": (("rnn", "lm", "segment"), 1000)}
+HALVES = {"tune": (("mlp", "cnn", "contrastive"), 0), "report": (("rnn", "lm", "segment"), 3000)}
 HEALTHY_RUNS = 300
 TRACES = Path(tempfile.gettempdir()) / "trimtab_detection"
 JUDGED_ANEW = ("rules", "core", "report", "cli", "data")  # packages that a trace does not depend on

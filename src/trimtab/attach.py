@@ -172,7 +172,7 @@ class Attachment:
             for lane in self.lanes.values():
                 lane.scaler = scaler
         self._undo.append(model.register_forward_pre_hook(tap, with_kwargs=True).remove)
-        self._undo.append(model.register_forward_hook(tap.exit).remove)
+        self._undo.append(tap.remove)
         if activations is not None:
             self._undo.append(activations.remove)
         _GUARDED.update(optimizers.values())

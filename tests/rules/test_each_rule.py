@@ -382,6 +382,9 @@ RATES = [
     ),
     healthy("OPT001", "no rates", [at(i, lr__0=None) for i in range(20)]),
     trouble("UPD002", "nothing moves", steps(20, lambda i: at(i, update_ratio=0.0)), 0),
+    trouble("UPD002", "looked at now and then", steps(40, lambda i: at(i, update_ratio=None if i % 4 else 0.0)), 8),
+    healthy("UPD002", "too few looks", steps(20, lambda i: at(i, update_ratio=None if i % 10 else 0.0))),
+    healthy("UPD002", "some looks moved", steps(60, lambda i: at(i, update_ratio=None if i % 4 else i % 3 * 1e-3))),
     healthy("UPD002", "a rate of zero", steps(20, lambda i: at(i, update_ratio=0.0, lr__0=0.0))),
     healthy("UPD002", "rejected steps", steps(20, lambda i: at(i, update_ratio=0.0, rejected=1.0))),
     healthy("UPD002", "once", [*calm(), at(10, update_ratio=0.0), *steps(5, lambda i: at(i), 11)]),
@@ -419,7 +422,8 @@ RATES = [
     healthy("GRAD007", "gently", steps(100, lambda i: at(i, clip_coef=0.5))),
     healthy("GRAD007", "now and then", steps(100, lambda i: at(i, clip_coef=1e-3 if i % 10 == 0 else 1.0))),
     healthy("GRAD007", "rejected steps say nothing", steps(100, lambda i: at(i, clip_coef=1e-3, rejected=1.0))),
-    healthy("GRAD007", "hardly ever measured", steps(100, lambda i: at(i, clip_coef=1e-3 if i % 5 == 0 else None))),
+    trouble("GRAD007", "measured now and then", steps(100, lambda i: at(i, handed=1e-3 if i % 20 < 4 else None)), 19),
+    healthy("GRAD007", "hardly ever measured", steps(100, lambda i: at(i, clip_coef=1e-3 if i % 7 == 0 else None))),
 ]
 
 # -- gradients -----------------------------------------------------------------------------------------------------
@@ -535,11 +539,19 @@ def losses(*values: float, layout: Layout = NORMS, **more: float) -> History:
     return [at(i, layout=layout, loss=v, **more) for i, v in enumerate(values)]
 
 
-def swings(cosine: float) -> History:
+def swings(cosine: float, num_swings: int = 60) -> History:
     """First the loss falls, then it swings up and down."""
     first = losses(*FALL, grad_cos=0.3)
     num = len(first)
-    return first + [at(num + i, loss=2.0 + (-1.0) ** i, grad_cos=cosine) for i in range(60)]
+    return first + [at(num + i, loss=2.0 + (-1.0) ** i, grad_cos=cosine) for i in range(num_swings)]
+
+
+def heard(history: History, run: int) -> History:
+    """Somebody listens only in a few of every twenty steps."""
+    for sample in history:
+        if sample.step % 20 >= run:
+            del sample.scalars["grad_cos"]  # type: ignore[attr-defined]
+    return history
 
 
 def validated(val: list[float], train: list[float]) -> History:
@@ -601,6 +613,8 @@ LOSS = [
     healthy("LOSS003", "a noisy level", losses(*FLAT, *[1.0 + 0.02 * v for v in noise(9, 2000)])),
     healthy("LOSS003", "one bad batch", losses(*FALL, 50.0, *FALL[-20:])),
     trouble("LOSS005", "up and down", swings(-0.95), 100, "loss"),
+    trouble("LOSS005", "heard now and then", heard(swings(-0.95, 120), 4), 140, "loss"),
+    healthy("LOSS005", "hardly ever heard", heard(swings(-0.95, 120), 2)),
     healthy("LOSS005", "gradients that agree", swings(0.2)),
     healthy(
         "LOSS005",

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from tests.sample.loops import attached, mlp
-from trimtab.sample.batch import LARGE, MAX_CLASSES, NUM_TENSORS, SLICE, BatchProbe, Epoch, tensors_in
+from trimtab.sample.batch import CHANCE_EVERY, LARGE, MAX_CLASSES, NUM_TENSORS, SLICE, BatchProbe, Epoch, tensors_in
 
 Pair = namedtuple("Pair", ["x", "y"])
 
@@ -240,9 +240,16 @@ def test_chance_is_that_of_each_place() -> None:
 
 def test_chance_needs_enough_targets_and_adds_them_up() -> None:
     assert chance_of(torch.arange(40) % 4, "nll") is None
-    assert chance_of(torch.arange(40) % 4, "nll", times=20) == pytest.approx(math.log(4))
+    assert chance_of(torch.arange(40) % 4, "nll", times=4 * CHANCE_EVERY + 1) == pytest.approx(math.log(4))
     assert chance_of(torch.randn(40), "mse") is None
-    assert chance_of(torch.randn(40), "mse", times=20) is not None
+    assert chance_of(torch.randn(40), "mse", times=4 * CHANCE_EVERY + 1) is not None
+
+
+@pytest.mark.parametrize("kind", ["nll", "mse"])
+def test_chance_is_told_now_and_then(kind: str) -> None:
+    target = torch.arange(400) % 4 if kind == "nll" else torch.randn(400)
+    told = [chance_of(target, kind, times=times) is not None for times in range(1, 3 * CHANCE_EVERY + 1)]
+    assert told == [i % CHANCE_EVERY == 0 for i in range(3 * CHANCE_EVERY)]
 
 
 @pytest.mark.parametrize("kind", ["", "nll", "mse", "bce"])

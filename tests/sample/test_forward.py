@@ -14,7 +14,7 @@ from torch.nn import functional
 
 from tests.sample.loops import attached, batch, loss_of, mlp, train
 from trimtab import Guard
-from trimtab.sample.forward import ForwardTap, Inert
+from trimtab.sample.forward import BOUNDED_EVERY, KIND_EVERY, ForwardTap, Inert
 
 
 def modal() -> nn.Sequential:
@@ -30,7 +30,7 @@ class Tapped:
         self.renewed = 0
         self.tap = ForwardTap(model, self._renew)
         model.register_forward_pre_hook(self.tap, with_kwargs=True)
-        model.register_forward_hook(self.tap.exit)
+        self.tap.look_at_output(listen=False, spread=True)
 
     def _renew(self) -> None:
         self.renewed += 1
@@ -40,12 +40,12 @@ class Tapped:
             self.model(torch.randn(8, 4))
 
 
-def test_forwards_are_counted_and_told_once() -> None:
+def test_forwards_are_told_once() -> None:
     tapped = Tapped(mlp())
     assert tapped.tap.take() == {}
     tapped.forward(3)
-    assert tapped.tap.take() == {"forwards": 3.0, "autocast": 0.0}
-    assert tapped.tap.take() == {"forwards": 0.0}
+    assert tapped.tap.take() == {"autocast": 0.0}
+    assert tapped.tap.take() == {}
 
 
 def test_buffers_are_renewed_at_the_first_training_forward_of_a_step() -> None:
@@ -108,10 +108,7 @@ def test_evaluation_without_gradients_is_no_training() -> None:
     with torch.no_grad():
         tapped.forward(5)
     tapped.model.train()
-    facts = tapped.tap.take()
-    assert facts["forwards"] == 1.0
-    assert "eval_forward" not in facts
-    assert "no_grad_forward" not in facts
+    assert tapped.tap.take() == {"autocast": 0.0}
 
 
 @pytest.mark.parametrize("context", [torch.no_grad, torch.inference_mode])
@@ -155,15 +152,56 @@ def test_losses_tell_their_kind_and_whether_they_lead_back() -> None:
     assert "loss_detached" not in tapped.tap.take()
 
 
+def test_a_bounded_loss_is_told_now_and_then() -> None:
+    tapped = Tapped(mlp())
+    x, y = batch()
+    seen = []
+    for _ in range(3 * BOUNDED_EVERY):
+        tapped.tap.loss(functional.cross_entropy(tapped.model(x), y))
+        seen.append(tapped.tap.take().get("bounded"))
+    assert seen == ([None] * (BOUNDED_EVERY - 1) + [1.0]) * 3
+    for _ in range(KIND_EVERY):
+        tapped.tap.loss((functional.cross_entropy(tapped.model(x), y, reduction="none") * torch.randn(8)).mean())
+    assert "bounded" not in tapped.tap.take()
+
+
 def test_inputs_and_outputs_are_looked_at() -> None:
     tapped = Tapped(mlp())
     tapped.forward()
     assert "in_rms" in tapped.tap.batch.take()
     assert "out_spread" in tapped.tap.output.take()
+    tapped.tap.look_at_output(listen=False, spread=True)
     with torch.no_grad():
         tapped.forward(20)
     assert tapped.tap.batch.take() == {}
     assert tapped.tap.output.take() == {}
+    tapped.forward()  # still wanted: nobody has looked yet
+    assert "out_spread" in tapped.tap.output.take()
+
+
+def test_the_hook_behind_the_forward_is_there_only_when_wanted() -> None:
+    model = mlp()
+    tap = ForwardTap(model, lambda: None)
+    for listen, spread in ((True, False), (False, True), (True, True), (False, False), (True, False)):
+        for _ in range(2):
+            tap.look_at_output(listen=listen, spread=spread)
+            assert len(model._forward_hooks) == int(listen or spread)
+            assert (tap.output.listen, tap.output.wanted) == (listen, spread)
+    tap.remove()
+    assert not model._forward_hooks
+    tap.remove()
+
+
+def test_an_output_that_nobody_wants_is_not_looked_at() -> None:
+    tapped = Tapped(mlp())
+    tapped.tap.look_at_output(listen=False, spread=False)
+    tapped.forward()
+    assert tapped.tap.output.take() == {}
+    tapped.tap.look_at_output(listen=True, spread=False)
+    tapped.tap.output.loss_kind = "nll"
+    x, y = batch()
+    functional.cross_entropy(tapped.model(x), y).backward()
+    assert set(tapped.tap.output.take()) == {"loss_factor"}
 
 
 def test_keyword_inputs_are_looked_at() -> None:
@@ -201,15 +239,17 @@ def test_a_copy_carries_inert_hooks_only() -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with attached(model, optimizer) as (_, kept):
         train(model, optimizer, 2)
+        assert model._forward_hooks
         for other in copies(model):
-            assert every_hook(other)
+            assert len(every_hook(other)) == len(every_hook(model)) == 3
+            assert len(other._forward_hooks) == 1
             assert all(isinstance(hook, Inert) for hook in every_hook(other))
             other(batch()[0]).sum().backward()
             other.load_state_dict(model.state_dict())
             other.eval()(batch()[0])
         train(model, optimizer, 2)
-    assert kept.all("forwards") == [1.0] * 4
     assert kept.all("eval_forward") == [None] * 4
+    assert kept.all("backwards") == [None] * 4
 
 
 def test_gradient_hooks_stay_with_the_original() -> None:
@@ -220,7 +260,9 @@ def test_gradient_hooks_stay_with_the_original() -> None:
         other = copy.deepcopy(model)
         loss_of(other).backward()
         train(model, optimizer, 2)
-    assert kept.all("backwards")[3:] == [1.0, 1.0]
+        loss_of(model).backward()
+        train(model, optimizer, 1)
+    assert kept.all("backwards") == [None] * 5 + [2.0]
 
 
 @pytest.mark.parametrize("make", [mlp, modal])
@@ -243,9 +285,13 @@ def test_closing_takes_every_hook_off(make: Callable[[], nn.Module]) -> None:
 def test_the_stand_in_does_nothing() -> None:
     assert Inert()() is None  # type: ignore[func-returns-value]
     assert Inert()(1, (2,), {"three": 3}) is None  # type: ignore[func-returns-value]
-    tap = ForwardTap(mlp(), lambda: None)
+    model = mlp()
+    tap = ForwardTap(model, lambda: None)
     assert isinstance(pickle.loads(pickle.dumps(tap)), Inert)
-    assert isinstance(copy.copy(tap.exit), Inert)
+    tap.look_at_output(listen=True, spread=True)
+    (behind,) = model._forward_hooks.values()
+    assert isinstance(copy.copy(behind), Inert)
+    assert isinstance(pickle.loads(pickle.dumps(behind)), Inert)
 
 
 def test_eval_mode_in_a_real_loop() -> None:

@@ -11,13 +11,16 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from tests.sample.loops import attached, batch, mlp
-from trimtab.sample.output import EVERY, OutputProbe
+from tests.sample.loops import attached, batch, mlp, train
+from trimtab.sample.output import NUM_ROWS, OutputProbe
+from trimtab.sample.watch import SPREAD_EVERY
 
 
 def looked(output: Any) -> dict[str, Any]:
     probe = OutputProbe()
+    probe.wanted = True
     probe.look(output)
+    assert not probe.wanted
     return probe.take()
 
 
@@ -61,13 +64,30 @@ def test_the_first_tensor_of_a_structure_is_the_output() -> None:
     assert looked((flat, wide))["out_spread"] == pytest.approx(0.0, abs=1e-10)
 
 
-def test_it_looks_now_and_then() -> None:
+def test_it_looks_once_when_asked() -> None:
     probe = OutputProbe()
     seen = []
-    for _ in range(3 * EVERY):
+    for i in range(15):
+        probe.wanted |= i % 5 == 1
         probe.look(torch.randn(8, 5))
         seen.append("out_spread" in probe.take())
-    assert seen == [i % EVERY == 0 for i in range(3 * EVERY)]
+    assert seen == [i % 5 == 1 for i in range(15)]
+
+
+def test_of_the_micro_batches_of_a_step_the_first_is_looked_at() -> None:
+    probe = OutputProbe()
+    probe.wanted = True
+    probe.look(torch.randn(8, 5))
+    probe.look(torch.ones(8, 5))
+    assert probe.take()["out_spread"] > 0.5
+
+
+def test_a_guard_asks_every_few_steps() -> None:
+    model = mlp()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    with attached(model, optimizer) as (_, kept):
+        train(model, optimizer, 3 * SPREAD_EVERY)
+    assert [v is not None for v in kept.all("out_spread")] == [i % SPREAD_EVERY == 1 for i in range(3 * SPREAD_EVERY)]
 
 
 def test_towers_of_one_shape() -> None:
@@ -96,6 +116,7 @@ def test_tensors_of_different_shapes_are_no_towers() -> None:
 )
 def test_how_many_answers_there_are(output: Any, num: int) -> None:
     probe = OutputProbe()
+    probe.wanted = True
     probe.look(output)
     assert probe.num_answers == num
 
@@ -132,6 +153,14 @@ def test_ignored_targets_do_not_count() -> None:
     labels = LABELS.clone()
     labels[::3] = -100
     assert factor(torch.randn(32, 5), lambda out: functional.cross_entropy(out, labels)) == pytest.approx(1.0, rel=1e-3)
+
+
+@pytest.mark.parametrize("low", [-150.0, -math.inf])
+def test_an_answer_without_any_chance_does_not_matter(low: float) -> None:
+    logits = torch.randn(2 * NUM_ROWS, 5)
+    logits[::2, 0] = low  # the gradient there is exactly zero
+    labels = 1 + torch.arange(2 * NUM_ROWS) % 4
+    assert factor(logits, lambda out: functional.cross_entropy(out, labels)) == pytest.approx(1.0, rel=1e-3)
 
 
 def test_language_models_have_their_classes_last() -> None:

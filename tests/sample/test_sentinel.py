@@ -15,7 +15,19 @@ from numpy.typing import NDArray
 from torch import nn
 
 from tests.sample.loops import attached, batch, loss_of, mlp, train
-from trimtab.sample.sentinel import DOTS, LOOSE, SIZE, TOLERANCE, Sentinel, facts_of, made_of, resolved
+from trimtab.sample.sentinel import (
+    DOTS,
+    EARLY,
+    EVERY,
+    LOOSE,
+    RUN,
+    SIZE,
+    TOLERANCE,
+    Sentinel,
+    facts_of,
+    made_of,
+    resolved,
+)
 
 Vector = NDArray[np.float64]
 
@@ -149,11 +161,50 @@ def test_a_plain_loop(kind: Any) -> None:
     optimizer = kind(model.parameters(), lr=0.01)
     with attached(model, optimizer) as (_, kept):
         train(model, optimizer, 10)
-    assert late(kept.all("backwards")) == [1.0] * 9
+    assert kept.all("backwards") == [None] * 10  # one, as it should be
     assert late(kept.all("handed")) == pytest.approx([1.0] * 9)
-    assert late(kept.all("carried")) == [0.0] * 9
+    assert kept.all("carried") == [None] * 10
     assert kept.all("same_gradients") == [None] * 10
     assert len(late(kept.all("grad_cos"))) == 8
+
+
+def listened(num: int) -> list[bool]:
+    """Step by step; in the first there is nobody yet."""
+    return [0 < i < EARLY or (i >= EARLY and i % EVERY < RUN) for i in range(num)]
+
+
+def test_it_listens_early_and_then_now_and_then() -> None:
+    model = mlp()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    with attached(model, optimizer) as (_, kept):
+        train(model, optimizer, 3 * EVERY)
+    assert [v is not None for v in kept.all("handed")] == listened(3 * EVERY)
+    assert [v for v in kept.all("handed") if v is not None] == pytest.approx([1.0] * sum(listened(3 * EVERY)))
+    assert kept.all("carried") == [None] * (3 * EVERY)
+    assert kept.all("backwards") == [None] * (3 * EVERY)
+
+
+def test_backwards_are_counted_in_every_step() -> None:
+    model = mlp()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    with attached(model, optimizer) as (_, kept):
+        train(model, optimizer, 2 * EVERY, after=lambda step: loss_of(model).backward())
+        optimizer.zero_grad()
+    assert kept.all("backwards")[1:] == [2.0] * (2 * EVERY - 1)
+
+
+def test_what_is_forgotten_later_is_found_at_the_next_listening() -> None:
+    model = mlp()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    with attached(model, optimizer) as (_, kept):
+        for step in range(2 * EVERY):
+            loss_of(model).backward()
+            optimizer.step()
+            if step < EARLY:
+                optimizer.zero_grad()
+    want = [i >= EVERY and heard for i, heard in enumerate(listened(2 * EVERY))]
+    assert [v is not None for v in kept.all("carried")] == want
+    assert [v for v in kept.all("carried") if v is not None] == pytest.approx([1.0] * RUN, abs=0.02)
 
 
 def test_forgotten_zero_grad() -> None:
@@ -190,7 +241,7 @@ def test_accumulation_carries_nothing(num: int, set_to_none: bool) -> None:
             optimizer.step()
             optimizer.zero_grad(set_to_none=set_to_none)
     assert late(kept.all("backwards")) == [float(num)] * 7
-    assert late(kept.all("carried")) == [0.0] * 7
+    assert kept.all("carried") == [None] * 8
     assert late(kept.all("handed")) == pytest.approx([1.0] * 7, rel=1e-4)
 
 
@@ -207,7 +258,7 @@ def test_the_loops_own_clipping(limit: float) -> None:
     with attached(model, optimizer) as (_, kept):
         train(model, optimizer, 8, between=clip)
     assert late(kept.all("handed")) == pytest.approx(coefficients[1:], rel=1e-3)
-    assert late(kept.all("carried")) == [0.0] * 7
+    assert kept.all("carried") == [None] * 8
 
 
 def test_a_double_step_uses_the_same_gradients() -> None:
@@ -228,7 +279,8 @@ def test_zeroing_in_place_or_not_is_silent(set_to_none: bool) -> None:
             loss_of(model).backward()
             optimizer.step()
             optimizer.zero_grad(set_to_none=set_to_none)
-    assert late(kept.all("carried")) == [0.0] * 7
+    assert late(kept.all("handed")) == pytest.approx([1.0] * 7)  # it was looked at
+    assert kept.all("carried") == [None] * 8
     assert kept.all("same_gradients") == [None] * 8
 
 
@@ -258,7 +310,7 @@ def test_a_scaler_hands_on_what_arrived_unscaled(unscaled: bool) -> None:
             scaler.update()
             optimizer.zero_grad()
     assert late(kept.all("handed")) == pytest.approx([1.0] * 7, rel=1e-3)
-    assert late(kept.all("carried")) == [0.0] * 7
+    assert kept.all("carried") == [None] * 8
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
@@ -272,7 +324,8 @@ def test_other_types_of_gradients(dtype: torch.dtype) -> None:
                 nn.functional.cross_entropy(model(x.to(dtype)), y).backward()
             optimizer.step()
             optimizer.zero_grad()
-    assert late(kept.all("carried")) == [0.0] * len(late(kept.all("carried")))
+    assert kept.all("carried") == [None] * 6
+    assert late(kept.all("handed"))
     assert late(kept.all("handed")) == pytest.approx([1.0] * len(late(kept.all("handed"))), rel=2 * LOOSE)
 
 

@@ -84,7 +84,7 @@ class Judge:
 
     def _on_host(self, step: Step, rows: Rows) -> None:
         self._unscale(rows)
-        live, plain, present = _gradients(rows)
+        live, plain, present = _gradients(rows, step)
         parts = measure.norms(plain)
         loss = None if step.loss is None else number(step.loss)
         judged = reflex.judge(number(measure.total(parts)), plain, self._config)
@@ -106,7 +106,7 @@ class Judge:
 
     def _after_one_wait(self, step: Step, rows: Rows) -> None:
         self._unscale(rows)
-        live, plain, present = _gradients(rows)
+        live, plain, present = _gradients(rows, step)
         measured = self._meter_of(rows).measure(plain, present, len(rows.params), self._limits_now())
         loss = torch.as_tensor(math.nan if step.loss is None else step.loss, device=measured.flat.device)
         norms = [pack.to(measured.flat.device).reshape(1).float() for pack in self._shadow.norms()]
@@ -138,7 +138,7 @@ class Judge:
 
     def _on_device(self, step: Step, rows: Rows) -> None:
         scale = getattr(self._optimizer, "grad_scale", None)
-        live, plain, present = _gradients(rows)
+        live, plain, present = _gradients(rows, step)
         meter, limits = self._meter_of(rows), self._limits_now()
         measured = meter.measure(plain, present, len(rows.params), limits, scale)
         reject = measured.scalar("rejected")
@@ -220,11 +220,13 @@ class Judge:
             self._optimizer.grad_scale = None
 
 
-def _gradients(rows: Rows) -> tuple[list[Tensor], list[Tensor], list[int] | None]:
+def _gradients(rows: Rows, step: Step) -> tuple[list[Tensor], list[Tensor], list[int] | None]:
     """The gradients there are, the same ready to be measured, and which rows they belong to (None: all)."""
     grads = rows.gradients()
     live = [g for g in grads if g is not None]
     present = None if len(live) == len(grads) else [i for i, g in enumerate(grads) if g is not None]
+    if present is not None:  # which of the missing ones are not wanted
+        step.frozen = tuple(i for i, g in enumerate(grads) if g is None and not rows.params[i].requires_grad)
     return live, rows.plain(live), present
 
 

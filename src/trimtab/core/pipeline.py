@@ -34,7 +34,7 @@ class Brain:
         self._hold: dict[str, int] = {rule.code: getattr(rule, "hold", 1) for rule in rules}
         self._needs = [frozenset(getattr(rule, "needs", ())) for rule in rules]
         self._every = [max(int(getattr(rule, "every", 1)), 1) for rule in rules]
-        self._concerned: dict[tuple[str, ...], tuple[tuple[int, Rule], ...]] = {}
+        self._concerned: dict[tuple[str, ...], tuple[tuple[int, bool, Rule], ...]] = {}
 
     @classmethod
     def from_config(cls, config: Config) -> Brain:
@@ -78,13 +78,18 @@ class Brain:
         concerned = self._concerned.get(facts)
         if concerned is None:
             some = [i for i, need in enumerate(self._needs) if not need or not need.isdisjoint(facts)]
-            concerned = tuple((self._every[i], self._rules[i]) for i in some if self._rules[i].code not in self._broken)
+            concerned = tuple(
+                (self._every[i], getattr(self._rules[i], "calm", False), self._rules[i])
+                for i in some
+                if self._rules[i].code not in self._broken
+            )
             if len(self._concerned) >= MAX_FACT_SETS:  # a user may name scalars as he likes
                 self._concerned.clear()
             self._concerned[facts] = concerned
         found: list[Finding] = []
-        for every, rule in concerned:
-            if step % every:
+        calm = self._window.calm()
+        for every, silent_when_calm, rule in concerned:
+            if (calm and silent_when_calm) or step % every:
                 continue
             try:
                 found.extend(rule.check(self._window))

@@ -23,6 +23,7 @@ MAX_LEFT_OUT = 16
 """So many alarming samples in a row stay out of the history; after that they are the new normal."""
 NUM_PAST = 64
 MIN_DRIFT = 20
+MIN_CALM = 24
 
 
 class Window:
@@ -70,6 +71,32 @@ class Window:
         if not self.now.scalars.get(name) or len(self.past) < num - 1:
             return False
         return all(self.past[-i].get(name) for i in range(1, num))
+
+    def calm(self) -> bool:
+        """Whether the newest sample is so ordinary that no rule about single values can have anything to say.
+
+        Nothing above what was seen lately, no change of rates or rows, no drift: true for nearly every step, and a
+        fraction of the cost of asking them all.
+        """
+        sample, past = self.now, self.past
+        scalars = sample.scalars
+        loss, norm = scalars.get("loss"), scalars.get("grad_norm")
+        if loss is None or norm is None or len(past) < MIN_CALM or sample.phase != "train":
+            return False
+        losses, norms = self._series["loss"], self._series["grad_norm"]
+        if not (loss <= losses.recent_max() and 0 < norm <= norms.recent_max() and loss != 0):
+            return False
+        if not self.runs.calm or self.drift.alarmed or self.schedule.idle_steps or self.schedule.leapt_at >= 0:
+            return False
+        last = past[-1]
+        if scalars.get("lr/0") != last.get("lr/0") or scalars.get("in_print", -1.0) == last.get("in_print"):
+            return False
+        size = scalars.get("in_rms")
+        if size is not None and not size <= self._series["in_rms"].recent_max():
+            return False
+        if "weights_bad" in scalars or "loss_factor" in scalars or "bounded" in scalars:
+            return False
+        return not sample.has(Kind.WEIGHT, Column.L2)
 
     def look(self, sample: Sample) -> None:
         """Make `sample` the newest one. It joins the history only with `absorb`."""

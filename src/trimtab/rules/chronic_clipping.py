@@ -58,7 +58,7 @@ class ChronicClipping:
         if len(window.past) < self.span - 1 or (now is not None and now > 10.0 * self.coef):
             return
         coefs = [c for c in map(_coef, (*list(window.past)[-(self.span - 1) :], window.now.scalars)) if c is not None]
-        if len(coefs) < 0.9 * self.span:
+        if len(coefs) < 4:
             return
         coefs.sort()
         median = coefs[len(coefs) // 2]
@@ -70,7 +70,8 @@ class ChronicClipping:
         yield found(
             self,
             window,
-            f"gradients were clipped in all of the last {len(coefs)} steps, usually to {median:.2%} of their norm: "
+            f"gradients were clipped in all of the last {len(coefs)} steps looked at, usually to {median:.2%} of "
+            f"their norm: "
             f"clipping only hides that they are {1 / max(median, 1e-30):.3g} times too large.{rate}",
             coef=median,
             effective_lr=effective,

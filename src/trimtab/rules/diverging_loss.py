@@ -39,6 +39,7 @@ class DivergingLoss:
     name: ClassVar[str] = "diverging-loss"
     needs: ClassVar[tuple[str, ...]] = ("loss",)
     hold: ClassVar[int] = 30
+    calm: ClassVar[bool] = True
     severity: Severity = Severity.ERROR
     part: float = 0.85
     lasting: int = 20
@@ -88,7 +89,8 @@ class DivergingLoss:
 
     def _lost(self, window: Window, loss: float) -> bool:
         """Whether what was learned is lost: for long, without coming back, or so far that no training was better."""
-        level, chance = window.level("loss"), window.scalar("chance")
+        level = window.level("loss")
+        chance = next(iter(window.last("chance", 8)[-1:]), None)  # it is told every few steps
         start = level.start if chance is None else min(level.start, max(chance, level.best))
         gained = max(start - level.best, 0.0)
         # A run that had not gained much yet has not much to lose: there the loss itself is the measure.

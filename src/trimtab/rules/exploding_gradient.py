@@ -39,6 +39,7 @@ class ExplodingGradient:
     name: ClassVar[str] = "exploding-gradient"
     needs: ClassVar[tuple[str, ...]] = ("grad_norm",)
     hold: ClassVar[int] = 10
+    calm: ClassVar[bool] = True
     severity: Severity = Severity.ERROR
     ratio: float = 10.0
     z: float = 6.0

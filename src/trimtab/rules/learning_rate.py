@@ -38,6 +38,7 @@ class LearningRate:
     name: ClassVar[str] = "learning-rate"
     needs: ClassVar[tuple[str, ...]] = ("lr/0",)
     hold: ClassVar[int] = 20
+    calm: ClassVar[bool] = True
     severity: Severity = Severity.ERROR
     ratio: float = 0.03
     reach: int = 8

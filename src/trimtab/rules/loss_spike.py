@@ -35,6 +35,7 @@ class LossSpike:
     name: ClassVar[str] = "loss-spike"
     needs: ClassVar[tuple[str, ...]] = ("loss",)
     hold: ClassVar[int] = 10
+    calm: ClassVar[bool] = True
     severity: Severity = Severity.ERROR
     z: float = 10.0
     reach: float = 4.0
@@ -53,7 +54,7 @@ class LossSpike:
         spread = max(highest - median, abs(initial - median), 1e-3 * abs(median))
         if loss <= highest + self.reach * spread or loss <= initial + 0.5 * spread:
             return
-        if loss <= _tail(history.values()) ** 1.5 * max(window.level("loss").now, 0.0):
+        if loss <= _tail(history.values()) ** 2.0 * max(window.level("loss").now, 0.0):
             return  # a series with a heavy tail: one step farther out is no news
         z = history.z(loss)
         if z < self.z:

@@ -39,6 +39,7 @@ class MissingGradient:
     name: ClassVar[str] = "missing-gradient"
     needs: ClassVar[tuple[str, ...]] = ("grad_norm",)
     hold: ClassVar[int] = 50
+    calm: ClassVar[bool] = True
     severity: Severity = Severity.ERROR
     persist: int = 3
     learned: int = 10

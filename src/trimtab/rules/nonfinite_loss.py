@@ -34,6 +34,7 @@ class NonfiniteLoss:
     code: ClassVar[str] = "LOSS001"
     name: ClassVar[str] = "nonfinite-loss"
     needs: ClassVar[tuple[str, ...]] = ("loss",)
+    calm: ClassVar[bool] = True
     severity: Severity = Severity.ERROR
 
     def check(self, window: Window) -> Iterator[Finding]:

@@ -35,6 +35,7 @@ class NonfiniteWeight:
 
     code: ClassVar[str] = "WGT001"
     name: ClassVar[str] = "nonfinite-weight"
+    calm: ClassVar[bool] = True
     severity: Severity = Severity.FATAL
 
     def check(self, window: Window) -> Iterator[Finding]:

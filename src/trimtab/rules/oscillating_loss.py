@@ -38,18 +38,19 @@ class OscillatingLoss:
     severity: Severity = Severity.WARN
     turn: float = -0.4
     span: int = 24
+    looks: int = 12
 
     def check(self, window: Window) -> Iterator[Finding]:
         """Fire when gradients flip persistently and nothing is gained."""
         if (window.scalar("grad_cos") or 0.0) > self.turn:
             return
-        turns = window.last("grad_cos", self.span)
-        if len(turns) < self.span or window.now.layout.optimizer:
+        turns = window.last("grad_cos", 64)[-self.looks :]
+        if len(turns) < self.looks or window.now.layout.optimizer:
             return
         flips = sum(t < self.turn for t in turns)
         level = window.level("loss")
         losses = window.last("loss", self.span)
-        if flips < self.span - 2 or len(losses) < self.span:
+        if flips < self.looks - 1 or len(losses) < self.span:
             return
         half = self.span // 2
         first, second = sorted(losses[:half])[half // 2], sorted(losses[half:])[half // 2]

@@ -34,6 +34,7 @@ class OutlierBatch:
     name: ClassVar[str] = "outlier-batch"
     needs: ClassVar[tuple[str, ...]] = ("in_rms",)
     hold: ClassVar[int] = 10
+    calm: ClassVar[bool] = True
     severity: Severity = Severity.ERROR
     ratio: float = 6.0
     z: float = 8.0

@@ -45,6 +45,7 @@ class RepeatedBatch:
     name: ClassVar[str] = "repeated-batch"
     needs: ClassVar[tuple[str, ...]] = ("in_print", "stuck")
     hold: ClassVar[int] = 10
+    calm: ClassVar[bool] = True
     severity: Severity = Severity.ERROR
     persist: int = 4
     min_different: int = 6

@@ -38,7 +38,7 @@ class TargetsDoNotPredict:
     every: ClassVar[int] = 5
     severity: Severity = Severity.WARN
     effort: float = 90.0
-    gain: float = 0.012
+    gain: float = 0.015
     settled: float = 0.01
     moving: float = 3e-4
     same: float = 0.1
@@ -50,7 +50,7 @@ class TargetsDoNotPredict:
             return
         if window.schedule.effort < self.effort or not level.now > chance * (1.0 - self.gain):
             return
-        if level.best < chance * (1.0 - 8.0 * self.gain):
+        if level.best < chance * (1.0 - 6.0 * self.gain):
             return
         losses = window.history("loss").values()
         late, before = losses[-32:], losses[-96:-48]

@@ -42,12 +42,15 @@ class WeightsUnchanged:
 
     def check(self, window: Window) -> Iterator[Finding]:
         """Fire when accepted steps leave everything as it was."""
-        if window.scalar("update_ratio") != 0 or len(window.past) < self.persist - 1:
+        if window.scalar("update_ratio") != 0:
             return
         rates = rates_of(window.now.scalars)
         floor = 1e-3 * window.level("grad_norm").start  # below that the run has converged: steps round to nothing
-        for scalars in (window.now.scalars, *list(window.past)[len(window.past) - self.persist + 1 :]):
-            if scalars.get("update_ratio") != 0 or not scalars.get("grad_norm", 0.0) > floor:
+        looks = [s for s in (*window.past, window.now.scalars) if "update_ratio" in s][-self.persist :]
+        if len(looks) < self.persist:
+            return
+        for scalars in looks:
+            if scalars["update_ratio"] != 0 or not scalars.get("grad_norm", 0.0) > floor:
                 return
             if scalars.get("rejected") or scalars.get("scaler_skipped") or scalars.get("routine_overflow"):
                 return
@@ -59,7 +62,7 @@ class WeightsUnchanged:
         yield found(
             self,
             window,
-            f"no weight has changed in {self.persist} steps, with a gradient norm of "
+            f"no weight has changed in {self.persist} looks, with a gradient norm of "
             f"{window.scalar('grad_norm'):.3g} and a learning rate of {max(rates, default=math.nan):.3g}.",
             grad_norm=window.scalar("grad_norm"),
             lr=max(rates, default=math.nan),

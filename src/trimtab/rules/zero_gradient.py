@@ -41,6 +41,7 @@ class ZeroGradient:
     name: ClassVar[str] = "zero-gradient"
     needs: ClassVar[tuple[str, ...]] = ("grad_norm",)
     hold: ClassVar[int] = 50
+    calm: ClassVar[bool] = True
     severity: Severity = Severity.ERROR
     persist: int = 4
     long: int = 20

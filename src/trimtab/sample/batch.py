@@ -12,16 +12,18 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from trimtab.sample.host import to_host
+from trimtab.sample.host import number, to_host
 
-SLICE = 4096
+SLICE = 2048
 """Leading elements that stand for a tensor in its fingerprint and spread."""
 LARGE = 1 << 20
 """Elements of a tensor that are searched for NaN and Inf in every step."""
 MAX_CLASSES = 4096
 MIN_LABELS = 8
 MIN_ROWS = 4
+MARKED = 512
 MIN_TARGETS = 256
+CHANCE_EVERY = 5
 NUM_TENSORS = 8
 
 
@@ -85,17 +87,25 @@ class BatchProbe:
         self._places = Places()
         self.loss_kind = ""
         self.epoch = Epoch()
+        self._steps = 0
 
     def inputs(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         """Look at what a forward was called with."""
-        found = list(tensors_in((args, dict(kwargs) if kwargs else ())))[:NUM_TENSORS]
-        self._ids.update(t.data_ptr() for t in found)
-        if not found:
-            return
-        self._look(found)
+        if len(args) == 1 and not kwargs and type(args[0]) is Tensor and args[0].layout is torch.strided:
+            found = [args[0]]  # the usual case
+        else:
+            found = list(tensors_in((args, dict(kwargs) if kwargs else ())))[:NUM_TENSORS]
+        for tensor in found:
+            self._ids.add(tensor.data_ptr())
+        if found:
+            self._look(found)
 
     def told(self, batch: Any) -> None:
         """Look at a batch the loop told: what no forward was given is taken for targets."""
+        with np.errstate(all="ignore"):
+            self._told(batch)
+
+    def _told(self, batch: Any) -> None:
         found = list(tensors_in(batch))[:NUM_TENSORS]
         if not self._ids and found:
             self._look(found[:1])
@@ -110,7 +120,8 @@ class BatchProbe:
         self._ids.clear()
         if (stuck := self.epoch.step_done()) > 1:
             out["stuck"] = float(stuck)
-        if (chance := self._chance()) is not None:
+        self._steps += 1
+        if self._steps % CHANCE_EVERY == 1 and (chance := self._chance()) is not None:
             out["chance"] = chance
         return out
 
@@ -123,19 +134,23 @@ class BatchProbe:
         if not main.is_cpu:
             self._look_on_device(main)
             return
-        for tensor in found:
-            if tensor.is_cpu and tensor.is_floating_point() and tensor.numel() and _nonfinite(tensor):
-                facts["in_bad"] = float(facts.get("in_bad", 0.0)) + 1.0
-        values = _leading(main)
-        mark = zlib.crc32(values.tobytes())
+        lead = main.detach().reshape(-1)[:SLICE]
+        values = to_host(lead) if lead.dtype is torch.float32 else _leading(main)
+        mark = zlib.crc32(values[:MARKED].data)
         facts["in_print"] = float(mark)  # of the last forward: a line search calls the model as often as it likes
         if row := self.epoch.saw(mark):
             facts["replayed"] = float(row)
-        if main.is_floating_point():
-            with np.errstate(all="ignore"):
-                size = math.sqrt(float(np.dot(values, values)) / values.size)
-            facts["in_rms"] = max(size, float(facts.get("in_rms", 0.0)))
-        if _same_rows(main):
+        size = 0.0
+        if main.is_floating_point():  # torch's product does not warn of what is looked for
+            size = math.sqrt(number(torch.dot(lead, lead)) / values.size)
+            if size > float(facts.get("in_rms", 0.0)):
+                facts["in_rms"] = size
+        # What was looked at is sound if its size is: only the rest has to be searched.
+        rest = found[1:] if math.isfinite(size) and main.numel() == values.size else found
+        for tensor in rest:
+            if tensor.is_floating_point() and tensor.is_cpu and tensor.numel() and _nonfinite(tensor):
+                facts["in_bad"] = float(facts.get("in_bad", 0.0)) + 1.0
+        if _same_rows(main, values):
             facts["in_flat"] = 1.0
 
     def _look_on_device(self, main: Tensor) -> None:
@@ -221,6 +236,8 @@ class Places:
 
 def _leading(tensor: Tensor) -> NDArray[Any]:
     """The first elements as numpy, float32 where they are floats."""
+    if tensor.dtype is torch.float32 and tensor.is_contiguous():
+        return to_host(tensor).reshape(-1)[:SLICE]  # numpy's views are cheaper than torch's
     flat = tensor.detach().reshape(-1)[:SLICE]
     if tensor.is_complex():
         flat = torch.view_as_real(flat).reshape(-1)
@@ -232,19 +249,22 @@ def _leading(tensor: Tensor) -> NDArray[Any]:
 def _nonfinite(tensor: Tensor) -> bool:
     flat = tensor.detach().reshape(-1)[:LARGE]
     values = to_host(flat) if flat.dtype in (torch.float32, torch.float64) else to_host(flat.float())
-    # A sum is the cheapest test; huge finite values can overflow it, so only a second look is proof.
-    with np.errstate(over="ignore", invalid="ignore"):
-        quick = float(values.sum())
+    # A product is the cheapest test; huge finite values can overflow it: only a second look is proof.
+    with np.errstate(all="ignore"):
+        quick = float(np.vdot(values, values))
     return not math.isfinite(quick) and not np.isfinite(values).all()
 
 
-def _same_rows(tensor: Tensor) -> bool:
+def _same_rows(tensor: Tensor, lead: NDArray[Any]) -> bool:
     """Whether every sample of a batch is the same, or a single one is one value all over."""
     if tensor.dim() < 2 or tensor.shape[0] < MIN_ROWS:
         return False
+    width = tensor.numel() // tensor.shape[0]
+    if 2 * width <= lead.size and not (lead[:width] == lead[width : 2 * width]).all():
+        return False  # the first two differ: nearly always the whole answer
     rows = to_host(tensor) if tensor.dtype is not torch.bfloat16 else to_host(tensor.float())
     first = rows[0]
-    if first.size < 2 or not np.array_equal(first, rows[-1]) or not np.array_equal(first, rows[len(rows) // 2]):
+    if first.size < 2 or not (first == rows[-1]).all() or not (first == rows[len(rows) // 2]).all():
         return False
     same: np.bool_ = (rows == first).all()
     return same is np.True_

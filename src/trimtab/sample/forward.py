@@ -20,7 +20,7 @@ from trimtab.sample.lossfn import is_bounded, is_detached, kind_of
 from trimtab.sample.output import OutputProbe
 
 log = logging.getLogger("trimtab")
-KIND_EVERY = 50
+KIND_EVERY, BOUNDED_EVERY = 50, 5
 """Told losses between two looks at the loss function."""
 _TYPES = {torch.float16: 1.0, torch.bfloat16: 2.0}
 
@@ -38,7 +38,7 @@ class ForwardTap:
 
     def __init__(self, model: nn.Module, renew: Callable[[], None]) -> None:
         self.batch, self.output = BatchProbe(), OutputProbe()
-        self.exit = _Exit(self)
+        self._exit_handle: Any = None
         self._model, self._renew = model, renew
         self._device = next(model.parameters()).device.type
         self._armed = True
@@ -100,6 +100,20 @@ class ForwardTap:
             self._bounded = self.batch.loss_kind in ("nll", "bce") and is_bounded(loss)
         self._told += 1
 
+    def look_at_output(self, *, listen: bool, spread: bool) -> None:
+        """Say what the next output is wanted for. A hook costs even when it does nothing: it is there when needed."""
+        self.output.listen, self.output.wanted = listen, spread
+        if (listen or spread) and self._exit_handle is None:
+            self._exit_handle = self._model.register_forward_hook(_Exit(self))
+        elif not (listen or spread) and self._exit_handle is not None:
+            self.remove()
+
+    def remove(self) -> None:
+        """Take the hook behind the forward off."""
+        if self._exit_handle is not None:
+            self._exit_handle.remove()
+            self._exit_handle = None
+
     def step_done(self) -> None:
         """The next training forward is the first of a new step."""
         self._armed = True
@@ -109,15 +123,13 @@ class ForwardTap:
         out: dict[str, float | Tensor] = {}
         if self._num_blind and not self._num:
             out["no_grad_forward"] = 1.0
-        if self._seen:
-            out["forwards"] = float(self._num)
-        elif not self._model.training and self._modal and not any(m.training for m in self._modal):
+        if not self._seen and not self._model.training and self._modal and not any(m.training for m in self._modal):
             self._num_eval += 1  # the root is never called itself: its parts are, and all of them are in eval mode
         if self._num_eval:
             out["eval_forward"] = 1.0
         if self._autocast is not None and self._num:
             out["autocast"] = self._autocast
-        if self._bounded:
+        if self._bounded and self._told % BOUNDED_EVERY == 0:
             out["bounded"] = 1.0
         if self._detached:
             out["loss_detached"] = 1.0

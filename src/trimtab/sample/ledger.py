@@ -7,6 +7,7 @@ microseconds. On accelerators the copy is taken around the steps that are looked
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Mapping, Sequence
 from itertools import accumulate, pairwise
 from typing import Any
@@ -19,9 +20,12 @@ from torch import Tensor
 from trimtab.sample import measure
 from trimtab.sample.host import to_host
 
-BUDGET = 1 << 16
+BUDGET = 1 << 14
 MIN_KEPT = 64
 NUM_NAMED = 4
+NUM_MOMENTS = 24
+EVERY = 4
+"""Steps between two looks at the step counter and the sum of second moments."""
 Named = Sequence[tuple[str, Tensor]]
 
 
@@ -85,6 +89,7 @@ class Ledger:
         self._counter: float | None = None
         self._kept = np.zeros(self._weights.size, np.float32)
         self._now = np.zeros(self._weights.size, np.float32)
+        self._step = 0
         self._valid = False
         self._declared = False
         self._undo = [
@@ -111,11 +116,13 @@ class Ledger:
         """Before a step: what was changed since the last one by anybody else."""
         facts: dict[str, float] = {}
         notes: dict[str, tuple[str, ...]] = {}
+        self._step += 1
         self._repoint()
         self._read(self._now)
         if self._valid and not self._declared:
-            self._lost(facts)
-            if not np.array_equal(self._now.view(np.uint32), self._kept.view(np.uint32)):
+            if self._step % EVERY == 0 or len(getattr(self._optimizer, "state", ())) != self._num_state:
+                self._lost(facts)
+            if (self._now.view(np.uint32) != self._kept.view(np.uint32)).any():
                 self._compare(facts, notes)
         self._declared = False
         return facts, notes
@@ -131,19 +138,19 @@ class Ledger:
         now = self._kept[mine]
         delta = now - self._now[mine]
         size = float(np.dot(now, now))
-        facts["update_ratio"] = math.sqrt(float(np.dot(delta, delta)) / max(size, 1e-30))
+        ratio = math.sqrt(float(np.dot(delta, delta)) / max(size, 1e-30))
+        if math.isfinite(ratio):
+            facts["update_ratio"] = ratio
         if not math.isfinite(size):
-            bad = ~np.isfinite(self._kept)
-            if bad[mine].any():
-                facts["weights_bad"] = float(bad[mine].sum())
-                notes["weights_bad"] = self._named(bad[mine], self._weights)
-        if self._kept.size > self._weights.size and not math.isfinite(float(self._kept[self._weights.size :].sum())):
+            bad = ~np.isfinite(now)
+            if bad.any():
+                facts["weights_bad"] = float(bad.sum())
+                notes["weights_bad"] = self._named(bad, self._weights)
+        if self._moments.size and not math.isfinite(float(np.add.reduce(self._kept[self._weights.size :]))):
             bad = ~np.isfinite(self._kept[self._weights.size :])
             if bad.any():
                 facts["state_bad"] = float(bad.sum())
                 notes["state_bad"] = self._named(bad, self._moments)
-        if not math.isfinite(facts["update_ratio"]):
-            del facts["update_ratio"]
         return facts, notes
 
     def _read(self, out: NDArray[np.float32]) -> None:
@@ -154,10 +161,8 @@ class Ledger:
 
     def _repoint(self) -> None:
         """Look at the moments that are there now, where somebody put others in the place of the old ones."""
-        if all(
-            entries.get(key) is tensor
-            for (entries, key), tensor in zip(self._slots, self._moments.tensors, strict=True)
-        ):
+        now = [entries.get(key) for entries, key in self._slots]
+        if not any(map(operator.is_not, now, self._moments.tensors)):
             return
         known = self._moments
         self._look_up()
@@ -174,7 +179,8 @@ class Ledger:
                 if isinstance(value, Tensor) and value.is_floating_point() and value.numel() > 1 and is_plain(value):
                     found.append((f"{self._names.get(id(p), 'unnamed')}: {key}", value))
                     slots.append((entries, key))
-        self._moments, self._slots = Part(found, BUDGET // 2), slots
+        step = max(len(found) // NUM_MOMENTS, 1)  # each costs a view a look: of many, some stand for all
+        self._moments, self._slots = Part(found[::step], BUDGET // 2), slots[::step]
 
     def _refresh(self) -> None:
         """Moments appear with the first step, and with every parameter that gets its first gradient."""
@@ -189,7 +195,8 @@ class Ledger:
             now = kept.copy()
             now[: self._weights.size] = self._now[: self._weights.size]
             self._kept, self._now = kept, now
-        self._counter = self._count()
+        if self._counter is None or self._step % EVERY in (0, EVERY - 1):
+            self._counter = self._count()  # in time for the next look at it
 
     def _weigh(self) -> NDArray[np.float32] | None:
         """For each kept second moment how many elements it stands for: their sum is what Adam expects of a gradient."""
@@ -203,8 +210,8 @@ class Ledger:
         return out
 
     def second_moment(self) -> float | None:
-        """The sum of Adam's second moments, corrected for its start; None for other optimizers."""
-        if self._squares is None or not self._counter:
+        """The sum of Adam's second moments, corrected for its start; None for other optimizers, and between looks."""
+        if self._squares is None or not self._counter or self._step % EVERY:
             return None
         beta = self._optimizer.param_groups[0].get("betas", (0.9, 0.999))[1]
         if not isinstance(beta, float):

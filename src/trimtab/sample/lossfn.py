@@ -51,4 +51,4 @@ def is_bounded(loss: Tensor) -> bool:
 
 def is_detached(loss: Tensor) -> bool:
     """Whether nothing leads from this loss back to a model."""
-    return loss.grad_fn is None
+    return loss.is_leaf  # without making a Python object of its graph

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from trimtab.sample.batch import tensors_in
-from trimtab.sample.host import number
+from trimtab.sample.host import number, to_host
 
-EVERY = 5
-"""Forwards between two looks at the spread of the output."""
 NUM_OUTPUTS = 8
 NUM_ROWS = 32
 NUM_COLUMNS = 512
@@ -21,20 +22,19 @@ class OutputProbe:
     """Looks at the root's output now and then; listens to the gradient that comes back into it when asked to."""
 
     def __init__(self) -> None:
-        self._calls = 0
         self._spread: float | Tensor | None = None
         self._towers: list[float] = []
         self._factor: float | None = None
-        self.listen = False
+        self.listen = self.wanted = False
         self.loss_kind = ""
         self.num_answers = 0
 
     def look(self, output: Any) -> None:
         """Called after each forward of the root that builds a graph."""
-        self._calls += 1
         if self.listen:
             self._listen(output)
-        if self._calls % EVERY == 1:
+        if self.wanted:
+            self.wanted = False  # once a step: micro-batches look alike
             self.num_answers = _answers(output)
             found = [t for t in tensors_in(output) if t.is_floating_point() and t.dim() >= 2 and t.shape[0] >= 4]
             spreads = [_spread(t.detach()) for t in found[:NUM_OUTPUTS] if t.numel()]
@@ -67,8 +67,9 @@ class OutputProbe:
         logits, kind = first.detach(), self.loss_kind
 
         def arrived(grad: Tensor) -> None:
-            answer, back = logits.float(), grad.detach().float()
-            self._factor = _bce_factor(answer, back) if kind == "bce" else _nll_factor(answer, back, classes)
+            with np.errstate(all="ignore"):
+                back = grad.detach()
+                self._factor = _bce_factor(logits, back) if kind == "bce" else _nll_factor(logits, back, classes)
 
         first.register_hook(arrived)  # type: ignore[no-untyped-call]
 
@@ -88,37 +89,45 @@ def _answers(output: Any) -> int:
 
 def _nll_factor(logits: Tensor, grad: Tensor, classes: int) -> float | None:
     """From the gradient of a mean cross-entropy: for each row it is (softmax - target) / number of rows, times this."""
-    rows, back = logits.movedim(classes, -1).flatten(0, -2), grad.movedim(classes, -1).flatten(0, -2)
-    used = back.abs().sum(-1) > 0  # rows of ignored targets have no gradient
-    num = int(number(used.sum()))
-    if num == 0:
+    answers, back = _rows(logits, classes), _rows(grad, classes)
+    used = back.any(1)  # rows of ignored targets have no gradient
+    num = int(used.sum())
+    if num < 2:
         return None
-    rows, back = rows[used][:64].double(), back[used][:64].double()
+    answers, back = answers[used][:NUM_ROWS].astype(np.float64), back[used][:NUM_ROWS].astype(np.float64)
     # Of each row one entry, the target's, has another sign than all the rest: which sign says whether the loss falls.
-    negative = number((back < 0).double().mean()) * back.shape[-1]
-    upwards = back.shape[-1] > 2 and negative > back.shape[-1] / 2
+    upwards = back.shape[1] > 2 and float((back < 0).mean()) > 0.5
     back = -back if upwards else back
-    target = back.argmin(-1, keepdim=True)
-    missing = 1.0 - rows.softmax(-1).gather(-1, target)
-    factor = -back.gather(-1, target) / missing.clamp(min=1e-9) * num
-    found = factor[missing > 1e-3]
-    if found.numel() < 2 or number(found.std()) > 0.05 * number(found.mean().abs()):
+    target = back.argmin(1)
+    rows = np.arange(len(back))
+    shares = np.exp(answers - answers.max(1, keepdims=True))
+    missing = 1.0 - (shares / shares.sum(1, keepdims=True))[rows, target]
+    clear = missing > 1e-3
+    factors = -back[rows, target][clear] / missing[clear] * num
+    if factors.size < 2 or factors.std() > 0.05 * abs(factors.mean()):
         return None  # not a mean cross-entropy of these logits after all
-    return -number(found.median()) if upwards else number(found.median())
+    return float(-np.median(factors) if upwards else np.median(factors))
+
+
+def _rows(tensor: Tensor, classes: int) -> NDArray[Any]:
+    """One row of classes for each answer."""
+    wide = tensor if classes == -1 or tensor.dim() == 2 else tensor.movedim(classes, -1)
+    return to_host(wide.reshape(-1, wide.shape[-1]).float())
 
 
 def _bce_factor(logits: Tensor, grad: Tensor) -> float | None:
     """The same for a mean binary cross-entropy with targets 0 and 1: an element is (sigmoid - target) / number."""
     num = grad.numel()
-    answer, back = logits.reshape(-1)[:1024].double().sigmoid(), grad.reshape(-1)[:1024].double() * num
+    answer, back = (to_host(t.reshape(-1)[:NUM_COLUMNS].float()).astype(np.float64) for t in (logits, grad))
+    answer, back = 1.0 / (1.0 + np.exp(-answer)), back * num
     clear = (answer > 0.02) & (answer < 0.98) & (back != 0)
     answer, back = answer[clear], back[clear]
-    if answer.numel() < 8:
+    if answer.size < 8:
         return None
     for sign in (1.0, -1.0):
-        factors = torch.where(sign * back > 0, sign * back / answer, -sign * back / (1.0 - answer))
-        if number(factors.std()) < 0.05 * number(factors.mean()):
-            return sign * number(factors.mean())
+        factors = np.where(sign * back > 0, sign * back / answer, -sign * back / (1.0 - answer))
+        if factors.std() < 0.05 * factors.mean():
+            return sign * float(factors.mean())
     return None
 
 
@@ -127,7 +136,12 @@ def _spread(output: Tensor) -> float | Tensor:
     rows = output.reshape(-1, output.shape[-1]) if output.dim() == 3 else output.reshape(output.shape[0], -1)
     stride = max(rows.shape[0] // NUM_ROWS, 1)
     rows = rows[::stride][:NUM_ROWS, :NUM_COLUMNS].float()
-    whole = rows.square().mean()
-    share = (rows - rows.mean(0)).square().mean() / whole.clamp(min=1e-30)
-    value = torch.where(torch.isfinite(share) & (whole > 0), share, torch.ones_like(share))
-    return number(value) if value.is_cpu else value
+    if rows.is_cpu:
+        values = to_host(rows).astype(np.float64)
+        with np.errstate(all="ignore"):
+            whole = float((values * values).mean())
+            share = float(values.var(0).mean()) / max(whole, 1e-30)
+        return share if math.isfinite(share) and whole > 0 else 1.0
+    whole_there = rows.square().mean()
+    share_there = (rows - rows.mean(0)).square().mean() / whole_there.clamp(min=1e-30)
+    return torch.where(torch.isfinite(share_there) & (whole_there > 0), share_there, torch.ones_like(share_there))

@@ -23,8 +23,8 @@ TOLERANCE = 2e-3
 LOOSE = 2e-2  # for gradients kept in 16 bits
 _PAIRS = ((0, 0), (0, 1), (1, 1), (0, 2), (1, 2), (2, 2), (0, 3), (3, 3))
 DOTS = tuple(f"dots/{i}" for i in range(len(_PAIRS)))
-EARLY, EVERY, RUN = 16, 50, 4
-"""On accelerators it listens in the first steps and in a few of every fifty: there each look costs launches."""
+EARLY, EVERY, RUN = 16, 20, 4
+"""It listens in the first steps, and then in a few of every twenty."""
 
 
 class Sentinel:
@@ -44,7 +44,7 @@ class Sentinel:
         """Listen to the last weight that has a gradient: the head of a model takes part in every loss."""
         fit = [p for p in params if p.grad is not None and p.requires_grad and p.is_floating_point()]
         fit = [p for p in fit if p.grad is not None and p.grad.layout is p.layout and not hasattr(p, "to_local")]
-        wide = [p for p in fit if p.dim() >= 2] or fit
+        wide = [p for p in fit if p.numel() >= 4 * MIN_SIZE] or [p for p in fit if p.dim() >= 2] or fit
         if wide:
             self._param = wide[-1]
             self._hook = self._param.register_hook(self._on_gradient)  # type: ignore[no-untyped-call]
@@ -66,8 +66,11 @@ class Sentinel:
             return
         part = _leading(grad)
         # A copy: the engine may hand this very memory on and add to it.
-        with np.errstate(all="ignore"):
-            self._arrived = part + 0 if self._arrived is None else self._arrived + part
+        if self._arrived is None:
+            self._arrived = part + 0
+        else:
+            with np.errstate(all="ignore"):
+                self._arrived = self._arrived + part
 
     def before(self, step: int, scale: float | Tensor) -> dict[str, float | Tensor]:
         """At the step, before anything of ours changed the gradient: what it is made of."""
@@ -76,7 +79,13 @@ class Sentinel:
         self._arrived, self._num = None, 0
         if param is None:
             return out
-        out["backwards"] = float(num)
+        self._listening = step + 1 < EARLY or (step + 1) % EVERY < RUN
+        if not heard:
+            self._before = None  # the next one heard has none right before it
+            if num == 1:
+                return out
+        if num != 1:
+            out["backwards"] = float(num)
         grad = param.grad
         if grad is None or grad.layout is not param.layout:
             self._before = self._left = None
@@ -94,7 +103,6 @@ class Sentinel:
                 out["dots/tolerance"], out["dots/scale"], out["dots/num"] = tolerance, scale, float(len(now))
             else:
                 out |= facts_of(dots, tolerance, number(scale), len(now))
-        self._listening = grad.is_cpu or step + 1 < EARLY or (step + 1) % EVERY < RUN
         return out
 
     def after(self) -> None:
@@ -163,7 +171,7 @@ def _dots(arrived: Any, grad: Any, left: Any, before: Any) -> Any:
         gram = stacked.float() @ stacked.float().T
         return torch.stack([gram[i, j] for i, j in _PAIRS])
     rows = (arrived, grad, left, before)
-    return [0.0 if rows[i] is None or rows[j] is None else float(rows[i] @ rows[j]) for i, j in _PAIRS]
+    return [0.0 if rows[i] is None or rows[j] is None else float(np.dot(rows[i], rows[j])) for i, j in _PAIRS]
 
 
 def _leading(grad: Tensor) -> Any:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from trimtab.sample.activations import ActivationTap
 from trimtab.sample.averaged import AveragedProbe
+from trimtab.sample.batch import CHANCE_EVERY
 from trimtab.sample.forward import ForwardTap, Inert
 from trimtab.sample.ledger import Ledger
 from trimtab.sample.rows import Rows
@@ -20,7 +21,7 @@ from trimtab.sample.step import Step
 from trimtab.sample.temperature import TemperatureProbe
 from trimtab.sample.wiring import Wiring
 
-LISTEN, LISTEN_EVERY = 3, 10
+LISTEN, LISTEN_EVERY, SPREAD_EVERY = 3, 20, 10
 """In which steps the scale and the sign of the loss are found out, from the gradient that comes back to the output."""
 
 
@@ -63,7 +64,12 @@ class Watch:
         facts |= self._tap.take()
         facts |= self._tap.batch.take()
         facts |= self._tap.output.take()
-        if "chance" not in facts and self._tap.batch.loss_kind == "nll" and self._tap.output.num_answers > 1:
+        if (
+            step.number % CHANCE_EVERY == 0
+            and "chance" not in facts
+            and self._tap.batch.loss_kind == "nll"
+            and self._tap.output.num_answers > 1
+        ):
             facts["chance"] = math.log(self._tap.output.num_answers)  # no targets were told: any answer is as likely
         if self._sentinel.chosen:
             facts |= self._sentinel.before(step.number, 1.0 if scale is None else scale)
@@ -83,13 +89,13 @@ class Watch:
             facts["float16"] = 1.0
         if self._averaged is not None:
             _merge(step, self._averaged.look())
-        step.frozen = tuple(i for i, p in enumerate(rows.params) if p.grad is None and not p.requires_grad)
         if (factor := facts.get("loss_factor")) is not None and self._optimizer.param_groups[0].get("maximize"):
             facts["loss_factor"] = -factor
-        several = facts.get("backwards", 0.0)
+        several = facts.get("backwards", 1.0)
         self._heard += isinstance(several, float) and several > 1
         # The next step's forwards: the first ones, the first that add up several, and now and then.
-        self._tap.output.listen = step.number < LISTEN or step.number % LISTEN_EVERY == 0 or 0 < self._heard < LISTEN
+        listen = step.number < LISTEN or step.number % LISTEN_EVERY == 0 or 0 < self._heard < LISTEN
+        self._tap.look_at_output(listen=listen, spread=step.number % SPREAD_EVERY == 0)
 
     def after(self, step: Step, rows: Rows) -> None:
         """After the step."""
