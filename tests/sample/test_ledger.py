@@ -349,7 +349,7 @@ def test_large_models_are_judged_by_a_part() -> None:
 def test_second_moments_say_what_adam_expects() -> None:
     loop = Loop()
     assert loop.ledger.second_moment() is None
-    loop.quiet(5)
+    loop.quiet(8)  # it is told every fourth step
     want = sum(float((s["exp_avg_sq"] / (1 - 0.999 ** float(s["step"]))).sum()) for s in loop.optimizer.state.values())
     assert loop.ledger.second_moment() == pytest.approx(want, rel=1e-4)
     sgd = Loop(kind=torch.optim.SGD, momentum=0.9)

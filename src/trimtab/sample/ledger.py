@@ -25,7 +25,7 @@ MIN_KEPT = 64
 NUM_NAMED = 4
 NUM_MOMENTS = 24
 EVERY = 4
-"""Steps between two looks at the step counter and the sum of second moments."""
+"""Steps between two looks at the sum of second moments."""
 Named = Sequence[tuple[str, Tensor]]
 
 
@@ -120,8 +120,7 @@ class Ledger:
         self._repoint()
         self._read(self._now)
         if self._valid and not self._declared:
-            if self._step % EVERY == 0 or len(getattr(self._optimizer, "state", ())) != self._num_state:
-                self._lost(facts)
+            self._lost(facts)
             if (self._now.view(np.uint32) != self._kept.view(np.uint32)).any():
                 self._compare(facts, notes)
         self._declared = False
@@ -195,8 +194,7 @@ class Ledger:
             now = kept.copy()
             now[: self._weights.size] = self._now[: self._weights.size]
             self._kept, self._now = kept, now
-        if self._counter is None or self._step % EVERY in (0, EVERY - 1):
-            self._counter = self._count()  # in time for the next look at it
+        self._counter = self._count()
 
     def _weigh(self) -> NDArray[np.float32] | None:
         """For each kept second moment how many elements it stands for: their sum is what Adam expects of a gradient."""
