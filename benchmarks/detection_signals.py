@@ -40,7 +40,8 @@ def _growth(sample: Sample, usual: dict[str, np.ndarray]) -> float | None:
     if before is None or before.shape != logs.shape:
         usual["logs"] = logs
         return None
-    grown = logs - before
+    with np.errstate(invalid="ignore"):
+        grown = logs - before
     usual["logs"] = np.where(np.isnan(logs), before, np.where(np.isnan(before), logs, 0.9 * before + 0.1 * logs))
     top = np.nanmax(grown) if not np.isnan(grown).all() else np.nan
     return float(np.exp(min(top, 50.0))) if np.isfinite(top) else None

@@ -94,7 +94,8 @@ def _nll_factor(logits: Tensor, grad: Tensor, classes: int) -> float | None:
     num = int(used.sum())
     if num < 2:
         return None
-    answers, back = answers[used][:NUM_ROWS].astype(np.float64), back[used][:NUM_ROWS].astype(np.float64)
+    some = np.flatnonzero(used)[:NUM_ROWS]
+    answers, back = answers[some].astype(np.float64), back[some].astype(np.float64)
     # Of each row one entry, the target's, has another sign than all the rest: which sign says whether the loss falls.
     upwards = back.shape[1] > 2 and float((back < 0).mean()) > 0.5
     back = -back if upwards else back

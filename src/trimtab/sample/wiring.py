@@ -20,6 +20,9 @@ class Wiring:
     def __init__(self, model: nn.Module, optimizers: list[Any]) -> None:
         self._model, self._optimizers = model, optimizers
         self._versions: dict[int, int] = {}
+        self._rows: Rows | None = None
+        self._there: list[int] = []
+        self._free: dict[str, nn.Parameter] = {}
         self._ties = _ties(model)
         self._split = _split_twins(model)
 
@@ -38,18 +41,24 @@ class Wiring:
         return facts, notes
 
     def _held(self, facts: dict[str, float], notes: dict[str, tuple[str, ...]], rows: Rows) -> None:
-        held = {id(p) for o in self._optimizers for g in o.param_groups for p in g["params"]}
-        named = dict(self._model.named_parameters())
+        there = [id(p) for p in self._model.parameters()]
+        if rows is not self._rows or there != self._there:  # else the last answer still holds: names cost most
+            held = {id(p) for o in self._optimizers for g in o.param_groups for p in g["params"]}
+            self._free = {n: p for n, p in self._model.named_parameters() if id(p) not in held}
+            self._rows, self._there = rows, there
+        if not self._free:
+            return
         # A parameter whose values somebody moves has an optimizer we were not told of.
-        loose = {n: p for n, p in named.items() if id(p) not in held and p.requires_grad and p.grad is not None}
+        loose = {n: p for n, p in self._free.items() if p.requires_grad and p.grad is not None}
         unheld = {n: p for n, p in loose.items() if self._versions.get(id(p)) == p._version}
         self._versions = {id(p): p._version for p in loose.values()}
         if not unheld:
             return
         facts["unheld"] = float(len(unheld))
-        facts["unheld_share"] = sum(p.numel() for p in unheld.values()) / sum(p.numel() for p in named.values())
+        whole = sum(p.numel() for p in self._model.parameters())
+        facts["unheld_share"] = sum(p.numel() for p in unheld.values()) / whole
         notes["unheld"] = tuple(unheld)[:NUM_NAMED]
-        known = {id(p) for p in named.values()}
+        known = set(there)
         idle = [p for p in rows.params if id(p) not in known and p.grad is None]
         if idle:
             facts["idle"] = float(len(idle))
