@@ -220,7 +220,7 @@ def clip_before_unscale(run: Run) -> None:
     before(run, "after_backward", lambda: nn.utils.clip_grad_norm_(run.model.parameters(), 1.0))
 
 
-@fault(NUMERICS, "amp", "drift", "needless-scaler", steps=320, families=("mlp", "cnn", "contrastive"))
+@fault(NUMERICS, "amp", "drift", "needless-scaler", steps=320, families=("mlp", "cnn", "contrastive"), silent=True)
 def scaler_in_fp32(run: Run) -> None:
     """A loss scaler where nothing is fp16: it costs time and does no harm, so there is no hurry."""
     with_scaler(run, autocast=None)

@@ -64,7 +64,7 @@ class DivergingLoss:
             return
         if len(level) < self.early:
             return
-        chance = window.scalar("chance")
+        chance = _chance(window)
         if (
             window.scalar("bounded")
             and chance
@@ -90,7 +90,7 @@ class DivergingLoss:
     def _lost(self, window: Window, loss: float) -> bool:
         """Whether what was learned is lost: for long, without coming back, or so far that no training was better."""
         level = window.level("loss")
-        chance = next(iter(window.last("chance", 8)[-1:]), None)  # it is told every few steps
+        chance = _chance(window)
         start = level.start if chance is None else min(level.start, max(chance, level.best))
         gained = max(start - level.best, 0.0)
         # A run that had not gained much yet has not much to lose: there the loss itself is the measure.
@@ -127,3 +127,8 @@ class DivergingLoss:
             grad_norm=norm,
             usual_grad_norm=usual.now,
         )
+
+
+def _chance(window: Window) -> float | None:
+    """What guessing gives, as it was told last: it is told every few steps."""
+    return next(iter(window.last("chance", 8)[-1:]), None)
