@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 from torch import Tensor
@@ -11,22 +12,26 @@ _KINDS = {"NllLoss": "nll", "BinaryCrossEntropy": "bce", "MseLoss": "mse"}
 _PASSING = ("Div", "Mul", "Add", "Sum", "Mean", "Neg", "Sub", "ToCopy", "View", "Squeeze", "Alias")
 
 
-def kind_of(loss: Tensor) -> str:
-    """`nll`, `bce` or `mse` where exactly one of them is at the end of the graph; empty where it is not known."""
-    found: set[str] = set()
+def _ends(loss: Tensor, *, through: tuple[str, ...] = ()) -> Iterator[tuple[str, Any]]:
+    """The known loss functions near the end of a graph, nearest first; `through` names what may lie in between."""
     ahead = [loss.grad_fn]
     for _ in range(NUM_NODES):
         if not ahead:
-            break
+            return
         node = ahead.pop(0)
         if node is None:
             continue
         name = node.name()
         kind = next((k for prefix, k in _KINDS.items() if name.startswith(prefix)), None)
         if kind is not None:
-            found.add(kind)
-        elif name.startswith(_PASSING):
+            yield kind, node
+        elif not through or name.startswith(through):
             ahead += [following for following, _ in node.next_functions]
+
+
+def kind_of(loss: Tensor) -> str:
+    """`nll`, `bce` or `mse` where exactly one of them is at the end of the graph; empty where it is not known."""
+    found = {kind for kind, _ in _ends(loss, through=_PASSING)}
     return found.pop() if len(found) == 1 else ""
 
 
@@ -35,17 +40,10 @@ def is_bounded(loss: Tensor) -> bool:
 
     A policy gradient weighs the single terms, and may be anything.
     """
-    ahead = [loss.grad_fn]
-    for _ in range(NUM_NODES):
-        if not ahead:
-            break
-        node = ahead.pop(0)
-        if node is None:
-            continue
-        if node.name().startswith(("NllLoss", "BinaryCrossEntropy")):
+    for kind, node in _ends(loss):
+        if kind in ("nll", "bce"):
             shapes: Any = getattr(node, "_input_metadata", ())
             return len(shapes) > 0 and len(shapes[0].shape) == 0
-        ahead += [following for following, _ in node.next_functions]
     return False
 
 
