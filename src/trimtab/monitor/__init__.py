@@ -1,0 +1,1 @@
+"""The pull-style faces of the source documents: ask for the health of gradients, activations and losses."""
