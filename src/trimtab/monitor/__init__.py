@@ -1,1 +1,125 @@
 """The pull-style faces of the source documents: ask for the health of gradients, activations and losses."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from trimtab.monitor.activations import ActivationMonitor, get_activation_function_recommendations
+    from trimtab.monitor.diagnostics import (
+        GradientDiagnostics,
+        assert_all_requires_grad,
+        check_gradient_flow,
+        check_inplace_operations,
+        setup_gradient_diagnostics,
+    )
+    from trimtab.monitor.gradients import GradientHealthMonitor
+    from trimtab.monitor.integrate import check_and_log_gradients, integrate_health_checks
+    from trimtab.monitor.norms import (
+        GradientNorms,
+        clip_gradients_by_global_norm,
+        compute_global_gradient_norm,
+        compute_l2_norm,
+        compute_parameter_norm,
+        effective_lr,
+        gradient_norms,
+        gradient_percentiles,
+        layer_gradient_scale,
+        scale_gradients,
+    )
+    from trimtab.monitor.optimizer_state import UpdateRatio, adam_state_report, update_to_parameter_ratio
+    from trimtab.monitor.snapshot import GradSnapshot
+    from trimtab.monitor.stability import (
+        check_nan_inf,
+        check_training_stability,
+        clip_gradients,
+        get_training_stats,
+        handle_nan_inf,
+        handle_training_instability,
+        monitor_training_health,
+    )
+    from trimtab.monitor.training_health import TrainingHealthMonitor
+
+_HOME = {
+    "ActivationMonitor": "activations",
+    "get_activation_function_recommendations": "activations",
+    "GradientDiagnostics": "diagnostics",
+    "assert_all_requires_grad": "diagnostics",
+    "check_gradient_flow": "diagnostics",
+    "check_inplace_operations": "diagnostics",
+    "setup_gradient_diagnostics": "diagnostics",
+    "GradientHealthMonitor": "gradients",
+    "check_and_log_gradients": "integrate",
+    "integrate_health_checks": "integrate",
+    "GradientNorms": "norms",
+    "clip_gradients_by_global_norm": "norms",
+    "compute_global_gradient_norm": "norms",
+    "compute_l2_norm": "norms",
+    "compute_parameter_norm": "norms",
+    "effective_lr": "norms",
+    "gradient_norms": "norms",
+    "gradient_percentiles": "norms",
+    "layer_gradient_scale": "norms",
+    "scale_gradients": "norms",
+    "UpdateRatio": "optimizer_state",
+    "adam_state_report": "optimizer_state",
+    "update_to_parameter_ratio": "optimizer_state",
+    "GradSnapshot": "snapshot",
+    "check_nan_inf": "stability",
+    "check_training_stability": "stability",
+    "clip_gradients": "stability",
+    "get_training_stats": "stability",
+    "handle_nan_inf": "stability",
+    "handle_training_instability": "stability",
+    "monitor_training_health": "stability",
+    "TrainingHealthMonitor": "training_health",
+}
+
+__all__ = [
+    "ActivationMonitor",
+    "GradSnapshot",
+    "GradientDiagnostics",
+    "GradientHealthMonitor",
+    "GradientNorms",
+    "TrainingHealthMonitor",
+    "UpdateRatio",
+    "adam_state_report",
+    "assert_all_requires_grad",
+    "check_and_log_gradients",
+    "check_gradient_flow",
+    "check_inplace_operations",
+    "check_nan_inf",
+    "check_training_stability",
+    "clip_gradients",
+    "clip_gradients_by_global_norm",
+    "compute_global_gradient_norm",
+    "compute_l2_norm",
+    "compute_parameter_norm",
+    "effective_lr",
+    "get_activation_function_recommendations",
+    "get_training_stats",
+    "gradient_norms",
+    "gradient_percentiles",
+    "handle_nan_inf",
+    "handle_training_instability",
+    "integrate_health_checks",
+    "layer_gradient_scale",
+    "monitor_training_health",
+    "scale_gradients",
+    "setup_gradient_diagnostics",
+    "update_to_parameter_ratio",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOME:
+        from importlib import import_module
+
+        value = getattr(import_module(f"trimtab.monitor.{_HOME[name]}"), name)
+        globals()[name] = value
+        return value
+    raise AttributeError(f"module 'trimtab.monitor' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
