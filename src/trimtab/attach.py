@@ -13,7 +13,6 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from trimtab.act.buffers import BufferShadow
 from trimtab.act.contain import Contained, ContainedLane
-from trimtab.act.scaler import scale_of
 from trimtab.act.seam import ScalerSeam, Seam, innermost
 from trimtab.core.config import Config
 from trimtab.core.errors import AttachError, InputError
@@ -160,7 +159,6 @@ class Attachment:
                     first=i == 0,
                     activations=activations,
                 ),
-                scale=lambda: scale_of(scaler),
                 deliver=deliver,
             )
             for i, (label, one) in enumerate(optimizers.items())

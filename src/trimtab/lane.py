@@ -14,6 +14,7 @@ from torch import Tensor
 from trimtab.act.buffers import BufferShadow
 from trimtab.act.cut_lr import LrMultiplier
 from trimtab.act.judge import Judge
+from trimtab.act.scaler import scale_of
 from trimtab.core.config import Config
 from trimtab.core.types import Layout, Sample
 from trimtab.sample.exceptions import told_by
@@ -42,16 +43,15 @@ class Lane:
         shadow: BufferShadow,
         tap: ForwardTap,
         watch: Watch,
-        scale: Callable[[], float | Tensor | None],
         deliver: Callable[[Lane, Sample], None],
     ) -> None:
         self.optimizer, self.label = optimizer, label
         self.attempts = self.rejected = 0
         self.last_rejected = self.stop_requested = False
-        self.scaler: Any = None  # set where there is one: a remedy may have to lower its scale
+        self.scaler: Any = None  # set where there is one: its scale is read, and a remedy may have to lower it
         self.multiplier = LrMultiplier(optimizer, config.policy)
         self._config, self._build_rows, self._observed = config, rows, observed
-        self._shadow, self._tap, self._scale, self._deliver = shadow, tap, scale, deliver
+        self._shadow, self._tap, self._deliver = shadow, tap, deliver
         self.watch = watch
         self._mailbox = Mailbox(lag)
         self._judge = Judge(optimizer, config, shadow)
@@ -154,7 +154,7 @@ class Lane:
                 step.scalars[f"lr/{g}"] = lr.clone() if isinstance(lr, Tensor) else lr  # schedulers write into a tensor
         if self.multiplier.value != 1.0:
             step.scalars["lr_multiplier"] = self.multiplier.value
-        if (scale := self._scale()) is not None:
+        if (scale := scale_of(self.scaler)) is not None:
             step.scalars["scale"] = scale
         return step
 
@@ -202,6 +202,8 @@ class Lane:
             sample = replace(sample, scalars=self._told_by_device(sample.scalars))
             self._judge.heard(sample.scalars)
             self.rejected += sample.scalars["rejected"] > 0
+        if "norm_before" in sample.scalars:
+            sample = replace(sample, scalars=_before_their_clipping(dict(sample.scalars)))
         self.last_rejected = sample.scalars.get("rejected", 0.0) > 0
         if not self._rows.on_host:
             sample = replace(sample, scalars=resolved(dict(sample.scalars)))
@@ -257,3 +259,14 @@ class Lane:
         self.multiplier.load_state_dict(state["multiplier"])
         self._judge.suspicion.load_state_dict(state["suspicion"])
         self._judge.load_state_dict(state.get("clip", {}))
+
+
+def _before_their_clipping(scalars: dict[str, float]) -> dict[str, float]:
+    """The loop clips by itself, and told the norm before: that is the gradient's, and both clippings count as one."""
+    before, after = scalars.pop("norm_before"), scalars.get("grad_norm", math.nan)
+    scalars.pop("handed", None)  # the same thing, estimated
+    if not math.isnan(after) and not after > before * (1 + 1e-3):  # else it was not of these gradients
+        scalars["grad_norm"] = before
+        if 0 < before < math.inf:
+            scalars["clip_coef"] = min(after / before, 1.0) * scalars.get("clip_coef", 1.0)
+    return scalars

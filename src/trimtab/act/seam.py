@@ -61,6 +61,16 @@ def innermost(optimizer: Any) -> Any:
     return optimizer
 
 
+def on_stack(frame: FrameType | None) -> bool:
+    """Whether a call that began in this frame is still under way."""
+    at: FrameType | None = sys._getframe(1) if frame is not None else None
+    while at is not None:
+        if at is frame:
+            return True
+        at = at.f_back
+    return False
+
+
 class Seam:
     """The hooks on one optimizer; `remove` leaves no trace."""
 
@@ -77,10 +87,11 @@ class Seam:
             self._undo.append(_wrap_step(optimizer, self._pre, self._post))
 
     def _pre(self, optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        caller = sys._getframe(1)
-        if torch.compiler.is_compiling() or self._nested(caller):
+        # PyTorch wraps `step` of every class that was ever instantiated, so a subclass that calls `super().step()` runs
+        # the hooks twice. A step that raised left its frame here too, but that frame is no longer on the stack.
+        if torch.compiler.is_compiling() or on_stack(self._outer):
             return None
-        self._outer = caller
+        self._outer = sys._getframe(1)
         closure = args[1] if len(args) > 1 else kwargs.get("closure")
         if closure is None:
             self._passenger.before()
@@ -96,19 +107,6 @@ class Seam:
         self._outer = None
         self._closures.finish(self._passenger)
         self._passenger.after()
-
-    def _nested(self, caller: FrameType) -> bool:
-        """Whether a step is under way in this very call.
-
-        PyTorch wraps `step` of every class that was ever instantiated, so a subclass that calls `super().step()` runs
-        the hooks twice. A step that raised left its frame here too, but that frame is no longer on the stack.
-        """
-        frame: FrameType | None = caller if self._outer is not None else None
-        while frame is not None:
-            if frame is self._outer:
-                return True
-            frame = frame.f_back
-        return False
 
     def remove(self) -> None:
         """Take every hook off."""

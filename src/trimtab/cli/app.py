@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from trimtab.cli import demo, explain, replay, report, rules
+from trimtab.cli import demo, explain, replay, report, rules, run
 from trimtab.cli._argv import normalise, options_of
 
 app = typer.Typer(
@@ -20,7 +20,7 @@ app = typer.Typer(
     rich_markup_mode="rich",
     pretty_exceptions_show_locals=False,
 )
-for module in (demo, report, replay, rules, explain):
+for module in (demo, run, report, replay, rules, explain):
     app.command(module.NAME)(module.run)
 
 
@@ -43,5 +43,14 @@ def _root(
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Run the command line. Exit codes: 0 fine, 1 a check failed, 2 could not be done, 130 interrupted."""
-    given = sys.argv[1:] if argv is None else argv
-    app(args=normalise(given, options_of(typer.main.get_command(app))), prog_name="trimtab")
+    given, script = list(sys.argv[1:] if argv is None else argv), list[str]()
+    known = typer.main.get_command(app)
+    if given[:1] == [run.NAME]:
+        given, script = run.split(given, options_of(known.commands[run.NAME]))  # type: ignore[attr-defined]
+    words = [*normalise(given, options_of(known)), *(["--", *script] if script else [])]
+    try:
+        app(args=words, prog_name="trimtab")
+    except SystemExit as end:
+        if end.code:
+            raise
+    run.run_what_is_ready()

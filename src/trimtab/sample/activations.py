@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from trimtab.sample.batch import tensors_in
-from trimtab.sample.forward import Inert
+from trimtab.sample.forward import inert
 
 log = logging.getLogger("trimtab")
 
@@ -185,8 +185,8 @@ class _Hook:
         if not torch.compiler.is_compiling():
             self._method(*args)
 
-    def __reduce__(self) -> tuple[type[Inert], tuple[()]]:
-        return (Inert, ())
+    def __reduce__(self) -> Any:
+        return inert()
 
 
 def mark_of(module: nn.Module) -> tuple[Mark | None, bool]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -25,12 +26,9 @@ KIND_EVERY, BOUNDED_EVERY = 50, 5
 _TYPES = {torch.float16: 1.0, torch.bfloat16: 2.0}
 
 
-class Inert:
-    """What is left of a tap in a copied model."""
-
-    def __call__(self, *args: object) -> None:
-        """Do nothing."""
-        return
+def inert() -> tuple[Callable[..., Any], tuple[Any, ...]]:
+    """What is left of a hook in a copied or saved model: a call that does nothing, and needs nothing of ours to load."""
+    return getattr, (nullcontext(), "__exit__")
 
 
 class ForwardTap:
@@ -137,8 +135,8 @@ class ForwardTap:
         self._detached = False
         return out
 
-    def __reduce__(self) -> tuple[type[Inert], tuple[()]]:
-        return (Inert, ())
+    def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+        return inert()
 
 
 class _Exit:
@@ -150,8 +148,8 @@ class _Exit:
     def __call__(self, module: nn.Module, args: object, output: Any) -> None:
         self._tap.left(output)
 
-    def __reduce__(self) -> tuple[type[Inert], tuple[()]]:
-        return (Inert, ())
+    def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+        return inert()
 
 
 def _is_modal(module: nn.Module) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from trimtab.sample.activations import ActivationTap
 from trimtab.sample.averaged import AveragedProbe
 from trimtab.sample.batch import CHANCE_EVERY
-from trimtab.sample.forward import ForwardTap, Inert
+from trimtab.sample.forward import ForwardTap, inert
 from trimtab.sample.ledger import Ledger
 from trimtab.sample.rows import Rows
 from trimtab.sample.sentinel import Sentinel
@@ -148,8 +148,8 @@ class _OnLoad:
     def __call__(self, module: nn.Module, incompatible: object) -> None:
         self._watch.renew()
 
-    def __reduce__(self) -> tuple[type[Inert], tuple[()]]:
-        return (Inert, ())
+    def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+        return inert()
 
 
 def _merge(step: Step, found: tuple[Mapping[str, float | Tensor], dict[str, tuple[str, ...]]]) -> None:

@@ -1,0 +1,118 @@
+"""`trimtab run`: any PyTorch script, unchanged, under a guard."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from trimtab.cli._argv import NO, YES, Options
+from trimtab.cli._shell import OK, command
+
+NAME = "run"
+DISABLED = ("", "0")
+
+_ready: list[Callable[[], None]] = []
+"""What to run once the command line has been read: outside of its machinery, which would catch what a script raises."""
+
+
+def split(argv: Sequence[str], options: Options) -> tuple[list[str], list[str]]:
+    """Our own words, and the script's: from its name on nothing is ours, whatever it looks like.
+
+    Example:
+        >>> split(["run", "--clip", "1", "train.py", "--mode", "x"], Options(flags=(), valued={"--clip"}))
+        (['run', '--clip', '1'], ['train.py', '--mode', 'x'])
+    """
+    rest = list(argv)
+    ours: list[str] = []
+    while rest:
+        token = rest.pop(0)
+        if token == "--":
+            break
+        if not token.startswith("-") and ours:
+            return ours, [token, *rest]
+        ours.append(token)
+        name = token.replace("_", "-") if token.startswith("--") else token
+        if name in ("-m", "--module"):
+            ours += rest[:1]
+            return ours, rest[1:]
+        if name in options.valued and rest:
+            ours.append(rest.pop(0))
+        elif name in options.flags and rest and rest[0].lower() in YES | NO and not Path(rest[0]).exists():
+            ours.append(rest.pop(0))
+    return ours, rest
+
+
+def run_what_is_ready() -> None:
+    """Run the script that was asked for, if one was."""
+    while _ready:
+        _ready.pop()()
+
+
+@command
+def run(
+    program: Annotated[
+        list[str] | None, typer.Argument(metavar="SCRIPT [ARGS]...", help="The script, and whatever it takes.")
+    ] = None,
+    module: Annotated[
+        str | None, typer.Option("-m", "--module", metavar="MODULE", help="Run a module, as `python -m` does.")
+    ] = None,
+    mode: Annotated[
+        str | None, typer.Option("--mode", help="observe, advise (the default), act or raise.", show_default=False)
+    ] = None,
+    clip: Annotated[
+        str | None, typer.Option("--clip", help="Clip the gradient norm: a number, agc, percentile or zscore.")
+    ] = None,
+    preset: Annotated[str | None, typer.Option("--preset", help="Settings by name; see `trimtab presets`.")] = None,
+    config: Annotated[Path | None, typer.Option("--config", help="A TOML file with settings.")] = None,
+    runs_dir: Annotated[
+        str | None, typer.Option("--dir", help="Where to record; `runs` unless set.", show_default=False)
+    ] = None,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Say nothing on stderr.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="End with one JSON object on stderr.")] = False,
+) -> int:
+    """Run any PyTorch script under a guard, unchanged.
+
+    `trimtab run train.py --epochs 3`, or `trimtab run -m package.train --epochs 3`. Output, input and exit code are the
+    script's own; what trimtab has to say goes to stderr, and a record to ./runs. A script that was stopped for the
+    health of its training (mode act or raise) ends with exit code 70.
+    """
+    from trimtab.launch.fly import fly
+    from trimtab.launch.script import Program, run_program
+
+    words = list(program or ())
+    if module is None and not words:
+        raise typer.BadParameter("name a script to run, or a module with -m: trimtab run train.py", param_hint="SCRIPT")
+    target = words.pop(0) if module is None else module
+    what = Program(target=target, args=words, module=module is not None)
+    if os.environ.get("TRIMTAB_DISABLE", "") not in DISABLED:
+        _ready.append(lambda: run_program(what))
+        return OK
+    settings = _settings(config=config, mode=mode, clip=clip, preset=preset, runs_dir=runs_dir)
+    _ready.append(lambda: fly(what, settings, quiet=quiet, as_json=as_json))
+    return OK
+
+
+def _settings(
+    *, config: Path | None, mode: str | None, clip: str | None, preset: str | None, runs_dir: str | None
+) -> Any:
+    """What every guard of the run is built with; a mistake is told before the script is started."""
+    from trimtab.core.config import resolve
+
+    changes: dict[str, Any] = {"mode": mode, "clip": None if clip is None else _number(clip), "dir": runs_dir}
+    found = resolve(config, **changes)
+    # Absolute: a script may change its working directory before it begins to train.
+    settings: dict[str, Any] = {"config": found.with_changes({"dir": os.path.abspath(found.dir)})}
+    if preset is not None:
+        settings["preset"] = preset
+    return settings
+
+
+def _number(text: str) -> float | str:
+    try:
+        return float(text)
+    except ValueError:
+        return text

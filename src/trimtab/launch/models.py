@@ -1,0 +1,79 @@
+"""Which module an optimizer moves: found among everything alive, because nobody told us."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterable, Sequence
+
+from torch import Tensor, nn
+
+
+class LooseParameters(nn.Module):
+    """Stands in for a model where tensors are optimized that belong to no module; it is never called."""
+
+    def __init__(self, tensors: Iterable[Tensor]) -> None:
+        super().__init__()
+        for i, tensor in enumerate(tensors):
+            self._parameters[f"tensor_{i}"] = tensor  # type: ignore[assignment]  # a plain leaf may be optimized, too
+
+    def forward(self) -> None:
+        """There is nothing to compute."""
+
+
+def owner_of(params: Sequence[Tensor]) -> nn.Module:
+    """The tightest module that holds as many of these parameters as any, and the buffers beside them.
+
+    Example:
+        >>> body, head = nn.Linear(2, 2), nn.Linear(2, 1)
+        >>> model = nn.Sequential(body, head)
+        >>> owner_of(list(model.parameters())) is model, owner_of(list(head.parameters())) is head
+        (True, True)
+    """
+    wanted = {id(p) for p in params}
+    modules = [o for o in gc.get_objects() if _is_module(o)]
+    parents: dict[int, list[nn.Module]] = {}
+    for module in modules:
+        for child in module._modules.values():
+            if child is not None:
+                parents.setdefault(id(child), []).append(module)
+    direct = [m for m in modules if any(id(p) in wanted for p in m._parameters.values())]
+    candidates = _with_ancestors(direct, parents)
+    if not candidates:
+        return LooseParameters(params)
+    sizes = {id(m): _size(m, wanted) for m in candidates}
+    best = max(covered for covered, _, _ in sizes.values())
+    fit = [m for m in candidates if sizes[id(m)][0] == best]
+    chosen = min(fit, key=lambda m: (sizes[id(m)][1], -sizes[id(m)][2], _num_modules(m)))
+    return _compiled(chosen, parents)
+
+
+def _is_module(obj: object) -> bool:
+    # By type: isinstance() asks an object for its __class__, and a proxy (a lazy import, a mock) may do anything then.
+    return issubclass(type(obj), nn.Module) and "_parameters" in getattr(obj, "__dict__", {})
+
+
+def _with_ancestors(modules: Iterable[nn.Module], parents: dict[int, list[nn.Module]]) -> list[nn.Module]:
+    found: dict[int, nn.Module] = {}
+    todo = list(modules)
+    while todo:
+        module = todo.pop()
+        if id(module) not in found and not isinstance(module, LooseParameters):
+            found[id(module)] = module
+            todo += parents.get(id(module), [])
+    return list(found.values())
+
+
+def _size(module: nn.Module, wanted: set[int]) -> tuple[int, int, int]:
+    """How many of the wanted parameters it holds, how many parameters in all, and how many buffers."""
+    mine = [id(p) for p in module.parameters()]
+    return sum(p in wanted for p in mine), len(mine), sum(1 for _ in module.buffers())
+
+
+def _num_modules(module: nn.Module) -> int:
+    return sum(1 for _ in module.modules())
+
+
+def _compiled(module: nn.Module, parents: dict[int, list[nn.Module]]) -> nn.Module:
+    """The compiled form, if there is one: its calls can be seen from outside, those of the module inside cannot."""
+    wrappers = (p for p in parents.get(id(module), []) if p._modules.get("_orig_mod") is module)
+    return next(wrappers, module)

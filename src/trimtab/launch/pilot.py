@@ -1,0 +1,254 @@
+"""Puts a guard on every optimizer of a script that knows nothing of it, and takes leave when the script ends."""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import logging
+import os
+import sys
+import threading
+import weakref
+from collections.abc import Callable, Mapping
+from types import FrameType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+from trimtab.act.seam import innermost, on_stack
+from trimtab.core.errors import TrainingStopped, TrimtabError
+from trimtab.guard import Guard
+from trimtab.launch.clipping import wrap_clip_grad_norm
+from trimtab.launch.door import Door
+from trimtab.launch.losses import Losses
+from trimtab.launch.models import owner_of
+from trimtab.launch.tally import Flight
+
+log = logging.getLogger("trimtab")
+MAX_GUARDS = 64
+"""A script that builds more optimizers than this (one per inner loop, say) runs on with the later ones unguarded."""
+
+
+class _Now(threading.local):
+    """Which step a thread is in."""
+
+    def __init__(self) -> None:
+        self.outer: FrameType | None = None
+
+
+class Pilot:
+    """Sees optimizers being built and stepped. It knows guards only weakly: they live as long as their optimizers."""
+
+    def __init__(self, settings: Mapping[str, Any], landed: Callable[[Flight], object]) -> None:
+        self._settings, self._landed = dict(settings), landed
+        self._waiting: list[weakref.ref[Any]] = []
+        self._doors: list[Door] = []
+        self._guards: weakref.WeakValueDictionary[int, Guard] = weakref.WeakValueDictionary()  # by optimizer
+        self._flights: dict[int, Flight] = {}  # by guard
+        self._both_in_use: set[int] = set()
+        self._num = 0
+        self._losses = Losses()
+        self._now = _Now()
+        self._undo: list[Callable[[], None]] = []
+        self._pid = os.getpid()
+
+    def take_off(self) -> None:
+        """Put everything in place. Nothing of it is felt by a script that trains nothing."""
+        self._losses.listen()
+        self._undo = [
+            self._losses.remove,
+            _wrap(Optimizer, "__init__", self._building),
+            _wrap(torch.amp.GradScaler, "step", self._scaler_steps),
+            wrap_clip_grad_norm(self._clipped),
+            register_optimizer_step_pre_hook(self._stepping).remove,
+            register_optimizer_step_post_hook(self._stepped).remove,
+        ]
+
+    # -- getting on board ----------------------------------------------------------------------------------------
+
+    def _building(self, inner: Callable[..., Any], optimizer: Any, *args: Any, **kwargs: Any) -> None:
+        inner(optimizer, *args, **kwargs)
+        self._contain(self._born, optimizer)
+
+    def _born(self, optimizer: Any) -> None:
+        """An optimizer was built: find its model, and get on board when that is first called to train."""
+        if self._num + len(self._alive()) >= MAX_GUARDS:
+            return
+        model = owner_of(params_of(optimizer))
+        self._waiting.append(weakref.ref(optimizer))
+        if not any(door.model() is model and door.open for door in self._doors):
+            self._doors = [door for door in self._doors if door.open and door.model() is not None]
+            self._doors.append(Door(model, self._called))
+
+    def _called(self, model: nn.Module) -> None:
+        """A model that some optimizer moves is called to train: guard it together with all that move it."""
+        mine = {id(p) for p in model.parameters()}
+        theirs = [o for o in self._alive() if any(id(p) in mine for p in params_of(o))]
+        held = [id(p) for o in theirs for p in params_of(o)]
+        if theirs and len(held) == len(set(held)):  # one inside the other (SAM): which one is stepped will be seen
+            self._contain(self._guard, model, theirs)
+
+    def _alive(self) -> list[Any]:
+        found = [o for ref in self._waiting if (o := ref()) is not None]
+        return [o for o in found if id(o) not in self._guards]
+
+    def _guard(self, model: nn.Module, optimizers: list[Any]) -> None:
+        if self._num >= MAX_GUARDS:
+            return
+        self._num += 1
+        if self._num == MAX_GUARDS:
+            log.warning("%d models are guarded; those whose optimizers are built from now on are not", MAX_GUARDS)
+        if os.getpid() != self._pid:  # a forked worker that trains: it ends on its own
+            self._pid = os.getpid()
+            atexit.register(self.land)
+        self._retire(optimizers)
+        flight = Flight(type(model).__name__)
+        given = optimizers[0] if len(optimizers) == 1 else optimizers
+        guard = Guard.attach(model, given, sinks=[*self._settings.get("sinks", ()), flight], **self._without_sinks())
+        flight.run_dir, flight.recorder = guard.run_dir, guard._recorder
+        self._flights[id(guard)] = flight
+        for one in optimizers:
+            self._guards[id(one)] = guard
+        self._waiting = [ref for ref in self._waiting if (o := ref()) is not None and id(o) not in self._guards]
+        # Collected with its optimizer, in a sweep say: then the record is completed from what is known of it.
+        weakref.finalize(guard, self._gone, id(guard)).atexit = False
+
+    def _without_sinks(self) -> dict[str, Any]:
+        return {k: v for k, v in self._settings.items() if k != "sinks"}
+
+    def _retire(self, optimizers: list[Any]) -> None:
+        """Close the guards of optimizers that new ones take over from, so that one stage is one record.
+
+        If the old one is stepped again, both are in use: it gets another guard, and neither is retired any more.
+        """
+        new = {id(p) for o in optimizers for p in params_of(o)}
+        for guard in set(self._guards.values()):
+            old = [o for o in guard._optimizers.values() if id(o) not in self._both_in_use]
+            if any(id(p) in new for o in old for p in params_of(o)):
+                self._both_in_use.update(id(o) for o in (*old, *optimizers))
+                self._leave(guard)
+
+    # -- in flight -----------------------------------------------------------------------------------------------
+
+    def _stepping(self, optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Before any optimizer's step, its own hooks included: nobody steps unguarded, and losses arrive in time."""
+        if torch.compiler.is_compiling() or on_stack(self._now.outer):
+            return  # an optimizer that steps another inside its own step makes one step
+        self._now.outer = sys._getframe(1)
+        self._contain(self._lane_of, optimizer)
+        self._tell(optimizer)
+
+    def _stepped(self, optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if not torch.compiler.is_compiling() and sys._getframe(1) is self._now.outer:
+            self._now.outer = None
+            self._losses.ended(closure=len(args) > 1 or kwargs.get("closure") is not None)
+
+    def _scaler_steps(self, inner: Callable[..., Any], scaler: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+        lane = self._contain(self._lane_of, optimizer)
+        if lane is None:
+            return inner(scaler, optimizer, *args, **kwargs)
+        if lane.scaler is None:
+            lane.scaler = scaler
+        before = lane.attempts
+        out = inner(scaler, optimizer, *args, **kwargs)
+        if lane.attempts == before:  # an optimizer that is not fused is not called at all on an overflow
+            self._tell(innermost(optimizer))
+            self._contain(lane.skipped)
+            self._losses.ended(closure=False)
+        return out
+
+    def _tell(self, optimizer: Any) -> None:
+        guard, losses = self._guards.get(id(optimizer)), self._losses.take()
+        if guard is not None:
+            for loss in losses:
+                self._contain(guard.observe, loss)
+
+    def _lane_of(self, optimizer: Any) -> Any:
+        optimizer = innermost(optimizer)
+        if id(optimizer) not in self._guards:
+            self._guard(owner_of(params_of(optimizer)), [optimizer])
+        guard = self._guards.get(id(optimizer))
+        return None if guard is None else next(v for v in guard._lanes.values() if v.optimizer is optimizer)
+
+    def _clipped(self, params: list[Tensor], norm: Tensor | float) -> bool:
+        """The script clips: note the norm before it, where it is that of all that an optimizer moves."""
+        mine = {id(p) for p in params}
+        for guard in set(self._guards.values()):
+            for lane in guard._lanes.values():
+                live = [p for p in params_of(lane.optimizer) if p.grad is not None]
+                if not any(id(p) in mine for p in live):
+                    continue
+                if len(live) == len(params) or all(id(p) in mine for p in live):
+                    if not _still_scaled(lane):
+                        self._contain(functools.partial(guard.observe, norm_before=norm))
+                return bool(guard.config.mode != "observe" and guard.config.reject_nonfinite)
+        return False
+
+    def _contain(self, function: Callable[..., Any], *args: Any) -> Any:
+        try:
+            return function(*args)
+        except TrainingStopped:
+            raise
+        except TrimtabError as error:
+            log.warning("not guarded: %s", error)
+        except Exception:
+            log.exception("trimtab failed here; the script goes on without it")
+        return None
+
+    # -- landing -------------------------------------------------------------------------------------------------
+
+    def land(self, reason: str = "closed") -> None:
+        """Close every guard, and put PyTorch back as it was."""
+        if os.getpid() != self._pid:
+            return
+        for guard in set(self._guards.values()):
+            self._leave(guard, reason)
+        for door in self._doors:
+            door.close()
+        for undo in self._undo:
+            undo()
+        self._undo.clear()
+
+    def _leave(self, guard: Guard, reason: str = "closed") -> None:
+        for key in [k for k, g in self._guards.items() if g is guard]:
+            del self._guards[key]
+        try:
+            self._contain(guard.close, reason)
+        except TrainingStopped as stop:
+            log.warning("%s", stop)
+        self._gone(id(guard))
+
+    def _gone(self, key: int) -> None:
+        """A guard was closed, or collected unclosed: complete its record, and tell how it went."""
+        flight = self._flights.pop(key, None)
+        if flight is not None:
+            flight.ended()
+            self._landed(flight)
+
+
+def params_of(optimizer: Any) -> list[Tensor]:
+    """All tensors that an optimizer moves."""
+    return [p for group in optimizer.param_groups for p in group["params"]]
+
+
+def _wrap(home: type, name: str, around: Callable[..., Any]) -> Callable[[], None]:
+    """Put `around(inner, *args)` in the place of a method; returns how to take it off again."""
+    inner = getattr(home, name)
+
+    @functools.wraps(inner)
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        return around(inner, *args, **kwargs)
+
+    setattr(home, name, wrapper)
+    return lambda: setattr(home, name, inner)
+
+
+def _still_scaled(lane: Any) -> bool:
+    """Whether a GradScaler has yet to unscale these gradients: their norm is not a true one."""
+    scaler = lane.scaler
+    if scaler is None or not scaler.is_enabled():
+        return False
+    states = getattr(scaler, "_per_optimizer_states", {})
+    return id(lane.optimizer) not in states or states[id(lane.optimizer)]["stage"].name == "READY"
