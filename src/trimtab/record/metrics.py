@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 
@@ -93,8 +95,29 @@ def layer_metrics(sample: Sample) -> dict[str, float]:
     for i, (name, norm) in enumerate(zip(sample.names(Kind.GRAD), norms.tolist(), strict=False)):
         if norm < 0:
             continue
-        path = f"grad_layer/{name.replace('.', '/')}"
+        path = _path(name)
         out[f"{path}/norm"] = norm
         if len(means):
             out[f"{path}/mean"] = float(means[i])
     return out
+
+
+def statistics_metrics(stats: Mapping[str, Any]) -> dict[str, float]:
+    """The dictionary of `GradientHealthMonitor.check_gradients` under the same flat names.
+
+    Example:
+        >>> norms = {f"{name}_grad_norm": 2.0 for name in ("global", "max", "min", "mean")}
+        >>> layers = {"0.weight": {"norm": 2.0, "mean": 0.1, "std": 0.5}}
+        >>> flat = statistics_metrics({**norms, "has_nan": False, "has_inf": False, "layer_stats": layers})
+        >>> list(flat)[5:]
+        ['grad/has_inf', 'grad_layer/0/weight/norm', 'grad_layer/0/weight/mean', 'grad_layer/0/weight/std']
+    """
+    out = {f"grad/{name}_norm": float(stats[f"{name}_grad_norm"]) for name in ("global", "max", "min", "mean")}
+    out |= {f"grad/{name}": float(stats[name]) for name in ("has_nan", "has_inf")}
+    for name, layer in stats.get("layer_stats", {}).items():
+        out |= {f"{_path(name)}/{what}": float(layer[what]) for what in ("norm", "mean", "std")}
+    return out
+
+
+def _path(name: str) -> str:
+    return f"grad_layer/{name.replace('.', '/')}"

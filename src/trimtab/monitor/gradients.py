@@ -1,0 +1,240 @@
+"""GradientHealthMonitor: ask for the health of a model's gradients after each backward pass."""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from torch import nn
+
+from trimtab.core.errors import InputError
+from trimtab.monitor import judgement
+from trimtab.monitor.norms import clip_gradients_by_global_norm
+from trimtab.monitor.snapshot import GradSnapshot, snapshot
+from trimtab.record import lines
+from trimtab.record.metrics import statistics_metrics
+from trimtab.record.training_tags import tag_sender
+from trimtab.sample.meter import Meter
+
+log = logging.getLogger("trimtab")
+
+HEALTHY_NORM = (0.1, 10.0)
+"""Between these the global norm of a model trained with the usual losses is unremarkable."""
+CLIP_ABOVE, CLIP_TO = 10.0, 1.0
+"""The quick-start rule: where the global norm is above the first, clip to the second."""
+KEPT = 1000
+"""Checks that `gradient_history` remembers."""
+
+_LASTING = ("CRITICAL", "⚠️")  # what is worth saying again as long as it lasts
+
+
+class GradientHealthMonitor:
+    """Measures the gradients of a model when asked, says what is wrong with them, logs and clips them.
+
+    `grad_clip_threshold` is what `apply_gradient_clipping` clips to unless told otherwise. A norm below
+    `vanishing_threshold` or a global norm above `exploding_threshold` is reported. `log_statistics` writes every
+    `log_frequency` steps, and at once when there is news of trouble. Without `enable_detailed_logging` only norms are
+    measured and `layer_stats` stays empty, which costs a fraction.
+
+    Example:
+        >>> import torch
+        >>> model = nn.Linear(4, 1)
+        >>> monitor = GradientHealthMonitor(model)
+        >>> (1e4 * model(torch.ones(8, 4)).sum()).backward()
+        >>> stats = monitor.check_gradients()
+        >>> stats["has_nan"], stats["params_with_grads"], stats["recommendations"][0][:30]
+        (False, 2, '⚠️ Exploding gradients detecte')
+        >>> if stats["global_grad_norm"] > CLIP_ABOVE:
+        ...     before = monitor.apply_gradient_clipping(max_norm=CLIP_TO)
+        >>> round(monitor.check_gradients()["global_grad_norm"], 3)
+        1.0
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        grad_clip_threshold: float = 1.0,
+        vanishing_threshold: float = 1e-7,
+        exploding_threshold: float = 100.0,
+        log_frequency: int = 100,
+        enable_detailed_logging: bool = True,
+    ) -> None:
+        if not isinstance(model, nn.Module):
+            raise InputError(f"the model is a {type(model).__name__}; expected a torch.nn.Module")
+        for name, value in (
+            ("grad_clip_threshold", grad_clip_threshold),
+            ("vanishing_threshold", vanishing_threshold),
+            ("exploding_threshold", exploding_threshold),
+        ):
+            if not value >= 0:
+                raise InputError(f"{name} is {value}; expected a number of at least 0")
+        if log_frequency < 1:
+            raise InputError(f"log_frequency is {log_frequency}; expected a number of steps, at least 1")
+        self.model = model
+        self.grad_clip_threshold = grad_clip_threshold
+        self.vanishing_threshold = vanishing_threshold
+        self.exploding_threshold = exploding_threshold
+        self.log_frequency = log_frequency
+        self.enable_detailed_logging = enable_detailed_logging
+        self._meter: Meter | None = None
+        self.reset_statistics()
+
+    def reset_statistics(self) -> None:
+        """Forget every check made so far."""
+        self.step_counter = 0
+        self.nan_inf_counts = {"nan": 0, "inf": 0}
+        self.gradient_history: dict[str, deque[float]] = {
+            name: deque(maxlen=KEPT) for name in ("global_norm", "max_norm", "min_norm")
+        }
+        self._last_logged: int | None = None
+        self._told: set[str] = set()
+
+    def check_gradients(self) -> dict[str, Any]:
+        """Measure all gradients, with one wait for the device at most.
+
+        Call it after `backward` and, with a GradScaler, after `unscale_`. Returns `global_grad_norm`, `max_grad_norm`,
+        `min_grad_norm` and `mean_grad_norm` over parameters, `has_nan`, `has_inf`, `layer_stats` (`norm`, `mean`,
+        `std`, `max`, `min` and `shape` by name), `recommendations`, `param_count` and `params_with_grads`. A NaN or Inf
+        in any layer shows in the norms; without any gradient they are 0.
+        """
+        seen = self._look(detailed=self.enable_detailed_logging)
+        there = seen.present
+        norms = seen.norms[there] if there.any() else np.zeros(1)
+        stats: dict[str, Any] = {
+            "global_grad_norm": seen.global_norm,
+            "max_grad_norm": float(norms.max()),
+            "min_grad_norm": float(norms.min()),
+            "mean_grad_norm": float(norms.mean()),
+            "has_nan": bool((seen.nan > 0).any()),
+            "has_inf": bool((seen.inf > 0).any()),
+            "layer_stats": _layers(seen) if self.enable_detailed_logging else {},
+            "recommendations": judgement.recommendations(seen, self.vanishing_threshold, self.exploding_threshold),
+            "param_count": len(seen.names),
+            "params_with_grads": int(there.sum()),
+        }
+        self.step_counter += 1
+        self.nan_inf_counts["nan"] += stats["has_nan"]
+        self.nan_inf_counts["inf"] += stats["has_inf"]
+        for name, values in self.gradient_history.items():
+            values.append(stats[name.replace("_norm", "_grad_norm")])
+        return stats
+
+    def log_statistics(self, stats: Mapping[str, Any], step: int | None = None, logger: Any = None) -> None:
+        """Write what `check_gradients` found: a line and warnings to `logging`, numbers to an experiment logger.
+
+        `logger` may have `.log(dict)` (wandb), `.log_metrics(dict)` (Lightning, MLflow) or `.add_scalar(tag, value,
+        step)` (TensorBoard), be a `logging.Logger`, which then gets the line and the warnings, or a function of one
+        dict. Written are the first call, every `log_frequency`-th step, and steps with trouble not seen in the last
+        ones.
+        """
+        at = self.step_counter - 1 if step is None else step
+        kinds = {_kind(text) for text in stats.get("recommendations", ())}
+        news = kinds - self._told
+        due = self._due(at)
+        # Trouble that comes and goes is told once an interval, what is no danger once a run.
+        self._told = kinds | {kind for kind in self._told if not (due and kind.startswith(_LASTING))}
+        if not due and not news:
+            return
+        if due:
+            self._last_logged = at
+        own = isinstance(logger, logging.Logger | logging.LoggerAdapter)
+        say = logger if own else log
+        norms = (float(stats[f"{name}_grad_norm"]) for name in ("global", "max", "min", "mean"))
+        say.info("%s", lines.gradient_health(step, *norms))
+        for text in stats.get("recommendations", ()):
+            if _kind(text) in news or text.startswith(_LASTING):
+                say.warning("%s", text)
+        if logger is not None and not own:
+            send = tag_sender(logger if step is not None else _stepless(logger))
+            self._contained(send, statistics_metrics(stats), at)
+
+    def apply_gradient_clipping(self, max_norm: float | None = None) -> float:
+        """Scale all gradients to a global norm of at most `max_norm` (else `grad_clip_threshold`); the norm before.
+
+        Equal to `clip_grad_norm_` on finite gradients, huge ones included. With a NaN or Inf among them nothing is
+        changed: the norm returned says so.
+        """
+        return clip_gradients_by_global_norm(self.model, self.grad_clip_threshold if max_norm is None else max_norm)
+
+    def get_gradient_flow_summary(self) -> dict[str, list[tuple[str, float]]]:
+        """The parameters that have a gradient now, with its norm, as vanishing, exploding and healthy ones.
+
+        Non-finite gradients count as exploding; those that are zero by construction are healthy.
+        """
+        seen = self._look(detailed=False)
+        small = judgement.vanishing(seen, self.vanishing_threshold)
+        if not small.any() and judgement.mostly_zero(seen):
+            small = seen.norms == 0
+        large = seen.present & ~(seen.norms <= self.exploding_threshold)
+        rest = seen.present & ~small & ~large
+
+        def listed(rows: np.ndarray) -> list[tuple[str, float]]:
+            return [(seen.names[i], float(seen.norms[i])) for i in np.flatnonzero(rows)]
+
+        return {
+            "layers_with_vanishing_grads": listed(small),
+            "layers_with_exploding_grads": listed(large),
+            "layers_with_healthy_grads": listed(rest),
+        }
+
+    def __getstate__(self) -> dict[str, Any]:
+        # A module that keeps its monitor is copied and saved with it; plans of launches belong to this process.
+        return {**self.__dict__, "_meter": None}
+
+    def _look(self, *, detailed: bool) -> GradSnapshot:
+        if self._meter is None:
+            self._meter = Meter({p.device for p in self.model.parameters()}, "auto")
+        return snapshot(self.model, detailed=detailed, meter=self._meter)
+
+    def _due(self, at: int) -> bool:
+        last = self._last_logged
+        if last is None or at % self.log_frequency == 0:
+            return True
+        return not 0 < at - last < self.log_frequency  # also for a second logger, and for a counter set back
+
+    def _contained(self, send: Any, values: dict[str, float], at: int) -> None:
+        """A logger that fails must not cost the run."""
+        try:
+            send(values, at)
+        except Exception:
+            log.exception("trimtab: the logger failed at step %s; training goes on", at)
+
+
+def _layers(seen: GradSnapshot) -> dict[str, dict[str, Any]]:
+    return {
+        seen.names[i]: {
+            "norm": float(seen.norms[i]),
+            "mean": float(seen.mean[i]),
+            "std": float(seen.std[i]),
+            "max": float(seen.max[i]),
+            "min": float(seen.min[i]),
+            "shape": seen.shapes[i],
+        }
+        for i in np.flatnonzero(seen.present)
+    }
+
+
+def _kind(text: str) -> str:
+    """What a recommendation is about, without its numbers."""
+    head = text.partition("(")[0].partition(" of ")[0]
+    return "".join(c for c in head if not c.isdigit())
+
+
+def _stepless(logger: Any) -> Any:
+    """A logger that counts its own steps is not told ours: it would drop what looks old to it."""
+    if callable(getattr(logger, "add_scalar", None)):
+        return logger
+    log_them = getattr(logger, "log_metrics", None) or getattr(logger, "log", None)
+    return _Stepless(log_them) if callable(log_them) else logger
+
+
+class _Stepless:
+    def __init__(self, log_them: Any) -> None:
+        self._log = log_them
+
+    def log(self, values: dict[str, float]) -> None:
+        """Pass the values on without a step."""
+        self._log(values)
