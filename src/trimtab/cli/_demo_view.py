@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rich.padding import Padding
@@ -69,7 +70,7 @@ def _plain_progress(out: Console, plan: Plan) -> Progress:
     return report
 
 
-def show_result(out: Console, result: DemoResult, seconds: float) -> None:
+def show_result(out: Console, result: DemoResult, page: Path | None, seconds: float) -> None:
     """The arms side by side, what the guard found, and where to go from here."""
     width = min(out.width, 100)
     out.print()
@@ -90,6 +91,8 @@ def show_result(out: Console, result: DemoResult, seconds: float) -> None:
     if not result.findings:
         out.print("  nothing")
     out.print(f"\n[bold]Next[/bold]  [dim](this took {seconds:.0f} s)[/dim]")
+    if page is not None:
+        out.print(f"  open {page}", soft_wrap=True)
     if result.run_dir is not None:
         out.print(f"  trimtab report {result.run_dir}", soft_wrap=True)
         out.print(f"  trimtab replay {result.run_dir}", soft_wrap=True)

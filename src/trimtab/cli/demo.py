@@ -42,14 +42,25 @@ def run(
     began = time.perf_counter()
     if as_json:
         result = run_demo(plan, runs_dir, lambda step, arms: None)
-        emit(_data(result, time.perf_counter() - began))
+        page = _write_page(result)
+        emit(_data(result, page, time.perf_counter() - began))
         return OK
     out = console()
     show_intro(out, plan)
     with progress_on(out, plan) as progress:
         result = run_demo(plan, runs_dir, progress)
-    show_result(out, result, time.perf_counter() - began)
+    page = _write_page(result)
+    show_result(out, result, page, time.perf_counter() - began)
     return OK
+
+
+def _write_page(result: DemoResult) -> Path | None:
+    if result.run_dir is None:
+        return None
+    from trimtab.record.reader import read_run
+    from trimtab.report.html import write_html
+
+    return write_html(read_run(result.run_dir))
 
 
 def _not_a_finding(record: logging.LogRecord) -> bool:
@@ -59,7 +70,7 @@ def _not_a_finding(record: logging.LogRecord) -> bool:
     return not (isinstance(record.args, tuple) and any(isinstance(a, Finding) for a in record.args))
 
 
-def _data(result: DemoResult, seconds: float) -> dict[str, object]:
+def _data(result: DemoResult, page: Path | None, seconds: float) -> dict[str, object]:
     plan = result.plan
     return {
         "seed": plan.seed,
@@ -68,5 +79,6 @@ def _data(result: DemoResult, seconds: float) -> dict[str, object]:
         "arms": result.arms,
         "findings": result.findings,
         "run_dir": str(result.run_dir) if result.run_dir is not None else None,
+        "html": str(page) if page is not None else None,
         "seconds": round(seconds, 2),
     }
