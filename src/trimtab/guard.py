@@ -21,6 +21,7 @@ from trimtab.core.pipeline import Brain
 from trimtab.core.types import BrainState, Closing, Decision, Finding, Sample, Severity, Verdict
 from trimtab.lane import Lane
 from trimtab.opening import health_of, lag_for, open_recorder, run_info, under_way
+from trimtab.record.line_sink import with_lines
 from trimtab.sample.observed import Observed, scalar_loss
 
 log = logging.getLogger("trimtab")
@@ -45,11 +46,11 @@ class Guard:
 
     `optimizer` may be a list or dict. `config` is a `Config`, a dict or a TOML path; None reads `[tool.trimtab]`.
     `clip` is the largest gradient norm, `{"norm": 1.0, "per_group": True}`, `{"value": 0.5}`, `"agc"`, `"percentile"`,
-    or `"zscore"`. `ema` is an averaged copy to watch; `loader` tells how long an epoch is. `mode` is
-    `observe` (change nothing), `advise` (reject non-finite updates; the default), `act` or `raise`. `lag` is how many
-    steps later the host judges a step: 0 on CPU, 1 on accelerators. With `scaler`, `step` unscales, steps and updates.
-    `sinks` take `.log()`, `.add_scalar()` or `write`/`close` objects; `on_finding` is called with every new finding.
-    `run_dir` is where to record: None makes `runs/<id>`, False nothing. The other arguments are for later versions.
+    or `"zscore"`. `preset` names settings that all others lie over. `ema` is an averaged copy to watch; `loader` tells
+    how long an epoch is. `mode` is `observe` (change nothing), `advise` (reject non-finite updates; the default), `act`
+    or `raise`. `lag` is how many steps later the host judges a step: 0 on CPU, 1 on accelerators. With `scaler`, `step`
+    unscales, steps and updates. `sinks` take `.log()`, `.add_scalar()` or `write`/`close` objects; `on_finding` is
+    called with every new finding. `run_dir`: None records to `runs/<id>`, False nowhere. The rest is for later.
     """
 
     def __init__(
@@ -72,9 +73,9 @@ class Guard:
         on_finding: Callable[[Finding], object] | None = None,
         run_dir: str | os.PathLike[str] | bool | None = None,
     ) -> None:
-        self.config = resolve(config, clip=clip, mode=mode, lag=lag)
-        if preset is not None or checkpoint is not None:
-            raise InputError("this version of trimtab has no presets and writes no checkpoints: leave both out")
+        self.config = resolve(config, preset=preset, clip=clip, mode=mode, lag=lag)
+        if checkpoint is not None:
+            raise InputError("this version of trimtab writes no checkpoints: leave checkpoint out")
         self.verdict: Verdict | None = None
         self.run_dir = None
         self._disabled = os.environ.get("TRIMTAB_DISABLE", "") not in ("", "0")
@@ -89,7 +90,7 @@ class Guard:
         if self._disabled:
             log.warning("TRIMTAB_DISABLE is set: this guard only passes steps on")
             return
-        self._recorder, self.run_dir = open_recorder(self.config, run_dir, sinks)
+        self._recorder, self.run_dir = open_recorder(self.config, run_dir, with_lines(self.config, sinks))
         self._recorder.put(run_info(self.config, self._model, self._optimizers, self.run_dir))
         self._attachment = attach.Attachment(
             self._model,

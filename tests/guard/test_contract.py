@@ -392,7 +392,7 @@ class TestBadInput:
             Guard(model, adam(model), {"clpi": 1.0})
         with pytest.raises(ConfigError, match="did you mean 'act'"):
             Guard(model, adam(model), mode="acts")
-        with pytest.raises(InputError, match="no presets"):
+        with pytest.raises(ConfigError, match="there is no preset 'x'"):
             Guard(model, adam(model), preset="x")
         with pytest.raises(ConfigError, match="there is no rule"):
             Guard(model, adam(model), {"ignore": ["GRAD999"]})

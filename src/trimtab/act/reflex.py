@@ -57,23 +57,24 @@ def clip_host(
         for group, members in zip(groups, rows, strict=True):
             if members:
                 mine = [grads[i] for i in members]
-                coef = _scale(mine, measure.total(parts[list(members)]), float(group.get("max_norm", clip.norm)))
+                limit = float(group.get("max_norm", clip.norm))
+                coef = _scale(mine, measure.total(parts[list(members)]), limit, clip.above)
                 judged.coef = min(judged.coef, coef)
     elif clip.norm is not None:
-        judged.coef = _scale(grads, measure.total(parts), clip.norm)
+        judged.coef = _scale(grads, measure.total(parts), clip.norm, clip.above)
     if clip.value is not None:
         values = [measure.stored(g) for g in grads]
         torch._foreach_clamp_min_(values, -clip.value)
         torch._foreach_clamp_max_(values, clip.value)
 
 
-def _scale(grads: Sequence[Tensor], norm: Tensor, max_norm: float) -> float:
+def _scale(grads: Sequence[Tensor], norm: Tensor, max_norm: float, above: float | None = None) -> float:
     """Multiply by max_norm/norm where that is below 1: the very operations of `clip_grad_norm_`, for the same bits."""
     if not math.isfinite(number(norm)):  # finite values whose squares overflow: judge() has looked
         norm = measure.total(measure.wide_norms([measure.plain(g) for g in grads]))
     factor = max_norm / (norm + SAFE_EPS)
     coef = number(factor)
-    if not coef < 1.0:
+    if not coef < 1.0 or (above is not None and number(norm) <= above):
         return 1.0
     scale_by(grads, factor, coef)
     return coef
@@ -109,7 +110,12 @@ def limits_of(config: Config) -> Limits:
     """What the device may decide by itself under a configuration."""
     if config.mode == "observe":
         return Limits(reject_nonfinite=False)
-    return Limits(max_norm=config.clip.norm, reject_above=config.reject_above, reject_nonfinite=config.reject_nonfinite)
+    return Limits(
+        max_norm=config.clip.norm,
+        clip_above=config.clip.above,
+        reject_above=config.reject_above,
+        reject_nonfinite=config.reject_nonfinite,
+    )
 
 
 class DeviceGate:

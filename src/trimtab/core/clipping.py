@@ -63,11 +63,13 @@ class Clip:
     """What to clip: the global norm, each value, the norm of each parameter group on its own, or by a strategy.
 
     `norm` is the largest allowed L2 norm of all gradients together; with `per_group=True` of each parameter group.
-    A group that carries its own `max_norm` entry uses that. `value` bounds every single element. `adaptive` is a
-    strategy whose limits follow the run.
+    A group that carries its own `max_norm` entry uses that. With `above`, a norm up to that is left alone, and only a
+    larger one is cut down to `norm`. `value` bounds every single element. `adaptive` is a strategy whose limits follow
+    the run.
     """
 
     norm: float | None = None
+    above: float | None = None
     value: float | None = None
     per_group: bool = False
     adaptive: Adaptive | None = None
@@ -94,12 +96,17 @@ def read_clip(value: Any, name: str) -> Clip:
             return Clip(adaptive=_strategy(value, name))
         readers = {
             "norm": maybe(positive),
+            "above": maybe(positive),
             "value": maybe(positive),
             "per_group": boolean,
             "strategy": maybe(_strategy),  # never called, but suggested to who mistypes it
             "adaptive": maybe(_strategy),  # as `Config.to_dict` writes it
         }
-        return Clip(**read_table(value, readers, where=name))
+        clip = Clip(**read_table(value, readers, where=name))
+        if clip.above is not None and (clip.norm is None or clip.above < clip.norm):
+            other = "beside a norm" if clip.norm is None else f"at least the norm of {clip.norm:g}"
+            raise bad(f"{name}.above", clip.above, f"a number {other}: what is larger than it is cut down to the norm")
+        return clip
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise bad(name, value, f"a finite number above 0, a strategy ({', '.join(_STRATEGIES)}), or a table")
     return Clip(norm=positive(value, name))

@@ -25,6 +25,7 @@ from trimtab.core.config_read import (
     words,
 )
 from trimtab.core.errors import ConfigError
+from trimtab.core.presets import get_preset, under
 
 MODES = ("observe", "advise", "act", "raise")
 KERNELS = ("auto", "triton", "torch")
@@ -49,14 +50,17 @@ class PolicyConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Config:
-    """Every setting of a guard.
+    """Every setting of a guard. `preset` names a set of them that the others are laid over.
 
     Example:
         >>> from trimtab import Config
         >>> Config.from_dict({"clip": 1.0, "ignore": ["loss-spike"]}).clip.norm
         1.0
+        >>> Config.from_dict({"preset": "camoxpert", "mode": "raise"}).clip.norm
+        0.5
     """
 
+    preset: str | None = None
     mode: str = "advise"
     clip: Clip = field(default_factory=Clip)
     lag: int | None = None
@@ -77,7 +81,7 @@ class Config:
     @classmethod
     def from_dict(cls, settings: Mapping[str, Any]) -> Config:
         """Settings from plain data; an unknown key or a bad value raises ConfigError."""
-        return cls(**read_table(settings, _CONFIG, where=""))
+        return cls(**read_table(under(settings), _CONFIG, where=""))
 
     @classmethod
     def from_toml(cls, path: str | os.PathLike[str]) -> Config:
@@ -85,29 +89,41 @@ class Config:
         return cls.from_dict(_toml_table(Path(path), whole=True) or {})
 
     def with_changes(self, changes: Mapping[str, Any]) -> Config:
-        """The same settings with some replaced, checked like any others."""
-        return replace(self, **read_table(changes, _CONFIG, where=""))
+        """The same settings with some replaced, checked like any others; another preset lies under what differs."""
+        if changes.get("preset") is None:
+            return replace(self, **read_table(changes, _CONFIG, where=""))
+        usual = Config.from_dict({"preset": self.preset}).to_dict()
+        mine = {name: value for name, value in self.to_dict().items() if value != usual[name]}
+        return Config.from_dict({**mine, **changes})
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data that `from_dict` reads back to an equal Config."""
         return {f.name: _plain(getattr(self, f.name)) for f in fields(self)}
 
 
-def resolve(config: Config | Mapping[str, Any] | str | os.PathLike[str] | None, **keywords: Any) -> Config:
-    """The settings in force: keywords, over `config` (else the environment, over a found file), over defaults."""
+def resolve(
+    config: Config | Mapping[str, Any] | str | os.PathLike[str] | None, *, preset: str | None = None, **keywords: Any
+) -> Config:
+    """The settings in force: keywords, over `config` (else the environment, over a found file), over the preset.
+
+    The preset is the one given here, else the one that `config` names. Of a Config object the settings that differ from
+    the defaults count as given.
+    """
+    changes = {k: v for k, v in keywords.items() if v is not None}
+    named = {} if preset is None else {"preset": preset}
     if isinstance(config, Config):
-        base = config
-    elif isinstance(config, Mapping):
-        base = Config.from_dict(config)
+        return config.with_changes({**named, **changes})
+    if isinstance(config, Mapping):
+        settings = config
     elif isinstance(config, str | os.PathLike):
-        base = Config.from_toml(config)
+        settings = _toml_table(Path(config), whole=True) or {}
     elif config is None:
-        base = Config.from_dict({**discover(Path.cwd()), **_environment()})
+        settings = {**discover(Path.cwd()), **_environment()}
     else:
         raise ConfigError(
             f"config is a {type(config).__name__}; expected a trimtab.Config, a dict, or the path of a TOML file"
         )
-    return base.with_changes({k: v for k, v in keywords.items() if v is not None})
+    return Config.from_dict({**settings, **named}).with_changes(changes)
 
 
 def discover(start: Path) -> Mapping[str, Any]:
@@ -125,7 +141,7 @@ def discover(start: Path) -> Mapping[str, Any]:
 
 
 def _environment() -> dict[str, Any]:
-    names = {"TRIMTAB_MODE": "mode", "TRIMTAB_DIR": "dir"}
+    names = {"TRIMTAB_MODE": "mode", "TRIMTAB_DIR": "dir", "TRIMTAB_PRESET": "preset"}
     return {key: os.environ[name] for name, key in names.items() if os.environ.get(name)}
 
 
@@ -166,7 +182,12 @@ def _policy(value: Any, name: str) -> PolicyConfig:
     return PolicyConfig(**read_table(value, read, where=name))
 
 
+def _preset(value: Any, name: str) -> str:
+    return get_preset(value).name
+
+
 _CONFIG: Mapping[str, Reader] = {
+    "preset": maybe(_preset),
     "mode": choice(MODES),
     "clip": read_clip,
     "lag": maybe(integer(0)),

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+
+NUM_NAMED = 4
 
 
 def gradient_health(step: int | None, global_norm: float, max_norm: float, min_norm: float, mean_norm: float) -> str:
@@ -70,9 +72,10 @@ def epoch_bar(epoch: int, num_epochs: int, done: int, total: int, elapsed_s: flo
     frac = done / max(total, 1)
     filled = round(4 * frac)
     left_s = elapsed_s / done * (total - done) if done else math.nan
+    values = ", ".join(f"{name}={value}" for name, value in bar_values(loss, grad).items())
     return (
         f"Epoch {epoch}/{num_epochs}: {round(100 * frac):>3}%|{'█' * filled}{' ' * (4 - filled)}| {done}/{total} "
-        f"[{_clock(elapsed_s)}<{_clock(left_s)}, loss={_number(loss, '.2f')}, grad={_number(grad, '.3f')}]"
+        f"[{_clock(elapsed_s)}<{_clock(left_s)}, {values}]"
     )
 
 
@@ -141,6 +144,37 @@ def gradient_diagnostics(
         f"NaN/Inf: {num_nonfinite}/{num_parameters} | Max: {high:.2e} | Avg: {average:.2e} | "
         f"Range: [{low:.2e}, {high:.2e}]"
     )
+
+
+def gradient_problem(what: str, names: Sequence[str]) -> str:
+    """Which parameters have a problem, below the `[GRAD]` line.
+
+    Example:
+        >>> gradient_problem("zero", ["a", "b", "c", "d", "e", "f"])
+        '[GRAD]   zero: a, b, c, d and 2 more'
+    """
+    more = f" and {len(names) - NUM_NAMED} more" if len(names) > NUM_NAMED else ""
+    return f"[GRAD]   {what}: {', '.join(names[:NUM_NAMED])}{more}"
+
+
+def gradient_warning(step: int, text: str) -> str:
+    """A warning about all gradients together.
+
+    Example:
+        >>> gradient_warning(20, "7 of 12 gradients are zero")
+        '[GRAD] Step   20 | ⚠️  7 of 12 gradients are zero'
+    """
+    return f"[GRAD] Step {step:>4} | ⚠️  {text}"
+
+
+def bar_values(loss: float, grad: float) -> dict[str, str]:
+    """What a progress bar shows beside its count.
+
+    Example:
+        >>> bar_values(2.3699, 0.4231)
+        {'loss': '2.37', 'grad': '0.423'}
+    """
+    return {"loss": _number(loss, ".2f"), "grad": _number(grad, ".3f")}
 
 
 def _number(value: float, spec: str) -> str:

@@ -13,15 +13,17 @@ from typing import Any, TextIO, cast
 from trimtab.core.errors import InputError
 from trimtab.core.types import Finding, Outcome, Record, Sample, Severity, Sink, Verdict
 from trimtab.record.csv_sink import CsvSink
+from trimtab.record.line_sink import LineSink, from_text
 from trimtab.record.metrics import metrics
+from trimtab.record.say import say
 from trimtab.record.writer import RunWriter
 
-__all__ = ["CallSink", "ConsoleSink", "CsvSink", "LogSink", "LoggerSink", "TensorBoardSink", "adapt"]
+__all__ = ["CallSink", "ConsoleSink", "CsvSink", "LineSink", "LogSink", "LoggerSink", "TensorBoardSink", "adapt"]
 
 _ACCEPTED = (
     "a Sink (write, close), an object with .log(dict) or .log_metrics(dict) such as a wandb run or a Lightning logger, "
     "one with .add_scalar(tag, value, step) such as a SummaryWriter, a logging.Logger, a text stream, "
-    'a function of one dict, or one of the texts "console", "csv:PATH", "jsonl:FOLDER"'
+    'a function of one dict, or one of the texts "console", "csv:PATH", "jsonl:FOLDER", "lines:STYLE"'
 )
 
 
@@ -73,13 +75,7 @@ class ConsoleSink:
         """Nothing to let go of: the stream is not ours."""
 
     def _say(self, line: str) -> None:
-        stream = self._stream if self._stream is not None else sys.stderr
-        bars = getattr(sys.modules.get("tqdm"), "tqdm", None)
-        if bars is not None and len(getattr(bars, "_instances", ())) > 0:
-            bars.write(line, file=stream)
-            return
-        stream.write(line + "\n")
-        stream.flush()
+        say(line, self._stream if self._stream is not None else sys.stderr)
 
 
 class LogSink:
@@ -227,6 +223,8 @@ def _from_text(text: str) -> Sink:
         return ConsoleSink()
     if kind == "csv" and where:
         return CsvSink(where)
+    if kind == "lines" and where:
+        return from_text(where)
     if kind == "jsonl" and where:
         return RunWriter(Path(where))
     raise InputError(f"{text!r} names no sink; expected {_ACCEPTED}")

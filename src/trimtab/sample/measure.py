@@ -34,11 +34,15 @@ def plain(tensor: Tensor) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What the device decides by itself: the norm to clip to, the norm to reject above, whether NaN and Inf reject."""
+    """What the device decides by itself: the norm to clip to, the norm to reject above, whether NaN and Inf reject.
+
+    A norm up to `clip_above` is not clipped at all.
+    """
 
     max_norm: float | None = None
     reject_above: float | None = None
     reject_nonfinite: bool = True
+    clip_above: float | None = None
 
 
 @dataclass(slots=True)
@@ -58,6 +62,13 @@ class Measured:
         """One of `GLOBALS`."""
         return self.flat[self.num_rows * self.num_columns + GLOBALS.index(name)]
 
+    def spare(self, limits: Limits) -> None:
+        """Take back the clipping of a norm that `clip_above` leaves alone, on the device."""
+        if limits.max_norm is not None and limits.clip_above is not None:
+            small = self.scalar("grad_norm") <= limits.clip_above
+            for name in ("clip_coef", "inverse_coef"):
+                self.scalar(name).masked_fill_(small, 1.0)
+
 
 def on_device(
     tensors: Sequence[Tensor], present: list[int] | None, num_rows: int, limits: Limits, scale: Tensor | None
@@ -76,7 +87,9 @@ def on_device(
         coef = torch.where(bad, coef, (limits.max_norm / (norm + 1e-6)).clamp(max=1.0))
     values = torch.stack([norm, bad.to(norm.dtype), reject.to(norm.dtype), coef, 1.0 / coef])
     table = scatter(parts.unsqueeze(1), present, num_rows)
-    return Measured(torch.cat([table.reshape(-1), values]).float(), num_rows, 1)
+    measured = Measured(torch.cat([table.reshape(-1), values]).float(), num_rows, 1)
+    measured.spare(limits)
+    return measured
 
 
 def stored(tensor: Tensor) -> Tensor:

@@ -86,6 +86,7 @@ class Meter:
         if self._plan is None or present != self._present or not self._plan.takes(addresses):
             self._plan, self._present = self._triton.Plan(tensors, present, num_rows), present
         measured: Measured = self._plan.run(tensors, addresses, limits, scale)
+        measured.spare(limits)
         return measured
 
     @property

@@ -1,0 +1,16 @@
+"""Prints a line above whatever progress bar is live."""
+
+from __future__ import annotations
+
+import sys
+from typing import TextIO
+
+
+def say(line: str, stream: TextIO) -> None:
+    """Print one line to a stream without tearing a live tqdm bar apart."""
+    bars = getattr(sys.modules.get("tqdm"), "tqdm", None)
+    if bars is not None and len(getattr(bars, "_instances", ())) > 0:
+        bars.write(line, file=stream)
+        return
+    stream.write(line + "\n")
+    stream.flush()
