@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -11,6 +11,11 @@ from torch import Tensor, nn
 
 from trimtab import Guard
 from trimtab.core.types import Sample
+
+
+def is_inert(hook: Any) -> bool:
+    """Whether a hook is what a copied model is left with."""
+    return isinstance(getattr(hook, "__self__", None), nullcontext)
 
 
 class Kept:

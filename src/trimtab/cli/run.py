@@ -39,9 +39,8 @@ def split(argv: Sequence[str], options: Options) -> tuple[list[str], list[str]]:
         if name in ("-m", "--module"):
             ours += rest[:1]
             return ours, rest[1:]
-        if name in options.valued and rest:
-            ours.append(rest.pop(0))
-        elif name in options.flags and rest and rest[0].lower() in YES | NO and not Path(rest[0]).exists():
+        a_word = name in options.flags and rest[:1] and rest[0].lower() in YES | NO and not Path(rest[0]).exists()
+        if rest and (name in options.valued or a_word):
             ours.append(rest.pop(0))
     return ours, rest
 

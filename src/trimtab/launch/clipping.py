@@ -1,4 +1,4 @@
-"""Sees a script's own `clip_grad_norm_`: it hides the true norm, spreads a NaN to every gradient, and zeroes huge ones."""
+"""Sees a script's own `clip_grad_norm_`: it hides the norm, spreads a NaN to every gradient, and zeroes huge ones."""
 
 from __future__ import annotations
 

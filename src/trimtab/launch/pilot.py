@@ -180,9 +180,8 @@ class Pilot:
                 live = [p for p in params_of(lane.optimizer) if p.grad is not None]
                 if not any(id(p) in mine for p in live):
                     continue
-                if len(live) == len(params) or all(id(p) in mine for p in live):
-                    if not _still_scaled(lane):
-                        self._contain(functools.partial(guard.observe, norm_before=norm))
+                if all(id(p) in mine for p in live) and not _still_scaled(lane):
+                    self._contain(functools.partial(guard.observe, norm_before=norm))
                 return bool(guard.config.mode != "observe" and guard.config.reject_nonfinite)
         return False
 

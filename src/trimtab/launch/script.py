@@ -84,9 +84,10 @@ def _module(name: str) -> tuple[Any, types.ModuleType, str]:
             f"cannot import {name!r} ({error}); expected the name of a module, as for `python -m`"
         ) from None
     loader = None if spec is None else spec.loader
-    code = loader.get_code(spec.name) if spec is not None and hasattr(loader, "get_code") else None  # type: ignore[union-attr]
+    get_code = getattr(loader, "get_code", None)
+    code = None if spec is None or get_code is None else get_code(spec.name)
     if spec is None or code is None:
-        raise InputError(f"no module named {name!r} that can be run; expected the name of a module, as for `python -m`")
+        raise InputError(f"no module named {name!r} that can be run; expected a module, as for `python -m`")
     main = types.ModuleType("__main__")
     main.__dict__.update(
         __file__=spec.origin,

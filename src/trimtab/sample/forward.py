@@ -27,7 +27,7 @@ _TYPES = {torch.float16: 1.0, torch.bfloat16: 2.0}
 
 
 def inert() -> tuple[Callable[..., Any], tuple[Any, ...]]:
-    """What is left of a hook in a copied or saved model: a call that does nothing, and needs nothing of ours to load."""
+    """What is left of a hook in a copied or saved model: a call that does nothing, and loads without us."""
     return getattr, (nullcontext(), "__exit__")
 
 
