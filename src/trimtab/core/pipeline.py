@@ -3,26 +3,42 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from trimtab.core.config import Config
 from trimtab.core.effects import Effects
 from trimtab.core.policy import Ladder
+from trimtab.core.recommendations import advise_on
 from trimtab.core.registry import advice_of, select_rules
 from trimtab.core.types import Decision, Finding, Outcome, Policy, Record, Rule, Sample, Severity, Verdict
 from trimtab.core.window import Window
 
 log = logging.getLogger("trimtab")
 MAX_FACT_SETS = 256
+Adviser = Callable[[Finding, tuple[str, ...], Window, int], tuple[str, ...]]
+"""Makes the advice of a finding from what its rule says, the window, and how many actions were taken so far."""
 
 
 class Brain:
-    """Deterministic in the sequence of samples: replaying a record re-makes the same verdicts and decisions."""
+    """Deterministic in the sequence of samples: replaying a record re-makes the same verdicts and decisions.
 
-    def __init__(self, rules: tuple[Rule, ...], policy: Policy | None, effects: Effects | None = None) -> None:
+    Without an adviser findings carry what their rule's page says, whatever the evidence.
+    """
+
+    def __init__(
+        self,
+        rules: tuple[Rule, ...],
+        policy: Policy | None,
+        effects: Effects | None = None,
+        adviser: Adviser | None = None,
+    ) -> None:
         self._rules = rules
+        self._adviser = adviser
+        self._given: dict[str, tuple[str, ...]] = {}
+        self._step = -1  # the newest sample's; before the first nothing counts as over
         self._policy = policy
         self._effects = effects
         self._due: tuple[Outcome, ...] = ()
@@ -39,13 +55,15 @@ class Brain:
     @classmethod
     def from_config(cls, config: Config) -> Brain:
         """The rules a configuration selects; it decides only in mode `act`."""
+        rules, adviser = select_rules(config), partial(advise_on, config)
         if config.mode != "act":
-            return cls(select_rules(config), None)
-        return cls(select_rules(config), Ladder.from_config(config), Effects(config.policy.effect_after))
+            return cls(rules, None, adviser=adviser)
+        return cls(rules, Ladder.from_config(config), Effects(config.policy.effect_after), adviser)
 
     def advance(self, sample: Sample, *, seen_at: int) -> tuple[Verdict, Decision]:
         """Judge one sample and decide about it."""
         self._window.look(sample)
+        self._step = sample.step
         raw = self._ask(sample)
         findings = tuple(self._in_incident(f, sample) for f in raw)
         self._window.absorb(alarming=any(f.severity >= Severity.ERROR for f in findings))
@@ -106,8 +124,21 @@ class Brain:
         hold = self._hold.get(finding.code, 1)
         streak = known["streak"] + 1 if known is not None and sample.step - known["last"] <= hold else 1
         self._open[finding.code] = {"last": sample.step, "streak": streak}
-        advice = finding.advice or self._advice.get(finding.code, ())
-        return replace(finding, streak=streak, optimizer=sample.optimizer, advice=advice)
+        if streak == 1 or finding.code not in self._given:  # while it lasts, what was said at its onset stands
+            self._given[finding.code] = self._advise(finding)
+        return replace(finding, streak=streak, optimizer=sample.optimizer, advice=self._given[finding.code])
+
+    def _advise(self, finding: Finding) -> tuple[str, ...]:
+        own = finding.advice or self._advice.get(finding.code, ())
+        if self._adviser is None:
+            return own
+        try:
+            return self._adviser(finding, own, self._window, int(self._policy_state.get("spent", 0)))
+        except Exception:
+            log.exception(
+                "the advice for %s (%s) could not be weighed: its rule's own is given", finding.code, finding.name
+            )
+            return own
 
     def open_incidents(self, step: int) -> tuple[str, ...]:
         """Codes that still fired at `step`, or so shortly before it that the incident is not over."""
@@ -118,6 +149,7 @@ class Brain:
         return {
             "window": self._window.state_dict(),
             "open": {code: dict(i) for code, i in self._open.items()},
+            "given": {c: list(self._given[c]) for c in self.open_incidents(self._step) if c in self._given},
             "policy": dict(self._policy_state),
             "effects": {} if self._effects is None else self._effects.state_dict(),
         }
@@ -126,6 +158,7 @@ class Brain:
         """Go on where `state_dict` was taken."""
         self._window.load_state_dict(state["window"])
         self._open = {code: {"last": int(i["last"]), "streak": int(i["streak"])} for code, i in state["open"].items()}
+        self._given = {code: tuple(advice) for code, advice in state.get("given", {}).items()}
         if self._policy is not None:
             self._policy_state = {**self._policy.init(), **state["policy"]}
         if self._effects is not None and state.get("effects"):

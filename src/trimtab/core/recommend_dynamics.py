@@ -1,0 +1,226 @@
+"""Recommendations about steps that are too large: explosion, divergence, oscillation, weights that jump."""
+
+from __future__ import annotations
+
+import math
+
+from trimtab.core.advice import LATE, Recommendation
+from trimtab.core.recommend_numerics import EXPLOSION, NAN
+
+DYNAMICS: tuple[Recommendation, ...] = (
+    Recommendation(
+        id="A33.1",
+        topic="clip",
+        findings=("exploding-gradient", "loss-spike", "diverging-loss"),
+        rank=7,
+        when="nothing clips yet",
+        holds=lambda f: not f.clipping and not f.wrong_sign,
+        text="Clip the gradient norm now: `Guard(..., clip=1.0)`.",
+        filled="Clip the gradient norm now: `Guard(..., clip=1.0)`. The usual norm here is {usual_norm}; a limit of "
+        "about {fair_limit} touches only the exceptions.",
+        also=("A11.1", "E20.7"),
+    ),
+    Recommendation(
+        id="A33.1b",
+        topic="clip",
+        findings=("weight-jump",),
+        rank=13,
+        when="nothing clips yet",
+        holds=lambda f: not f.clipping,
+        text="Clip the gradient norm: `Guard(..., clip=1.0)`.",
+        filled="Clip the gradient norm: `Guard(..., clip=1.0)`. The usual norm here is {usual_norm}; a limit of about "
+        "{fair_limit} touches only the exceptions.",
+    ),
+    Recommendation(
+        id="D15.3",
+        topic="lower-lr",
+        findings=(*EXPLOSION, *NAN),
+        rank=3,
+        when="the learning rate leapt a few steps ago",
+        holds=lambda f: f.lr > f.lr_before and not f.input_bad,
+        leads=lambda f: f.lr > 3 * f.lr_before,
+        text="Put the learning rate back to what it was before it leapt.",
+        filled="Put the learning rate back to {lr_before}: it leapt to {lr} a few steps ago. Was it a schedule, a "
+        "resume, or an unfreezing?",
+    ),
+    Recommendation(
+        id="A33.2",
+        topic="lower-lr",
+        findings=EXPLOSION,
+        rank=12,
+        when="nothing clips yet, and the steps are not tiny already",
+        holds=lambda f: f.rate_may_be_high and not f.clipping and not f.input_size > 3,
+        text="Lower the learning rate tenfold.",
+        filled="Lower the learning rate tenfold, from {lr} to {lr_tenth}.",
+        leads=lambda f: f.name in ("loss-spike", "diverging-loss", "weight-jump") and f.update_ratio > 0.05,
+        also=("A11.2", "A35.3"),
+    ),
+    Recommendation(
+        id="B24.2",
+        topic="lower-lr",
+        findings=EXPLOSION,
+        rank=12,
+        when="clipping is on and it happens all the same",
+        holds=lambda f: f.rate_may_be_high and f.clipping and not f.input_size > 3,
+        text="Lower the learning rate by half: clipping is on, and it was not enough.",
+        filled="Lower the learning rate by half, from {lr} to {lr_half}: clipping is on, and it was not enough.",
+        also=("B25.2", "B26.4"),
+    ),
+    Recommendation(
+        id="C10.1",
+        topic="lower-lr",
+        findings=("oscillating-loss",),
+        rank=5,
+        when="the steps are not tiny already",
+        holds=lambda f: f.rate_may_be_high,
+        text="Lower the learning rate to three fifths, then to a fifth; momentum counts as well.",
+        filled="Lower the learning rate from {lr} to {lr_3_5}, then to {lr_1_5}; momentum counts as well.",
+    ),
+    Recommendation(
+        id="B24.3",
+        topic="rising-norm",
+        findings=(*EXPLOSION, *NAN),
+        rank=13,
+        when="the gradient norm had doubled in the recent steps before this one",
+        holds=lambda f: f.norm_rises and not f.wrong_sign,
+        text="The gradient norm had been rising for a while: that is the early sign. Watch it, and act on the rise.",
+        filled="The gradient norm had been rising, from {lowest_norm} in the last {num_norms} steps: that is the early "
+        "sign. Watch it, and act on the rise.",
+        also=("B24", "B26.2", "D15.2"),
+    ),
+    Recommendation(
+        id="B24.4",
+        topic="keep-checkpoint",
+        findings=("loss-spike",),
+        rank=15,
+        when="the gradient norm of this step is not out of the ordinary yet",
+        holds=lambda f: not f.norm > 10 * f.usual_norm,
+        text="Keep a checkpoint from before this step: a spike often comes a few steps before an explosion.",
+        filled="Keep a checkpoint from before step {step}: a spike often comes a few steps before an explosion.",
+    ),
+    Recommendation(
+        id="A33.3",
+        topic="normalisation",
+        findings=("exploding-gradient", "diverging-loss"),
+        rank=44,
+        when="the inputs are not to blame",
+        holds=lambda f: not f.input_size > 3 and not f.wrong_sign,
+        text="Add LayerNorm (or another normalisation) before the layers whose gradient grew most; residual paths in "
+        "recurrent or very deep models.",
+        also=("A17.3",),
+    ),
+    Recommendation(
+        id="A33.4",
+        topic="stable-loss",
+        findings=EXPLOSION,
+        rank=39,
+        when="the model has a learnable temperature: a contrastive loss",
+        holds=lambda f: not math.isnan(f.temperature) and not f.wrong_sign,
+        text="Use the norm-based similarity (version 1) in the contrastive loss; its values are bounded by the number "
+        "of modalities.",
+    ),
+    Recommendation(
+        id="A33.5",
+        topic="batch",
+        findings=("exploding-gradient", "diverging-loss"),
+        rank=62,
+        when="the batch has 64 samples or more",
+        holds=lambda f: f.batch_size >= 64 and not f.wrong_sign,
+        text="Try half the batch together with half the rate. A smaller batch alone makes gradients noisier, not "
+        "calmer.",
+        filled="Try half the batch ({batch_half} in place of {batch}) together with half the rate. A smaller batch "
+        "alone makes gradients noisier, not calmer.",
+    ),
+    Recommendation(
+        id="A35.7",
+        topic="batch",
+        findings=(*EXPLOSION, "oscillating-loss"),
+        rank=27,
+        when="the batch has fewer than 8 samples",
+        holds=lambda f: f.batch_size < 8 and not f.wrong_sign,
+        text="Accumulate micro-batches up to 8 samples or more: gradients of so few are noisy.",
+        filled="Accumulate {micro_batches} micro-batches to a step (and divide the loss by {micro_batches}): gradients "
+        "of {batch} samples are noisy, 8 or more are calmer.",
+        also=("B25.4b",),
+    ),
+    Recommendation(
+        id="A35.9",
+        topic="warm-up",
+        findings=(*EXPLOSION, "oscillating-loss", "update-ratio", "dead-units"),
+        rank=31,
+        when=f"before step {LATE}, and no warm-up has been seen",
+        holds=lambda f: (
+            f.step < LATE
+            and not (f.warming or f.warmed_up or f.wrong_sign or f.tiny_steps)
+            and f.evidence.get("update_ratio", 1.0) > 1e-2
+        ),
+        text="Warm the learning rate up over the first 500 steps.",
+        filled="Warm the learning rate up over the first 500 steps, from about {lr_tenth} or less to {lr}.",
+    ),
+    Recommendation(
+        id="C10.2",
+        topic="warm-up",
+        findings=(*EXPLOSION, "oscillating-loss"),
+        rank=31,
+        when=f"before step {LATE}, while or after the rate was warmed up",
+        holds=lambda f: f.step < LATE and (f.warming or f.warmed_up) and not f.wrong_sign,
+        text="Lengthen the warm-up to 300 to 500 steps.",
+    ),
+    Recommendation(
+        id="C15.3",
+        topic="lower-lr",
+        findings=(*EXPLOSION, "oscillating-loss"),
+        rank=6,
+        when="the steps are tiny already",
+        holds=lambda f: f.tiny_steps and not f.wrong_sign,
+        text="Leave the learning rate: the steps are tiny already. A rate is no general cure; look for what is wrong "
+        "in the data, the loss or its gradient.",
+        filled="Leave the learning rate: a step changes the weights by only {update_ratio} of their size. A rate is no "
+        "general cure; look for what is wrong in the data, the loss or its gradient.",
+    ),
+    Recommendation(
+        id="C9.1",
+        topic="weight-norm",
+        findings=("weight-jump",),
+        rank=14,
+        when="always: it is what the finding says",
+        holds=lambda f: True,
+        text="Compare `weight_norm` before and after in the record: the size of the weights should grow gradually; a "
+        "jump is instability, even while the loss still looks well.",
+        filled="Compare `weight_norm` before and after step {step} in the record: the size of the weights should grow "
+        "gradually; a jump is instability, even while the loss still looks well.",
+    ),
+    Recommendation(
+        id="C9.2",
+        topic="weight-size",
+        findings=(*EXPLOSION, "chronic-clipping", "saturated-units"),
+        rank=37,
+        when="the weights are larger than the root of their number: a root mean square above 1",
+        holds=lambda f: f.num_weights > 0 and f.weight_norm > math.sqrt(f.num_weights),
+        text="Check the initialisation and use weight decay: the norm of all weights should be well below the root of "
+        "their number.",
+        filled="Check the initialisation and use weight decay: the norm of all weights is {weight_norm}, a root mean "
+        "square of {weight_rms}; healthy ones lie well below 1.",
+    ),
+    Recommendation(
+        id="D16.3",
+        topic="reconsider",
+        findings=(*EXPLOSION, *NAN, "oscillating-loss", "learning-rate", "update-ratio"),
+        rank=4,
+        when="the guard has acted three times or more in this run",
+        holds=lambda f: f.spent >= 3,
+        text="Review the settings and the data: so many corrections are no accident.",
+        filled="Review the settings and the data: the guard has corrected this run {spent} times already, which is no "
+        "accident.",
+    ),
+    Recommendation(
+        id="B26.1",
+        topic="defaults",
+        findings=("diverging-loss", "update-ratio"),
+        rank=46,
+        when="it went wrong within the first 50 steps",
+        holds=lambda f: f.step < 50 and not f.wrong_sign and f.evidence.get("update_ratio", 1.0) > 1e-2,
+        text="Begin with settings that are known to work (clip at 0.5, the default rate of the optimizer, warm-up) and "
+        "change one at a time.",
+    ),
+)

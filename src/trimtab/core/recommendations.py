@@ -1,0 +1,32 @@
+"""Every recommendation there is: the advice of the source documents, each with the evidence that calls for it."""
+
+from __future__ import annotations
+
+from trimtab.core.advice import Recommendation, advise
+from trimtab.core.circumstances import gather
+from trimtab.core.config import Config
+from trimtab.core.recommend_clipping import CLIPPING
+from trimtab.core.recommend_dynamics import DYNAMICS
+from trimtab.core.recommend_learning import LEARNING
+from trimtab.core.recommend_numerics import NUMERICS
+from trimtab.core.recommend_practice import PRACTICE
+from trimtab.core.types import Finding
+from trimtab.core.window import Window
+
+# Within a rank the earlier one comes first.
+TABLE: tuple[Recommendation, ...] = (*NUMERICS, *DYNAMICS, *CLIPPING, *LEARNING, *PRACTICE)
+
+
+def recommendations_for(finding_name: str) -> tuple[Recommendation, ...]:
+    """Every recommendation that may be attached to findings of this name, in the usual order.
+
+    Example:
+        >>> [r.id for r in recommendations_for("overfitting")]
+        ['D15.6']
+    """
+    return tuple(sorted((r for r in TABLE if finding_name in r.findings), key=lambda r: r.rank))
+
+
+def advise_on(config: Config, finding: Finding, own: tuple[str, ...], window: Window, spent: int) -> tuple[str, ...]:
+    """The advice for a finding about the newest sample of a window; `own` is what its rule recommends."""
+    return advise(finding, own, gather(finding, window, config, spent), TABLE)
