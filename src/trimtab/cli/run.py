@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -10,7 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from trimtab.cli._argv import NO, YES, Options
-from trimtab.cli._shell import OK, command
+from trimtab.cli._shell import OK, UNUSABLE, command
 
 NAME = "run"
 DISABLED = ("", "0")
@@ -46,9 +47,16 @@ def split(argv: Sequence[str], options: Options) -> tuple[list[str], list[str]]:
 
 
 def run_what_is_ready() -> None:
-    """Run the script that was asked for, if one was."""
-    while _ready:
+    """Run the script that was asked for, if one was. What it raises is its own; that there is none is ours to say."""
+    if not _ready:
+        return
+    from trimtab.launch.script import CannotStart
+
+    try:
         _ready.pop()()
+    except CannotStart as error:
+        print(f"error: {error}", file=sys.stderr)
+        raise SystemExit(UNUSABLE) from None
 
 
 @command

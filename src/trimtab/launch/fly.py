@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from trimtab.core.errors import TrainingStopped
 from trimtab.launch.imports import when_imported
-from trimtab.launch.script import Program, run_program
+from trimtab.launch.script import CannotStart, Program, run_program
 
 if TYPE_CHECKING:
     from trimtab.launch.pilot import Pilot
@@ -34,6 +34,9 @@ def fly(program: Program, settings: Mapping[str, Any], *, quiet: bool = False, a
     atexit.register(crew.land)
     try:
         run_program(program)
+    except CannotStart:
+        crew.cancel()
+        raise
     except TrainingStopped as stop:
         crew.land("stopped")
         crew.say(f"stopped for its health. {stop}")
@@ -92,10 +95,14 @@ class _Crew:
         if not self._flights:
             self.say("no PyTorch optimizer was stepped; there was nothing to guard")
 
+    def cancel(self) -> None:
+        """There was nothing to run, and so there is nothing to tell."""
+        self._landed = True
+
     def say(self, text: str) -> None:
-        """One of our lines."""
+        """Something of ours: every line of it says whose it is."""
         if not self._quiet:
-            self._stream.write(f"trimtab: {text}\n")
+            self._stream.write("".join(f"trimtab: {line}\n" for line in text.splitlines()))
             self._stream.flush()
 
 

@@ -24,6 +24,7 @@ from trimtab.launch.clipping import wrap_clip_grad_norm
 from trimtab.launch.door import Door
 from trimtab.launch.losses import Losses
 from trimtab.launch.models import owner_of
+from trimtab.launch.scripting import wrap_jit_script
 from trimtab.launch.tally import Flight
 
 log = logging.getLogger("trimtab")
@@ -62,6 +63,7 @@ class Pilot:
             _wrap(Optimizer, "__init__", self._building),
             _wrap(torch.amp.GradScaler, "step", self._scaler_steps),
             wrap_clip_grad_norm(self._clipped),
+            wrap_jit_script(),
             register_optimizer_step_pre_hook(self._stepping).remove,
             register_optimizer_step_post_hook(self._stepped).remove,
         ]

@@ -16,6 +16,10 @@ from typing import Any
 from trimtab.core.errors import InputError
 
 
+class CannotStart(InputError):
+    """The program was not found; nothing of it has run."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Program:
     """What to run: a script's path or (`module`) a dotted name, and its arguments."""
@@ -47,7 +51,7 @@ def _script(target: str) -> tuple[Any, types.ModuleType, str]:
         with io.open_code(os.path.abspath(target)) as file:
             source = file.read()
     except OSError as error:
-        raise InputError(
+        raise CannotStart(
             f"cannot read the script {target!r} ({error.strerror}); expected the path of a Python file, "
             "or `-m` and the name of a module"
         ) from None
@@ -80,14 +84,14 @@ def _module(name: str) -> tuple[Any, types.ModuleType, str]:
         if spec is not None and spec.submodule_search_locations is not None:
             spec = importlib.util.find_spec(f"{name}.__main__")
     except (ImportError, AttributeError, ValueError) as error:
-        raise InputError(
+        raise CannotStart(
             f"cannot import {name!r} ({error}); expected the name of a module, as for `python -m`"
         ) from None
     loader = None if spec is None else spec.loader
     get_code = getattr(loader, "get_code", None)
     code = None if spec is None or get_code is None else get_code(spec.name)
     if spec is None or code is None:
-        raise InputError(f"no module named {name!r} that can be run; expected a module, as for `python -m`")
+        raise CannotStart(f"no module named {name!r} that can be run; expected a module, as for `python -m`")
     main = types.ModuleType("__main__")
     main.__dict__.update(
         __file__=spec.origin,
