@@ -423,3 +423,49 @@ def test_thresholds_and_settings() -> None:
     assert Config.from_dict(config.to_dict()) == config
     with pytest.raises(trimtab.ConfigError, match="true or false"):
         Config.from_dict({"activations": 1})
+
+
+@pytest.mark.parametrize("before", ["", "norm", "pool", "drop", "instance", "add"])
+def test_channels_of_a_one_dimensional_convolution_are_its_units(before: str) -> None:
+    class Body(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv, self.act, self.head = nn.Conv1d(1, 12, 3), nn.ReLU(), nn.Linear(12, 2)
+            self.norm, self.instance = nn.BatchNorm1d(12, affine=False), nn.InstanceNorm1d(12)
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = self.conv(x)
+            dead = torch.where(torch.arange(12) < 9, -100.0, 0.0)[:, None]
+            if before == "norm":
+                x = self.norm(x)
+            elif before == "instance":
+                x = self.instance(x)
+            elif before == "pool":
+                x = nn.functional.max_pool1d(x, 2)
+            elif before == "drop":
+                x = nn.functional.dropout(x, 0.1)
+            elif before == "add":
+                x = x + x.flip(-1)
+            out: Tensor = self.head(self.act(x + dead).mean(-1))
+            return out
+
+    facts, _ = window(ActivationTap(model := Body(), every=1), model, torch.randn(4, 1, 30))
+    assert (facts["dead_units"], facts["dead_of"]) == (9.0, 12.0)
+
+
+def test_features_stay_units_where_a_convolution_came_before() -> None:
+    class Body(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.patches, self.norm = nn.Conv1d(1, 12, 3), nn.BatchNorm1d(12)
+            self.mix, self.act, self.head = nn.Linear(12, 12), nn.ReLU(), nn.Linear(12, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = self.mix(self.patches(x).transpose(1, 2))
+            x = self.norm(x.reshape(-1, 12)).reshape(x.shape)  # features of every position, normalised as one batch
+            dead = torch.where(torch.arange(12) < 9, -100.0, 0.0)
+            out: Tensor = self.head(self.act(x + dead))
+            return out
+
+    facts, _ = window(ActivationTap(model := Body(), every=1), model, torch.randn(4, 1, 30))
+    assert (facts["dead_units"], facts["dead_of"]) == (9.0, 12.0)

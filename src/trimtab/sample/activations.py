@@ -33,6 +33,8 @@ MOST = 0.95
 """A unit is saturated in a look if more than this share of its values is."""
 OFTEN = 0.9
 """And in a window if it was so in this share of the looks."""
+NUM_STEPS_BACK = 8
+"""Operations before an activation among which a convolution is looked for."""
 QUIET = 1e-3
 """Of the layer's root mean square: GELU and SiLU fade out instead of reaching 0."""
 
@@ -77,11 +79,11 @@ class ActivationTap:
             mark, bounded = mark_of(module)
             if mark is not None:
                 self._modules.append(module)
-                look = _Hook(partial(self._look, name, mark, self._saturated if bounded else self._dead))
+                look = Hook(partial(self._look, name, mark, self._saturated if bounded else self._dead))
                 self._undo.append(module.register_forward_hook(look).remove)
         if self._modules:
-            self._undo.append(model.register_forward_pre_hook(_Hook(self._enter)).remove)
-            self._undo.append(model.register_forward_hook(_Hook(self._leave)).remove)
+            self._undo.append(model.register_forward_pre_hook(Hook(self._enter)).remove)
+            self._undo.append(model.register_forward_hook(Hook(self._leave)).remove)
         self._arm()  # for a loop that calls the parts of the root but never the root itself
 
     def take(self) -> tuple[dict[str, float | Tensor], dict[str, tuple[str, ...]]]:
@@ -130,11 +132,11 @@ class ActivationTap:
         # Frozen layers learn nothing anyway; a shard knows only part of its units.
         if not isinstance(output, Tensor) or not output.requires_grad or hasattr(output, "to_local"):
             return
-        if not output.is_floating_point() or not 2 <= output.dim() <= 5 or not output.numel() or _recorded(output):
+        if not output.is_floating_point() or not 2 <= output.dim() <= 5 or not output.numel() or recorded(output):
             return
         call = self._calls[name] = min(self._calls.get(name, 0) + 1, NUM_CALLS)
         values = output.detach()
-        units = values.dim() - 1 if values.dim() < 4 else 1
+        units = unit_dim(output)
         marks = mark(values, [d for d in range(values.dim()) if d != units])
         layer = layers.get((name, call))
         if layer is None or layer.marks.shape != marks.shape or layer.marks.device != marks.device:
@@ -175,13 +177,14 @@ class ActivationTap:
             log.exception("trimtab: looking at activations failed; training goes on without it")
 
 
-class _Hook:
+class Hook:
     """Calls one method of a tap; a copied model carries only an inert stand-in."""
 
     def __init__(self, method: Callable[..., None]) -> None:
         self._method = method
 
     def __call__(self, *args: Any) -> None:
+        """Look, unless the call is only being compiled."""
         if not torch.compiler.is_compiling():
             self._method(*args)
 
@@ -197,14 +200,38 @@ def mark_of(module: nn.Module) -> tuple[Mark | None, bool]:
         return partial(_above, floor=-0.99 * module.alpha), False  # below it the slope is less than a hundredth
     if isinstance(module, nn.GELU | nn.SiLU):
         return _audible, False
+    bounds = bounds_of(module)
+    return (None, False) if bounds is None else (partial(_outside, low=bounds[0], high=bounds[1]), True)
+
+
+def bounds_of(module: nn.Module) -> tuple[float, float] | None:
+    """Outside of which values a bounded activation hardly passes a gradient on; None where it is not bounded."""
     if isinstance(module, nn.Tanh | nn.Softsign):
-        return partial(_outside, low=-0.99, high=0.99), True
+        return -0.99, 0.99
     if isinstance(module, nn.Sigmoid | nn.Hardsigmoid):
-        return partial(_outside, low=0.01, high=0.99), True
+        return 0.01, 0.99
     if isinstance(module, nn.Hardtanh):
         margin = 0.005 * (module.max_val - module.min_val)
-        return partial(_outside, low=module.min_val + margin, high=module.max_val - margin), True
-    return None, False
+        return module.min_val + margin, module.max_val - margin
+    return None
+
+
+def unit_dim(output: Tensor) -> int:
+    """Which dimension of an output counts its units: channels after a convolution, else features, which come last."""
+    if output.dim() != 3:
+        return output.dim() - 1 if output.dim() < 4 else 1
+    # (batch, channels, length) and (batch, time, features) look alike: the graph knows where they come from.
+    node: Any = output.grad_fn
+    reshaped = False
+    for _ in range(NUM_STEPS_BACK):
+        name = "" if node is None else node.name()
+        if name.startswith("Convolution") or ("BatchNorm" in name and not reshaped):
+            return 1
+        if not name or name.startswith(("Transpose", "Permute", "Addmm", "Mm", "Bmm", "NativeLayerNorm")):
+            break
+        reshaped |= "View" in name
+        node = node.next_functions[0][0] if node.next_functions else None
+    return 2
 
 
 def _above(values: Tensor, dims: list[int], floor: float) -> Tensor:
@@ -245,7 +272,7 @@ def _worst(
     }, {word: tuple(layer.name for layer in layers)}
 
 
-def _recorded(output: Tensor) -> bool:
+def recorded(output: Tensor) -> bool:
     """Whether this forward is only recorded (a trace, a CUDA graph) or transformed: its values are nobody's to keep."""
     if torch._C._get_tracing_state() is not None or torch._C._functorch.peek_interpreter_stack() is not None:
         return True
