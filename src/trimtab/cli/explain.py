@@ -1,38 +1,170 @@
-"""`trimtab explain`: what a rule sees, why it matters, and what to try."""
+"""`trimtab explain`: what a rule sees and what to try about it, or what to do about a symptom."""
 
 from __future__ import annotations
 
 import inspect
-from typing import Annotated
+import textwrap
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from trimtab.cli._shell import OK, command, console, emit
 
+if TYPE_CHECKING:
+    from rich.console import Console, RenderableType
+    from rich.text import Text
+
+    from trimtab.core.advice import Recommendation
+    from trimtab.core.guides import Guide
+
 NAME = "explain"
+MOST_COLUMNS = 100
+SUPPORTED = "What the evidence of a finding supports comes with it, with the numbers of the run:"
 
 
 @command
 def run(
-    rule: Annotated[str, typer.Argument(metavar="RULE", help="A code such as GRAD001, or a name.")],
+    rule: Annotated[str | None, typer.Argument(metavar="[RULE]", help="A code such as GRAD001, or a name.")] = None,
+    problem: Annotated[
+        str | None, typer.Option("--problem", help="A symptom: nan, plateau, explosion, slow, or checklist.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> int:
-    """Explain a rule: what it sees, why it matters, what to try."""
+    """Explain a rule: what it sees, why it matters, what to try.
+
+    With --problem: what to do about a symptom, step by step.
+    """
+    from trimtab.core.errors import InputError
+    from trimtab.core.guides import GUIDES, find_guide
+
+    if (rule is None) == (problem is None):
+        raise InputError(
+            f"give either a rule (`trimtab explain GRAD001`; `trimtab rules` lists them) or --problem with one of "
+            f"{', '.join(GUIDES)}"
+        )
+    if problem is not None:
+        _guide(find_guide(problem), as_json=as_json)
+    else:
+        _rule(str(rule), as_json=as_json)
+    return OK
+
+
+# -- a rule ----------------------------------------------------------------------------------------------------------
+
+
+def _rule(name: str, *, as_json: bool) -> None:
+    from trimtab.core.recommendations import recommendations_for
     from trimtab.core.registry import find_rule
 
-    found = find_rule(rule)
+    found = find_rule(name)
     text = inspect.getdoc(found) or ""
+    points = recommendations_for(found.name)
     if as_json:
-        emit({"code": found.code, "name": found.name, "severity": found().severity, "text": text})
-        return OK
+        advice = [{"id": r.id, "also": r.also, "when": r.when, "text": r.text} for r in points]
+        emit(
+            {
+                "code": found.code,
+                "name": found.name,
+                "severity": found().severity,
+                "text": text,
+                "by_evidence": advice,
+            }
+        )
+        return
     from rich.markdown import Markdown
     from rich.rule import Rule
 
     out = console()
+    width = min(out.width, MOST_COLUMNS)
     out.print(Rule(f"[bold]{found.code}[/bold] {found.name}", align="left"))
     # A terminal gets it rendered; a pipe gets the Markdown itself, which reads as well and can be pasted.
     if out.is_terminal:
-        out.print(Markdown(text))
+        out.print(Markdown(text), width=width)
+        _by_evidence(out, points, width)
     else:
-        print(text)
-    return OK
+        print("\n".join((text, *_in_markdown(points, width))))
+
+
+def _in_markdown(points: tuple[Recommendation, ...], width: int) -> Iterator[str]:
+    if points:
+        yield f"\n## By evidence\n{SUPPORTED}\n"
+    for point in points:
+        yield _fill(f"**{_when(point)}**: {point.text} ({point.id})", width, "- ")
+
+
+def _by_evidence(out: Console, points: tuple[Recommendation, ...], width: int) -> None:
+    from rich.markdown import Markdown
+    from rich.text import Text
+
+    if points:
+        out.print(Markdown(f"## By evidence\n\n{SUPPORTED}"), width=width)
+    for point in points:
+        out.print(Text.assemble("\n", (_fill(_when(point), width - 10), "cyan"), (f"  {point.id}", "dim")))
+        out.print(_led("→ ", "green", point.text, width))
+
+
+def _when(point: Recommendation) -> str:
+    words = point.when if point.when.startswith(("always", "before", "from")) else f"when {point.when}"
+    return words[:1].upper() + words[1:]
+
+
+def _fill(text: str, width: int, lead: str = "") -> str:
+    """Wrap a paragraph; unlike a name of a rule, it may be broken at its spaces only."""
+    indent = " " * len(lead)
+    return textwrap.fill(text, width - 1, initial_indent=lead, subsequent_indent=indent, break_on_hyphens=False)
+
+
+def _led(lead: str, style: str, text: str, width: int, of_text: str = "") -> Text:
+    """A paragraph behind a lead such as an arrow or a number."""
+    from rich.text import Text
+
+    found = Text(_fill(text, width, lead), style=of_text)
+    found.stylize(style, 0, len(lead))
+    return found
+
+
+# -- a symptom -------------------------------------------------------------------------------------------------------
+
+
+def _guide(guide: Guide, *, as_json: bool) -> None:
+    if as_json:
+        steps = [{"do": p.do, "check": p.check, "source": p.source} for p in guide.points]
+        emit(
+            {
+                "problem": guide.problem,
+                "title": guide.title,
+                "signs": guide.signs,
+                "findings": guide.findings,
+                "steps": steps,
+                "beware": guide.beware,
+            }
+        )
+        return
+    from rich.rule import Rule
+
+    out = console()
+    width = min(out.width, MOST_COLUMNS)
+    out.print(Rule(f"[bold]{guide.title}[/bold]", align="left"), width=width)
+    for part in _parts(guide, width):
+        out.print(part)
+
+
+def _parts(guide: Guide, width: int) -> Iterator[RenderableType]:
+    from rich.text import Text
+
+    yield _fill(guide.signs, width)
+    if guide.findings:
+        yield _led("Findings: ", "bold", ", ".join(guide.findings), width)
+    yield Text("Try in this order; → says how to see whether it applies.", style="dim")
+    for number, point in enumerate(guide.points, 1):
+        yield Text()
+        yield _led(f"{number:>2}. ", "bold", point.do, width, of_text="bold")
+        yield _led("    → ", "green", point.check, width)
+    if guide.beware:
+        yield Text("\nBeware", style="bold yellow")
+        for line in guide.beware:
+            yield _led("  - ", "yellow", line, width)
+    yield Text("\nMore about a finding:  trimtab explain NAME", style="dim")
+    if guide.problem != "checklist":
+        yield Text("Ten points to check:   trimtab explain --problem checklist", style="dim")

@@ -183,7 +183,7 @@ DYNAMICS: tuple[Recommendation, ...] = (
         topic="weight-norm",
         findings=("weight-jump",),
         rank=14,
-        when="always: it is what the finding says",
+        when="always",
         holds=lambda f: True,
         text="Compare `weight_norm` before and after in the record: the size of the weights should grow gradually; a "
         "jump is instability, even while the loss still looks well.",

@@ -23,7 +23,7 @@ LEARNING: tuple[Recommendation, ...] = (
         topic="activation",
         findings=("dead-units",),
         rank=28,
-        when="always: units of this layer are dead",
+        when="always",
         holds=lambda f: True,
         text="Use an activation that cannot die: LeakyReLU(0.01) is the cheapest, GELU or SiLU for transformers and "
         "deep networks, ELU where negative outputs help; He initialisation for all of them.",
@@ -33,7 +33,7 @@ LEARNING: tuple[Recommendation, ...] = (
         topic="activation",
         findings=("saturated-units",),
         rank=28,
-        when="always: units of this layer are at their limits",
+        when="always",
         holds=lambda f: True,
         text="Use an activation without limits (GELU, SiLU), or keep tanh with Xavier initialisation and a "
         "normalisation before it.",

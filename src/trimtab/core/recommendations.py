@@ -30,3 +30,13 @@ def recommendations_for(finding_name: str) -> tuple[Recommendation, ...]:
 def advise_on(config: Config, finding: Finding, own: tuple[str, ...], window: Window, spent: int) -> tuple[str, ...]:
     """The advice for a finding about the newest sample of a window; `own` is what its rule recommends."""
     return advise(finding, own, gather(finding, window, config, spent), TABLE)
+
+
+def as_markdown() -> str:
+    """The whole table for people, as docs/advice.md shows it."""
+    lines = ["| number | attached to | when | advice |", "| --- | --- | --- | --- |"]
+    for one in TABLE:
+        numbers = one.id + (f" ({', '.join(one.also)})" if one.also else "")
+        cells = (numbers, ", ".join(one.findings), one.when, one.filled or one.text)
+        lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
+    return "\n".join(lines)
