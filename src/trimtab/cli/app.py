@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from trimtab.cli import demo, explain, replay, report, rules, run
+from trimtab.cli import demo, explain, presets, replay, report, rules, run
 from trimtab.cli._argv import normalise, options_of
 
 app = typer.Typer(
@@ -20,7 +20,7 @@ app = typer.Typer(
     rich_markup_mode="rich",
     pretty_exceptions_show_locals=False,
 )
-for module in (demo, run, report, replay, rules, explain):
+for module in (demo, run, report, replay, rules, explain, presets):
     app.command(module.NAME)(module.run)
 
 

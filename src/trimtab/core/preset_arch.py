@@ -7,8 +7,8 @@ from typing import Any
 from trimtab.core.preset_record import Preset
 
 
-def _arch(name: str, clip: Any, title: str, source: str, *notes: str) -> Preset:
-    return Preset(name=f"arch-{name}", title=title, source=source, settings={"clip": clip}, notes=notes)
+def _arch(name: str, clip: Any, title: str, source: str, *notes: str, **settings: Any) -> Preset:
+    return Preset(name=f"arch-{name}", title=title, source=source, settings={"clip": clip, **settings}, notes=notes)
 
 
 ARCHITECTURES = (
@@ -67,6 +67,8 @@ ARCHITECTURES = (
         "Networks without normalisation layers: adaptive gradient clipping",
         "github.com/google-deepmind/deepmind-research nfnets/optim.py, SGD_AGC (Brock et al. 2021, arXiv:2102.06171)",
         "The published recipe leaves the classifier's last layer unclipped; agc here clips every parameter.",
+        "Under agc most units are clipped in most steps, so the rule chronic-clipping (GRAD007) is off.",
+        ignore=["GRAD007"],
     ),
     _arch(
         "diffusion",

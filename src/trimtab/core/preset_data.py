@@ -39,6 +39,8 @@ SIX_DIM = Preset(
         "but comes at longer and longer intervals; the rule vanishing-gradient (GRAD003) looks at depth instead.",
         "Of the documented loss versions 2 and 3 return [B, B], not [B]*N, and version 1, called fast, was the slowest "
         "as written. The hint keeps version 1, the recommended one.",
+        "Names that only its verification page mentions (clamp_value, compute_loss_v0, check_nan_inf) are in no "
+        "program and are not offered.",
     ),
 )
 
@@ -46,7 +48,7 @@ CAMOXPERT = Preset(
     name="camoxpert",
     aliases=("001", "b", "train-ultimate"),
     title="Two-stage segmentation: a frozen backbone first, then everything",
-    source="document 001 (camoXpert train_ultimate): B5, B7 to B14, B22",
+    source="document 001 (camoXpert): B5, B7 to B14, B22",
     settings={"clip": 0.5},
     hints={
         "base_lr": 2.5e-4,
@@ -82,6 +84,8 @@ CAMOXPERT = Preset(
         "To resume, the document halves the rate to 0.000125 by hand, and stage 2 halves it again. The factors here "
         "are always relative to stage 1's base_lr.",
         "140 epochs in the text, 120 in the program: 30 + 110 here.",
+        "To resume from any point of a crash is promised under success, and from the end of an epoch only under "
+        "limits. Protection of all stages is promised, and only stage 2 saves. keep_last = 3 is meant for both stages.",
         "The document stops at the first non-finite value with a ValueError. Here the step is kept out of the weights "
         'and training goes on; mode="raise" stops with the documented sentences. An overflow that a GradScaler '
         "provokes while it looks for its scale is neither: it is routine.",
@@ -96,7 +100,7 @@ _MLP: dict[str, Any] = {
 MLP_CUDA = Preset(
     name="mlp-cuda",
     aliases=("002", "c", "mlp-cuda-v2"),
-    source="document 002 (MLP-cuda transformer): C3 to C6, C8, C14",
+    source="document 002 (MLP-cuda): C3 to C6, C8, C14",
     settings={"clip": 1.5, "full_every": 10},
     hints={
         "base_lr": 5e-5,
@@ -129,7 +133,7 @@ MLP_CUDA = Preset(
 MLP_CUDA_V1 = Preset(
     name="mlp-cuda-v1",
     aliases=("002-v1", "c-v1"),
-    source="document 002 (MLP-cuda transformer), its first version: C8, C14",
+    source="document 002, version 1: C8, C14",
     settings={"clip": 1.0, "full_every": 10},
     hints={**MLP_CUDA.hints, "base_lr": 1e-4, "warmup_steps": 100},
     bands=(
@@ -146,7 +150,7 @@ SEO = Preset(
     name="seo",
     aliases=("003", "d"),
     title="A page-quality model that corrects itself",
-    source="document 003 (SEO trainer): D1, D2, D6, D7, D12",
+    source="document 003 (SEO): D1, D2, D6, D7, D12",
     settings={"clip": 1.0, "mode": "act"},
     hints={
         "base_lr": 1e-3,
@@ -177,6 +181,8 @@ SEO = Preset(
         "negative. Here loss-spike and diverging-loss compare with the run's own noise.",
         "One non-finite validation is listed as a reason to halve the rate, and its branch is missing in the excerpt. "
         "The factor is in the hints; the rule nonfinite-validation (LOSS007) reports it.",
+        "model_healthy is reported there and set by nothing, and trainer.train does not exist. guard.health() sets "
+        "every part from the findings that are open.",
     ),
 )
 
@@ -213,6 +219,8 @@ LMOL = Preset(
         "(AMP002) counts what float16 really loses.",
         "Parameters without any gradient were missing from the totals. In the [GRAD] line they count as zero.",
         "The documented --detect_anomaly false could not be parsed. Every flag here takes true, false, 1, 0, yes, no.",
+        "The clip and the memory clean-up are configured twice, the latter with 10 and with 100 steps. There is one "
+        "place for each setting here, and no clean-up: what the allocator keeps, training uses again.",
     ),
 )
 
