@@ -61,7 +61,7 @@ def make_heat_map(samples: Iterable[Norms], *, max_stretches: int = MAX_STRETCHE
             order = np.argsort(columns, kind="stable")
             part, columns = part[order], columns[order]
         columns, starts = np.unique(columns, return_index=True)
-        where = np.ix_(columns, [at[name] for name in group[0][1]])
+        where = np.ix_(columns, np.array([at[name] for name in group[0][1]], dtype=np.int64))
         norms[where] = np.maximum(norms[where], np.maximum.reduceat(part, starts, axis=0))
     codes, low, high = quantise(norms.T)
     return HeatMap(names=names, first_step=first, width=width, codes=codes, low=low, high=high)
