@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from trimtab.monitor.activations import ActivationMonitor, get_activation_function_recommendations
+    from trimtab.monitor.activation_advice import get_activation_function_recommendations
+    from trimtab.monitor.activations import ActivationMonitor
     from trimtab.monitor.diagnostics import (
         GradientDiagnostics,
         assert_all_requires_grad,
@@ -42,7 +43,7 @@ if TYPE_CHECKING:
 
 _HOME = {
     "ActivationMonitor": "activations",
-    "get_activation_function_recommendations": "activations",
+    "get_activation_function_recommendations": "activation_advice",
     "GradientDiagnostics": "diagnostics",
     "assert_all_requires_grad": "diagnostics",
     "check_gradient_flow": "diagnostics",
