@@ -57,7 +57,7 @@ def monitor_training_health(
         "model_healthy": [
             *(f"buffer {name}" for name in find_nonfinite(model.named_buffers())),
             *_mode(model, training),
-            *(_mismatch(model, optimizer) if optimizer is not None else ()),
+            *(mismatch(model, optimizer) if optimizer is not None else ()),
         ],
     }
     for part, found in troubles.items():
@@ -89,7 +89,7 @@ def _mode(model: nn.Module, training: bool | None) -> list[str]:
     return [f"the model is in {'training' if model.training else 'evaluation'} mode"]
 
 
-def _mismatch(model: nn.Module, optimizer: Any) -> list[str]:
+def mismatch(model: nn.Module, optimizer: Any) -> list[str]:
     """What the optimizer misses of the model, and what it moves that is no longer there."""
     named = dict(model.named_parameters())
     mine = {id(p) for p in named.values()}
