@@ -1,0 +1,36 @@
+"""`trimtab run` on scripts that are built in every way: nothing changes while all is well, and a NaN does no harm."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.launch.corpus import CASES, Case
+from tests.launch.running import Workplace
+
+SURVIVORS = [case for case in CASES if case.nan_at is not None]
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.id)
+def test_a_healthy_script_runs_as_without(case: Case, workplace: Workplace) -> None:
+    plain = workplace.plain(*case.words, own_process=case.own_process, stdin=case.stdin)
+    guarded = workplace.guarded(*case.words, own_process=case.own_process, stdin=case.stdin)
+    assert guarded.findings == []
+    assert guarded.out == plain.out
+    assert guarded.own_err == plain.own_err
+    assert guarded.code == plain.code == case.code
+    assert plain.finite is (True if case.nan_at is not None else plain.finite)
+    assert case.says in plain.out + plain.err
+    if case.guards is not None:
+        assert len([line for line in guarded.our_err if "trimtab report" in line]) == case.guards, guarded.err
+
+
+@pytest.mark.parametrize("case", SURVIVORS, ids=lambda case: case.id)
+def test_a_nan_does_no_harm(case: Case, workplace: Workplace) -> None:
+    bad = {"NAN_AT": str(case.nan_at)}
+    control = workplace.plain(*case.words, own_process=case.own_process, stdin=case.stdin, **bad)
+    guarded = workplace.guarded(*case.words, own_process=case.own_process, stdin=case.stdin, **bad)
+    assert control.finite is False, control
+    assert guarded.finite is True, guarded
+    assert guarded.code == case.code
+    assert guarded.own_err == control.own_err
+    assert guarded.our_err != []
