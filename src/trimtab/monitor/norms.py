@@ -13,9 +13,8 @@ import torch
 from torch import Tensor
 
 from trimtab.act import reflex
-from trimtab.core.config import Config
 from trimtab.core.errors import InputError
-from trimtab.monitor.snapshot import Source, named_tensors, snapshot
+from trimtab.monitor.snapshot import Source, named_tensors, snapshot, wide_norms
 from trimtab.sample import measure
 from trimtab.sample.host import number, to_host
 
@@ -235,9 +234,9 @@ def _total(tensors: Sequence[Tensor]) -> tuple[Tensor, float]:
         return whole, number(whole)
     plain = [measure.plain(t) for t in tensors]
     total = measure.total(measure.norms(plain))
-    norm = reflex.judge(number(total), plain, Config()).norm
-    if 0 <= norm < 1e-15 or norm != number(total):  # squares that float32 cannot hold, too small or too large
-        total = measure.total(measure.wide_norms(plain))
+    norm = number(total)
+    if not 1e-15 < norm < math.inf:  # squares that float32 cannot hold, too small or too large, or a bad value
+        total = measure.total(wide_norms(plain))
         norm = number(total)
     return total, norm
 

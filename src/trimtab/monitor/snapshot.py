@@ -155,6 +155,11 @@ def snapshot(model: Source, *, detailed: bool = True, meter: Meter | None = None
     )
 
 
+def wide_norms(tensors: Sequence[Tensor]) -> Tensor:
+    """Norms that float32 could not hold, of plain tensors on whatever devices, on that of the first."""
+    return torch.cat([measure.wide_norms([t]).to(tensors[0].device) for t in tensors])
+
+
 def _full_size(grad: Tensor, plain: Tensor) -> int:
     if grad.layout is torch.strided:
         return plain.numel()
@@ -221,7 +226,7 @@ def _look_again(columns: dict[str, F64], plain: Sequence[Tensor], sizes: NDArray
         odd[i] |= small and norms[i] < _TINY and columns["absmax"][i] != 0.0
     again: list[int] = np.flatnonzero(odd).tolist()
     if again:
-        norms[again] = to_host(measure.wide_norms([plain[i] for i in again])).astype(np.float64)
+        norms[again] = to_host(wide_norms([plain[i] for i in again])).astype(np.float64)
     if not detailed:
         doubt: list[int] = np.flatnonzero(~np.isfinite(norms)).tolist()
         if doubt:
