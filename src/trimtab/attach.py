@@ -61,10 +61,15 @@ def labelled(optimizer: Any) -> dict[str, Any]:
     return inner
 
 
+def is_guarded(optimizer: Any) -> bool:
+    """Whether an open guard has it already."""
+    return optimizer in _GUARDED
+
+
 def check_optimizer(optimizer: Any, model: nn.Module, label: str) -> None:
     """Refuse an optimizer that does not move this model, or that is guarded already."""
     where = f"optimizer {label!r}" if label else "the optimizer"
-    if optimizer in _GUARDED:
+    if is_guarded(optimizer):
         raise AttachError(f"{where} is already guarded; close() the other guard first, or use that one")
     mine = {id(p) for p in model.parameters()}
     params: list[Tensor] = [p for group in optimizer.param_groups for p in group["params"]]

@@ -83,7 +83,7 @@ def run_info(config: Config, model: nn.Module, optimizers: Mapping[str, Any], fo
             "torch": torch.__version__,
             "python": platform.python_version(),
         },
-        model=type(model).__name__,
+        model=type(getattr(model, "_orig_mod", model)).__name__,
         num_parameters=sum(p.numel() for p in model.parameters()),
         optimizers=tuple(optimizers),
         rules=tuple(rule.code for rule in select_rules(config)),

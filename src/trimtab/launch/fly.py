@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 STOPPED = 70
 """Exit code of a program that was stopped for the health of its training, and did not catch that itself."""
-NUM_NAMED = 4
+NUM_NAMED, NUM_TOLD = 4, 6
 
 log = logging.getLogger("trimtab")
 
@@ -88,10 +88,16 @@ class _Crew:
         if self._as_json:
             self._stream.write(json.dumps({"schema_version": 1, "runs": [f.told() for f in self._flights]}) + "\n")
             return
+        told = sorted(self._flights, key=lambda f: f.findings == 0)[:NUM_TOLD]  # the ones with findings first
         for flight in self._flights:
-            self.say(_sentence(flight))
-            if flight.run_dir is not None:
-                self.say(f"  trimtab report {_short(flight.run_dir, self._home)}")
+            if flight in told:
+                self.say(_sentence(flight))
+                if flight.run_dir is not None:
+                    self.say(f"  trimtab report {_short(flight.run_dir, self._home)}")
+        if len(self._flights) > len(told):
+            rest = len(self._flights) - len(told)
+            num = sum(f.findings > 0 for f in self._flights if f not in told)
+            self.say(f"and {rest} more trainings, {num} of them with findings; their records are beside these")
         if not self._flights:
             self.say("no PyTorch optimizer was stepped; there was nothing to guard")
 
@@ -115,6 +121,8 @@ def _short(path: Path, home: str) -> str:
 def _sentence(flight: Flight) -> str:
     steps = sum(flight.steps.values())
     told = f"{flight.model}, {steps:,} step{'' if steps == 1 else 's'}"
+    if len(flight.steps) > 1:
+        told += f" of {len(flight.steps)} optimizers"
     if flight.rejected:
         told += f", {flight.rejected:,} update{'' if flight.rejected == 1 else 's'} kept out of the weights"
     if not flight.codes:

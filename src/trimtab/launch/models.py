@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import gc
+from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 
 from torch import Tensor, nn
+
+HOOKS = ("_forward_pre_hooks", "_forward_pre_hooks_with_kwargs", "_forward_hooks", "_forward_hooks_with_kwargs")
 
 
 class LooseParameters(nn.Module):
@@ -20,14 +23,16 @@ class LooseParameters(nn.Module):
         """There is nothing to compute."""
 
 
-def owner_of(params: Sequence[Tensor]) -> nn.Module:
-    """The tightest module that holds as many of these parameters as any, and the buffers beside them.
+def owners_of(params: Sequence[Tensor]) -> list[nn.Module]:
+    """The modules that hold as many of these parameters as any does: the tightest first, those around it after it.
 
     Example:
         >>> body, head = nn.Linear(2, 2), nn.Linear(2, 1)
         >>> model = nn.Sequential(body, head)
-        >>> owner_of(list(model.parameters())) is model, owner_of(list(head.parameters())) is head
-        (True, True)
+        >>> owners_of(list(head.parameters())) == [head, model]
+        True
+        >>> owners_of(list(model.parameters())) == [model]
+        True
     """
     wanted = {id(p) for p in params}
     modules = [o for o in gc.get_objects() if _is_module(o)]
@@ -39,12 +44,28 @@ def owner_of(params: Sequence[Tensor]) -> nn.Module:
     direct = [m for m in modules if any(id(p) in wanted for p in m._parameters.values())]
     candidates = _with_ancestors(direct, parents)
     if not candidates:
-        return LooseParameters(params)
+        return [LooseParameters(params)]
     sizes = {id(m): _size(m, wanted) for m in candidates}
     best = max(covered for covered, _, _ in sizes.values())
     fit = [m for m in candidates if sizes[id(m)][0] == best]
-    chosen = min(fit, key=lambda m: (sizes[id(m)][1], -sizes[id(m)][2], _num_modules(m)))
-    return _compiled(chosen, parents)
+    return sorted(fit, key=lambda m: (sizes[id(m)][1], -sizes[id(m)][2], _num_modules(m)))
+
+
+def seen_from_outside(owners: Sequence[nn.Module]) -> nn.Module | None:
+    """The compiled form of the tightest owner, if there is one: its calls are seen, those of the module inside not."""
+    return next((m for m in owners if m._modules.get("_orig_mod") is owners[0]), None)
+
+
+def uncalled(model: nn.Module) -> nn.Module:
+    """The same parameters, buffers and parts under the same names, but nobody calls it: a hook on it changes nothing.
+
+    For a model that is called inside compiled code, where every hook that comes or goes means compiling anew.
+    """
+    twin: nn.Module = object.__new__(type(model))
+    twin.__dict__ = dict(model.__dict__)
+    for name in HOOKS:
+        twin.__dict__[name] = OrderedDict()
+    return twin
 
 
 def _is_module(obj: object) -> bool:
@@ -71,9 +92,3 @@ def _size(module: nn.Module, wanted: set[int]) -> tuple[int, int, int]:
 
 def _num_modules(module: nn.Module) -> int:
     return sum(1 for _ in module.modules())
-
-
-def _compiled(module: nn.Module, parents: dict[int, list[nn.Module]]) -> nn.Module:
-    """The compiled form, if there is one: its calls can be seen from outside, those of the module inside cannot."""
-    wrappers = (p for p in parents.get(id(module), []) if p._modules.get("_orig_mod") is module)
-    return next(wrappers, module)

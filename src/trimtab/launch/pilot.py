@@ -17,13 +17,15 @@ import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
+from trimtab.act.contain import Contained
 from trimtab.act.seam import innermost, on_stack
+from trimtab.attach import is_guarded, labelled
 from trimtab.core.errors import TrainingStopped, TrimtabError
 from trimtab.guard import Guard
 from trimtab.launch.clipping import wrap_clip_grad_norm
 from trimtab.launch.door import Door
 from trimtab.launch.losses import Losses
-from trimtab.launch.models import owner_of
+from trimtab.launch.models import owners_of, seen_from_outside, uncalled
 from trimtab.launch.scripting import wrap_jit_script
 from trimtab.launch.tally import Flight
 
@@ -49,7 +51,10 @@ class Pilot:
         self._guards: weakref.WeakValueDictionary[int, Guard] = weakref.WeakValueDictionary()  # by optimizer
         self._flights: dict[int, Flight] = {}  # by guard
         self._both_in_use: set[int] = set()
+        self._given_up: set[int] = set()
+        self._contained, self._told = Contained(), set[str]()
         self._num = 0
+        self._ours = False
         self._losses = Losses()
         self._now = _Now()
         self._undo: list[Callable[[], None]] = []
@@ -61,6 +66,7 @@ class Pilot:
         self._undo = [
             self._losses.remove,
             _wrap(Optimizer, "__init__", self._building),
+            _wrap(Guard, "__init__", self._their_own),
             _wrap(torch.amp.GradScaler, "step", self._scaler_steps),
             wrap_clip_grad_norm(self._clipped),
             wrap_jit_script(),
@@ -72,29 +78,32 @@ class Pilot:
 
     def _building(self, inner: Callable[..., Any], optimizer: Any, *args: Any, **kwargs: Any) -> None:
         inner(optimizer, *args, **kwargs)
-        self._contain(self._born, optimizer)
+        self._contain("finding a model", self._born, optimizer)
 
     def _born(self, optimizer: Any) -> None:
         """An optimizer was built: find its model, and get on board when that is first called to train."""
         if self._num + len(self._alive()) >= MAX_GUARDS:
             return
-        model = owner_of(params_of(optimizer))
         self._waiting.append(weakref.ref(optimizer))
-        if not any(door.model() is model and door.open for door in self._doors):
-            self._doors = [door for door in self._doors if door.open and door.model() is not None]
-            self._doors.append(Door(model, self._called))
+        self._doors = [door for door in self._doors if door.open and door.model() is not None]
+        for model in owners_of(params_of(optimizer)):
+            if not any(door.model() is model for door in self._doors):
+                self._doors.append(Door(model, self._called))
 
     def _called(self, model: nn.Module) -> None:
-        """A model that some optimizer moves is called to train: guard it together with all that move it."""
+        """A model that some optimizer moves is called to train: guard it together with all that move it.
+
+        Of modules inside each other the outermost is called first. It has the buffers that no optimizer knows of.
+        """
         mine = {id(p) for p in model.parameters()}
         theirs = [o for o in self._alive() if any(id(p) in mine for p in params_of(o))]
         held = [id(p) for o in theirs for p in params_of(o)]
         if theirs and len(held) == len(set(held)):  # one inside the other (SAM): which one is stepped will be seen
-            self._contain(self._guard, model, theirs)
+            self._contain("guarding a model", self._guard, model, theirs)
 
     def _alive(self) -> list[Any]:
         found = [o for ref in self._waiting if (o := ref()) is not None]
-        return [o for o in found if id(o) not in self._guards]
+        return [o for o in found if not is_guarded(o)]
 
     def _guard(self, model: nn.Module, optimizers: list[Any]) -> None:
         if self._num >= MAX_GUARDS:
@@ -106,9 +115,11 @@ class Pilot:
             self._pid = os.getpid()
             atexit.register(self.land)
         self._retire(optimizers)
-        flight = Flight(type(model).__name__)
+        flight = Flight(type(getattr(model, "_orig_mod", model)).__name__)
         given = optimizers[0] if len(optimizers) == 1 else optimizers
+        self._ours = True
         guard = Guard.attach(model, given, sinks=[*self._settings.get("sinks", ()), flight], **self._without_sinks())
+        self._ours = False
         flight.run_dir, flight.recorder = guard.run_dir, guard._recorder
         self._flights[id(guard)] = flight
         for one in optimizers:
@@ -119,6 +130,16 @@ class Pilot:
 
     def _without_sinks(self) -> dict[str, Any]:
         return {k: v for k, v in self._settings.items() if k != "sinks"}
+
+    def _their_own(
+        self, inner: Callable[..., Any], guard: Guard, model: Any, optimizer: Any, *args: Any, **kw: Any
+    ) -> None:
+        """The script builds a guard by itself: it is welcome to, and ours steps aside."""
+        if not self._ours:
+            theirs = self._contain("making room for a guard", labelled, optimizer) or {}
+            for mine in {self._guards[id(o)] for o in theirs.values() if id(o) in self._guards}:
+                self._leave(mine)
+        inner(guard, model, optimizer, *args, **kw)
 
     def _retire(self, optimizers: list[Any]) -> None:
         """Close the guards of optimizers that new ones take over from, so that one stage is one record.
@@ -139,7 +160,7 @@ class Pilot:
         if torch.compiler.is_compiling() or on_stack(self._now.outer):
             return  # an optimizer that steps another inside its own step makes one step
         self._now.outer = sys._getframe(1)
-        self._contain(self._lane_of, optimizer)
+        self._contain("guarding an optimizer", self._lane_of, optimizer)
         self._tell(optimizer)
 
     def _stepped(self, optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -148,7 +169,7 @@ class Pilot:
             self._losses.ended(closure=len(args) > 1 or kwargs.get("closure") is not None)
 
     def _scaler_steps(self, inner: Callable[..., Any], scaler: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
-        lane = self._contain(self._lane_of, optimizer)
+        lane = self._contain("guarding an optimizer", self._lane_of, optimizer)
         if lane is None:
             return inner(scaler, optimizer, *args, **kwargs)
         if lane.scaler is None:
@@ -157,7 +178,7 @@ class Pilot:
         out = inner(scaler, optimizer, *args, **kwargs)
         if lane.attempts == before:  # an optimizer that is not fused is not called at all on an overflow
             self._tell(innermost(optimizer))
-            self._contain(lane.skipped)
+            self._contain("counting a skipped step", lane.skipped)
             self._losses.ended(closure=False)
         return out
 
@@ -165,14 +186,24 @@ class Pilot:
         guard, losses = self._guards.get(id(optimizer)), self._losses.take()
         if guard is not None:
             for loss in losses:
-                self._contain(guard.observe, loss)
+                self._contain("noting a loss", guard.observe, loss)
 
     def _lane_of(self, optimizer: Any) -> Any:
         optimizer = innermost(optimizer)
-        if id(optimizer) not in self._guards:
-            self._guard(owner_of(params_of(optimizer)), [optimizer])
+        if not is_guarded(optimizer) and id(optimizer) not in self._given_up:
+            self._given_up.add(id(optimizer))  # it is tried once; what goes wrong then goes wrong again
+            self._guard(self._found(optimizer), [optimizer])
+            self._given_up.discard(id(optimizer))
         guard = self._guards.get(id(optimizer))
         return None if guard is None else next(v for v in guard._lanes.values() if v.optimizer is optimizer)
+
+    def _found(self, optimizer: Any) -> nn.Module:
+        """The model of an optimizer that is stepped before its model was seen being called."""
+        owners = owners_of(params_of(optimizer))
+        if (compiled := seen_from_outside(owners)) is not None:
+            return compiled
+        shut = any(door.model() is owners[0] for door in self._doors if door.open)
+        return uncalled(owners[0]) if shut else owners[0]  # called, but in code that was compiled around it
 
     def _clipped(self, params: list[Tensor], norm: Tensor | float) -> bool:
         """The script clips: note the norm before it, where it is that of all that an optimizer moves."""
@@ -183,19 +214,20 @@ class Pilot:
                 if not any(id(p) in mine for p in live):
                     continue
                 if all(id(p) in mine for p in live) and not _still_scaled(lane):
-                    self._contain(functools.partial(guard.observe, norm_before=norm))
+                    self._contain("noting a norm", functools.partial(guard.observe, norm_before=norm))
                 return bool(guard.config.mode != "observe" and guard.config.reject_nonfinite)
         return False
 
-    def _contain(self, function: Callable[..., Any], *args: Any) -> Any:
+    def _contain(self, what: str, function: Callable[..., Any], *args: Any) -> Any:
+        """Nothing of ours ends a script: a failure is told once. That training was stopped is no failure."""
         try:
-            return function(*args)
+            return self._contained.call(what, function, *args)
         except TrainingStopped:
             raise
         except TrimtabError as error:
-            log.warning("not guarded: %s", error)
-        except Exception:
-            log.exception("trimtab failed here; the script goes on without it")
+            if str(error) not in self._told:
+                self._told.add(str(error))
+                log.warning("not guarded: %s", error)
         return None
 
     # -- landing -------------------------------------------------------------------------------------------------
@@ -216,7 +248,7 @@ class Pilot:
         for key in [k for k, g in self._guards.items() if g is guard]:
             del self._guards[key]
         try:
-            self._contain(guard.close, reason)
+            self._contain("closing a guard", guard.close, reason)
         except TrainingStopped as stop:
             log.warning("%s", stop)
         self._gone(id(guard))

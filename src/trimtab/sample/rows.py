@@ -15,8 +15,8 @@ from trimtab.sample.host import upload
 
 
 def parameter_names(model: nn.Module) -> dict[int, str]:
-    """The name of every parameter by identity; a tied one keeps its first name."""
-    return {id(p): name for name, p in model.named_parameters()}
+    """The name of every parameter by identity, as in the model before it was compiled; a tied one keeps its first."""
+    return {id(p): name.replace("_orig_mod.", "") for name, p in model.named_parameters()}
 
 
 class Rows:
