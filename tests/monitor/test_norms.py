@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -243,3 +244,23 @@ def test_c15_effective_learning_rate_of_chronic_clipping() -> None:
     torch.optim.SGD(a, lr=0.1).step()
     torch.optim.SGD(b, lr=effective_lr(0.1, clip=2.0, norm=norm)).step()
     assert torch.allclose(a[0], b[0])
+
+
+@pytest.mark.filterwarnings("ignore")  # torch.distributed warns about its own set-up
+def test_c3_sharded_gradients_are_clipped_by_the_norm_of_all_shards(tmp_path: Path) -> None:
+    import torch.distributed as dist
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import Shard, distribute_tensor
+
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    try:
+        mesh = init_device_mesh("cpu", (1,))
+        weight = nn.Parameter(distribute_tensor(torch.zeros(4, 2), mesh, [Shard(0)]))
+        weight.grad = distribute_tensor(torch.full((4, 2), 10.0), mesh, [Shard(0)])
+        assert clip_gradients_by_global_norm([weight], 2.0) == pytest.approx(10.0 * math.sqrt(8), rel=1e-6)
+        assert float(weight.grad.full_tensor().norm()) == pytest.approx(2.0, rel=1e-5)  # type: ignore[attr-defined]
+        assert gradient_norms([weight]).total_norm == pytest.approx(2.0, rel=1e-5)
+        scale_gradients([weight], 0.5)
+        assert compute_global_gradient_norm([weight]) == pytest.approx(1.0, rel=1e-5)
+    finally:
+        dist.destroy_process_group()
