@@ -85,6 +85,7 @@ class _Crew:
         self._landed = True
         if self._pilot is not None:
             self._pilot.land(reason)
+        self._flights = [f for f in self._flights if f.steps]  # one that never took off is nothing to tell of
         if self._as_json:
             self._stream.write(json.dumps({"schema_version": 1, "runs": [f.told() for f in self._flights]}) + "\n")
             return
