@@ -40,3 +40,24 @@ def test_explain_is_rendered_on_a_terminal(trimtab, monkeypatch):
     said = trimtab("explain", "GRAD001")
     assert "\x1b[" in said.out
     assert "## What" not in said.out
+    assert "## By" not in said.out
+    assert "By evidence" in said.out
+    assert "A31.2" in said.out
+
+
+def test_explain_tells_what_evidence_adds_and_when(trimtab):
+    said = trimtab("explain", "GRAD002")
+    head, _, tail = said.out.partition("## By evidence")
+    assert "## What to try" in head
+    assert "- **When nothing clips yet**: Clip the gradient norm now: `Guard(..., clip=1.0)`. (A33.1)" in tail.replace(
+        "\n  ", " "
+    )
+    assert max(map(len, tail.splitlines())) <= 84
+    assert "By evidence" not in trimtab("explain", "eval-mode").out
+
+
+def test_explain_as_json_has_every_recommendation(trimtab):
+    points = trimtab("explain", "exploding-gradient", "--json").json()["by_evidence"]
+    assert {"id": "A33.2", "also": ["A11.2", "A35.3"]}.items() <= next(p for p in points if p["id"] == "A33.2").items()
+    assert all(p["when"] and p["text"] for p in points)
+    assert trimtab("explain", "eval-mode", "--json").json()["by_evidence"] == []

@@ -119,7 +119,7 @@ CLIPPING: tuple[Recommendation, ...] = (
         topic="gradcheck",
         findings=("diverging-loss", "oscillating-loss", *CHRONIC),
         rank=35,
-        when="gradients flip, or nearly every step is clipped, or the loss rises although the steps are tiny or were cut",
+        when="gradients flip, or nearly every step is clipped, or the loss rises after steps were cut or are tiny",
         holds=lambda f: f.name != "diverging-loss" or f.tiny_steps or f.lr_multiplier < 1 or f.clip_rate >= OFTEN,
         text="Check hand-written gradients against finite differences: `torch.autograd.gradcheck` in float64, on the "
         "loss and every custom `autograd.Function`.",
