@@ -185,11 +185,11 @@ def e13(sample: Sample, every: int, facts: Facts) -> Said:
     wanted = rows != FROZEN
     if norms is None or not wanted.any():
         return
-    names = [name for name, wants in zip(sample.names(Kind.GRAD), wanted, strict=True) if wants]
     rows, step = rows[wanted], sample.step
     bad, zero = ~np.isfinite(rows), rows < facts.limits["zero"]  # ABSENT is below it, too: no gradient is none
     num = rows.size
     if _on(sample, every):
+        names = [name for name, wants in zip(sample.names(Kind.GRAD), wanted, strict=True) if wants]
         known = rows[~bad & (rows > ABSENT)].tolist()
         yield (
             INFO,
