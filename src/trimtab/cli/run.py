@@ -62,7 +62,7 @@ def run_what_is_ready() -> None:
 @command
 def run(
     program: Annotated[
-        list[str] | None, typer.Argument(metavar="SCRIPT [ARGS]...", help="The script, and whatever it takes.")
+        list[str] | None, typer.Argument(metavar="SCRIPT [ARGS]", help="The script, and whatever it takes.")
     ] = None,
     module: Annotated[
         str | None, typer.Option("-m", "--module", metavar="MODULE", help="Run a module, as `python -m` does.")
@@ -110,12 +110,9 @@ def _settings(
     from trimtab.core.config import resolve
 
     changes: dict[str, Any] = {"mode": mode, "clip": None if clip is None else _number(clip), "dir": runs_dir}
-    found = resolve(config, **changes)
+    found = resolve(config, preset=preset, **changes)
     # Absolute: a script may change its working directory before it begins to train.
-    settings: dict[str, Any] = {"config": found.with_changes({"dir": os.path.abspath(found.dir)})}
-    if preset is not None:
-        settings["preset"] = preset
-    return settings
+    return {"config": found.with_changes({"dir": os.path.abspath(found.dir)})}
 
 
 def _number(text: str) -> float | str:

@@ -74,8 +74,10 @@ class _Crew:
         """The program's logging may go to its output, where nothing of ours belongs; findings are said by the sink."""
         handler = logging.StreamHandler(self._stream)
         handler.setFormatter(logging.Formatter("trimtab: %(message)s"))
-        handler.addFilter(lambda record: record.module != "guard" and not self._quiet)
+        handler.addFilter(lambda record: not self._quiet and _is_to_be_said(record))
         log.addHandler(handler)
+        if self._settings["config"].preset is not None:
+            log.setLevel(logging.INFO)  # a preset may ask for lines of its own
         log.propagate = False
 
     def land(self, reason: str = "closed") -> None:
@@ -111,6 +113,11 @@ class _Crew:
         if not self._quiet:
             self._stream.write("".join(f"trimtab: {line}\n" for line in text.splitlines()))
             self._stream.flush()
+
+
+def _is_to_be_said(record: logging.LogRecord) -> bool:
+    """Warnings, but not findings, which the sink tells with their advice; and the lines of a preset."""
+    return record.module != "guard" and (record.levelno >= logging.WARNING or record.module == "line_sink")
 
 
 def _short(path: Path, home: str) -> str:
