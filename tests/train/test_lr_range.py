@@ -241,17 +241,20 @@ def test_nonsense_is_refused():
 
 def test_a_sweep_ends_when_the_loss_leaves():
     falling = [2.0 - 0.01 * i for i in range(50)]
-    assert not any(has_left(falling[: i + 1]) for i in range(50))
-    assert has_left([*falling, 3.5])
-    assert has_left([-5.0, -5.2, -4.0])
-    assert not has_left([-5.0, -5.2, -4.9])
+    assert not any(has_left(falling[: i + 1], 2.0) for i in range(50))
+    assert has_left([*falling, 3.5], 2.0)
+    assert has_left([-5.0] * 10 + [-5.2, -4.0], -5.0)
+    assert not has_left([-5.0] * 10 + [-5.2, -4.9], -5.0)
+    assert not has_left([1.0, 50.0], 1.0)  # two values are no curve
+    noise = np.random.default_rng(0).normal(0.0, 1.0, 200)
+    assert not any(has_left(noise[: i + 1], 0.0) for i in range(200))
 
 
 def test_one_bad_sweep_shortens_the_curve_but_does_not_move_it():
     rates = tuple(float(r) for r in np.geomspace(1e-4, 1.0, 60))
     smooth = tuple(2.0 - 1.5 / (1 + math.exp(-(i - 25) / 4)) + (0.2 * (i - 45) if i > 45 else 0) for i in range(60))
-    whole = Sweep(rates=rates, losses=smooth, smooth=smooth, diverged=False)
-    short = Sweep(rates=rates[:50], losses=smooth[:50], smooth=smooth[:50], diverged=True)
+    whole = Sweep(rates=rates, losses=smooth, smooth=smooth, start=2.0, diverged=False)
+    short = Sweep(rates=rates[:50], losses=smooth[:50], smooth=smooth[:50], start=2.0, diverged=True)
     alone, both = suggest_lr([whole]), suggest_lr([whole, short])
     assert alone.diverged is None
     assert both.diverged == rates[49]

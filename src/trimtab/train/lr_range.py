@@ -24,6 +24,7 @@ POOL = 32
 """Batches of one sweep, gone through in turn: for each of them it is known what its loss was at the start."""
 MIN_GAIN = 0.01
 """A loss that fell by less than this part of itself has not fallen."""
+SOONEST = 8
 CHANCE = 9.0
 """Nor one that fell by less than so many of its usual steps: pure noise, smoothed, wanders as far in a hundred."""
 MARGIN, EDGE = 3.0, 20.0
@@ -33,11 +34,15 @@ at a rate for one step only, and so bears more than a training does."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sweep:
-    """One way up: the rates, the loss at each before its step, and the same smoothed and freed of the batch's share."""
+    """One way up: the rates, the loss at each before its step, and the same smoothed and freed of the batch's share.
+
+    `start` is what it was before the first step, over all batches of the sweep.
+    """
 
     rates: tuple[float, ...]
     losses: tuple[float, ...]
     smooth: tuple[float, ...]
+    start: float
     diverged: bool
 
 
@@ -54,6 +59,7 @@ class LrRange:
     steepest: float | None
     best: float | None
     diverged: float | None
+    start: float
     reason: str
     rates: tuple[float, ...]
     losses: tuple[float, ...]
@@ -151,21 +157,23 @@ def _sweep(
         average = MEMORY * average + (1.0 - MEMORY) * (value - start)
         smooth.append(usual + average / (1.0 - MEMORY ** (step + 1)))  # the average began at 0: corrected for that
         progress(step, float(rate), smooth[-1])
-        diverged = has_left(smooth)
+        diverged = has_left(smooth, usual)
         if diverged:
             break
         take_step(target, loss)
     used = tuple(float(r) for r in rates[: len(losses)])
-    return Sweep(rates=used, losses=tuple(losses), smooth=tuple(smooth), diverged=diverged)
+    return Sweep(rates=used, losses=tuple(losses), smooth=tuple(smooth), start=usual, diverged=diverged)
 
 
-def has_left(smooth: Sequence[float]) -> bool:
+def has_left(smooth: Sequence[float], start: float) -> bool:
     """Whether the loss is so far above its best that it is not coming back: by more than twice what was ever gained.
 
     It is told by differences, so that it does not matter what the smallest possible loss is.
     """
-    start, best, now = smooth[0], min(smooth), smooth[-1]
-    return now > start + max(2.0 * (start - best), 0.1 * abs(start))
+    if len(smooth) < SOONEST:
+        return False
+    best, now = min(*smooth, start), smooth[-1]
+    return now > start + max(2.0 * (start - best), 0.1 * abs(start), CHANCE * _wobble(smooth))
 
 
 def suggest_lr(sweeps: Sequence[Sweep]) -> LrRange:
@@ -177,36 +185,42 @@ def suggest_lr(sweeps: Sequence[Sweep]) -> LrRange:
     left = [s.rates[-1] for s in sweeps if s.diverged]
     diverged = min(left) if left else None
     at = int(np.argmin(mean))
-    gained = float(mean[0] - mean[at])
-    wobble = float(np.median(np.abs(np.diff(mean[: at + 1])))) if at else 0.0
+    start = sum(s.start for s in sweeps) / len(sweeps)
+    gained = start - float(mean[at])
     facts: dict[str, Any] = {
         "diverged": diverged,
+        "start": start,
         "rates": tuple(float(r) for r in rates[:num]),
         "losses": tuple(float(v) for v in mean),
         "num_sweeps": len(sweeps),
         "num_steps": sum(len(s.losses) for s in sweeps),
     }
-    if at < 2 or gained <= max(MIN_GAIN * abs(float(mean[0])), CHANCE * wobble):
+    if at < 2 or gained <= max(MIN_GAIN * abs(start), CHANCE * _wobble(mean[: at + 1])):
         reason = f"the loss fell nowhere between {rates[0]:.2g} and {rates[num - 1]:.2g}"
         return LrRange(suggested=None, low=None, high=None, steepest=None, best=None, reason=reason, **facts)
     slope = np.gradient(mean)
     steepest, best = float(rates[int(np.argmin(slope[: at + 1]))]), float(rates[at])
     ceiling = best / MARGIN if diverged is None else min(best / MARGIN, diverged / EDGE)
     suggested = min(math.sqrt(steepest * best / 10.0), ceiling)
-    begins = int(np.argmax(mean < mean[0] - 0.1 * gained))
+    begins = int(np.argmax(mean < start - 0.1 * gained))
     reason = (
-        f"the loss fell from {mean[0]:.3g} to {mean[at]:.3g} on the way up, fastest at {steepest:.2g}, to its best at "
+        f"the loss fell from {start:.3g} to {mean[at]:.3g} on the way up, fastest at {steepest:.2g}, to its best at "
         f"{best:.2g}" + (f", and left at {diverged:.2g}" if diverged is not None else "")
     )
     return LrRange(
         suggested=suggested,
-        low=min(float(rates[begins]), suggested),
-        high=max(ceiling, suggested),
+        low=min(float(rates[begins]), suggested / 3.0),
+        high=max(best / MARGIN, suggested),
         steepest=steepest,
         best=best,
         reason=reason,
         **facts,
     )
+
+
+def _wobble(smooth: Sequence[float] | NDArray[np.float64]) -> float:
+    """How much a curve usually changes from step to step: most of a sweep is at rates at which nothing is learned."""
+    return float(np.median(np.abs(np.diff(smooth)))) if len(smooth) > 1 else 0.0
 
 
 def _shares(target: Target) -> list[list[float]]:

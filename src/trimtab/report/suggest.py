@@ -1,0 +1,189 @@
+"""A clip threshold for the next run from the gradient norms of this one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trimtab.core.norm_limit import SPREAD_FLOOR
+from trimtab.record.reader import Run
+from trimtab.report.incidents import Trouble, find_troubles
+
+MIN_STEPS = 50
+"""Fewer healthy steps say too little about what is usual."""
+PERCENTILE, DEVIATIONS = 99.0, 3.0
+"""The threshold is the lower of this percentile of healthy norms and so many robust deviations of their logarithm above
+the median: what is usual passes untouched, and a few spikes that nobody noticed cannot raise it."""
+DISTORTING = frozenset(
+    {
+        "nonfinite-gradient", "nonfinite-loss", "nonfinite-weight", "nonfinite-input", "exploding-gradient",
+        "zero-gradient", "stale-gradient", "loss-spike", "diverging-loss", "outlier-batch", "weight-jump",
+        "weight-corrupted", "learning-rate", "double-step",
+    }
+)  # fmt: skip
+"""Findings after which norms are not what they would be. Others, chronic clipping above all, leave them as they are."""
+AFTERMATH = 10
+"""Steps after an incident that are not counted as healthy: norms take a while to come back."""
+WINDOW = 5
+CHRONIC_FRAC = 0.5
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClipAdvice:
+    """A clip threshold and what it rests on; `threshold` is None where the run says too little.
+
+    `chronic`: clipping there would act all the time in some part of the run, and hide something instead of mending it.
+    """
+
+    optimizer: str
+    threshold: float | None
+    reasons: tuple[str, ...]
+    num_steps: int
+    num_healthy: int
+    usual: float | None
+    highest: float | None
+    clipped_frac: float | None
+    chronic: bool
+
+
+def suggest_clip(run: Run) -> tuple[ClipAdvice, ...]:
+    """A clip threshold for each optimizer: a high percentile of its healthy gradient norms, past their settling."""
+    troubles = tuple(t for t in find_troubles(run.verdicts) if t.finding.name in DISTORTING)
+    return tuple(_clip(run, name, troubles) for name in run.optimizers or ("",))
+
+
+def _clip(run: Run, name: str, troubles: tuple[Trouble, ...]) -> ClipAdvice:
+    steps, norms = true_norms(run, name)
+    usable = np.isfinite(norms) & (norms > 0)
+    healthy = usable & ~_troubled(run, name, troubles, steps)
+    past = healthy & (np.arange(len(norms)) >= settled(np.where(healthy, norms, np.nan)))
+    used = norms[past]
+    facts = {"optimizer": name, "num_steps": len(norms), "num_healthy": len(used)}
+    if len(used) < MIN_STEPS:
+        return ClipAdvice(
+            threshold=None,
+            reasons=(too_short(len(used), len(norms), "norms"),),
+            usual=None,
+            highest=None,
+            clipped_frac=None,
+            chronic=False,
+            **facts,  # type: ignore[arg-type]
+        )
+    threshold = _rounded(_bound(np.log(used)))
+    usual, highest = float(np.median(used)), float(norms[usable].max())
+    everywhere = norms[usable]
+    clipped = float(np.mean(everywhere > threshold))
+    worst = max(float(np.mean(part > threshold)) for part in np.array_split(everywhere, 3))
+    chronic = worst > CHRONIC_FRAC or clipped > CHRONIC_FRAC
+    reasons = [
+        f"{100 * float(np.mean(used <= threshold)):.3g} % of {len(used):,} healthy steps had no larger gradient norm; "
+        f"usual {usual:.3g}, highest {highest:.3g}.",
+        f"It would have clipped {100 * clipped:.3g} % of all steps"
+        + (f", the highest to 1/{highest / threshold:.3g} of its norm." if highest > 2 * threshold else "."),
+    ]
+    reasons += _clip_warnings(run, name, used, threshold, chronic, troubles)
+    return ClipAdvice(
+        threshold=threshold,
+        reasons=tuple(reasons),
+        usual=usual,
+        highest=highest,
+        clipped_frac=clipped,
+        chronic=chronic,
+        **facts,  # type: ignore[arg-type]
+    )
+
+
+def _bound(logs: Floats) -> float:
+    middle = float(np.median(logs))
+    spread = max(1.4826 * float(np.median(np.abs(logs - middle))), SPREAD_FLOOR)
+    return float(np.exp(min(np.percentile(logs, PERCENTILE), middle + DEVIATIONS * spread)))
+
+
+def _clip_warnings(
+    run: Run, name: str, used: Floats, threshold: float, chronic: bool, troubles: tuple[Trouble, ...]
+) -> list[str]:
+    out = []
+    if chronic:
+        out.append(
+            "In part of the run it would act on most steps: the norms drift, and a fixed threshold would only hide "
+            'that. clip="percentile" follows them; a growing norm needs its cause found.'
+        )
+    spread = float(np.percentile(used, 99) / np.median(used))
+    if spread > 30.0:
+        out.append(
+            f"One healthy step in a hundred has {spread:.3g} times the usual norm: clipping tames that, but the "
+            "batches or the loss behind it deserve a look."
+        )
+    coef = run.series("clip_coef", optimizer=name)[1]
+    coef = coef[np.isfinite(coef)]
+    if len(coef) and float(np.median(coef)) < 0.5:
+        out.append(
+            f"This run was clipped to {100 * float(np.median(coef)):.2g} % of the norm on most steps, so that its rate "
+            "was really so much lower: with this threshold, lower the learning rate to match."
+        )
+    bad = sum(t.last_step - t.finding.step + 1 for t in troubles if t.finding.optimizer == name)
+    if bad > 0.2 * max(len(used), 1):
+        out.append(f"{bad:,} steps were in trouble: mend that first (trimtab report), then ask again.")
+    return out
+
+
+def settled(norms: Floats) -> int:
+    """The first step from which norms are as they are later in the run; at most a quarter of it.
+
+    Example:
+        >>> settled(np.array([100.0] * 8 + [1.0, 1.1] * 50))
+        8
+    """
+    usable = np.isfinite(norms) & (norms > 0)
+    logs = np.log(norms, where=usable, out=np.full(len(norms), np.nan))
+    later = logs[len(logs) // 2 :]
+    later = later[np.isfinite(later)]
+    if later.size < WINDOW:
+        return 0
+    level = float(np.median(later))
+    spread = max(1.4826 * float(np.median(np.abs(later - level))), 0.2)
+    last = len(logs) // 4
+    for at in range(last):
+        part = logs[at : at + 2 * WINDOW]
+        part = part[np.isfinite(part)]
+        if part.size and abs(float(np.median(part[:WINDOW])) - level) < 3.0 * spread:
+            first = np.flatnonzero(np.abs(logs[at:last] - level) < 3.0 * spread)
+            return at + int(first[0]) if first.size else at
+    return last
+
+
+def true_norms(run: Run, name: str) -> tuple[NDArray[np.int64], Floats]:
+    """Gradient norms before any clipping, the loop's own included where it was seen."""
+    steps, norms = run.series("grad_norm", optimizer=name)
+    seen = dict(zip(*run.series("handed", optimizer=name), strict=True))
+    left = np.array([seen.get(s, 1.0) for s in steps], np.float64)
+    return steps, norms / np.where((left > 0) & (left < 0.99), left, 1.0)
+
+
+def _troubled(run: Run, name: str, troubles: tuple[Trouble, ...], steps: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """Steps that were rejected or skipped, or lie in an incident or right after one."""
+    bad = np.zeros(len(steps), bool)
+    for what in ("rejected", "scaler_skipped", "routine_overflow"):
+        at, flags = run.series(what, optimizer=name)
+        bad |= np.isin(steps, at[flags > 0])
+    for one in troubles:
+        if one.finding.optimizer == name:
+            bad |= (steps >= one.finding.step - 1) & (steps <= one.last_step + AFTERMATH)
+    return bad
+
+
+def _rounded(value: float) -> float:
+    """Two digits: more would claim a precision that no threshold has."""
+    return float(f"{value:.2g}")
+
+
+def too_short(num: int, total: int, what: str) -> str:
+    """Say that there are too few steps to go by."""
+    return (
+        f"Only {num} of {total:,} steps have healthy, settled gradient {what}; at least {MIN_STEPS} are needed. "
+        "Train longer, or mend what `trimtab report` shows."
+    )

@@ -1,0 +1,130 @@
+"""A warm-up for the next run, or none, from how this one began."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from trimtab.core.schedule import rates_of
+from trimtab.record.reader import Run
+from trimtab.report.suggest import MIN_STEPS, WINDOW, Floats, settled, too_short, true_norms
+
+ROSE, EARLY_NORM, EARLY_UPDATE = 0.1, 3.0, 10.0
+"""From where on the beginning of a run asks for a warm-up: part of the later fall that the loss rose first, and first
+norms and updates over later ones."""
+MIN_WARMUP = 10
+BETA2 = 0.999
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WarmupAdvice:
+    """A number of warm-up steps (0: none needed) and what it rests on; None where the run says too little."""
+
+    optimizer: str
+    num_steps: int | None
+    reasons: tuple[str, ...]
+    settled_at: int | None
+    early_norm: float | None
+    early_update: float | None
+    loss_rose: float | None
+    adam: bool
+    warmed_up: int
+
+
+def suggest_warmup(run: Run) -> tuple[WarmupAdvice, ...]:
+    """A warm-up for each optimizer, from how its first steps compare with where it settled."""
+    return tuple(_warmup(run, name) for name in run.optimizers or ("",))
+
+
+def _warmup(run: Run, name: str) -> WarmupAdvice:
+    _, norms = true_norms(run, name)
+    adam = len(run.series("moment_lag", optimizer=name)[1]) > 0
+    warmed_up = _warmed_up(run, name)
+    if int(np.isfinite(norms).sum()) < MIN_STEPS:
+        return WarmupAdvice(
+            optimizer=name,
+            num_steps=None,
+            reasons=(too_short(int(np.isfinite(norms).sum()), len(norms), "norms"),),
+            settled_at=None,
+            early_norm=None,
+            early_update=None,
+            loss_rose=None,
+            adam=adam,
+            warmed_up=warmed_up,
+        )
+    at = settled(norms)
+    early_norm = _early(norms)
+    early_update = _early(run.series("update_ratio", optimizer=name)[1])
+    rose = _rose(run.series("loss", optimizer=name)[1])
+    num, reasons = _weigh(len(norms), at, early_norm, early_update, rose, adam, warmed_up)
+    return WarmupAdvice(
+        optimizer=name,
+        num_steps=num,
+        reasons=tuple(reasons),
+        settled_at=at,
+        early_norm=early_norm,
+        early_update=early_update,
+        loss_rose=rose,
+        adam=adam,
+        warmed_up=warmed_up,
+    )
+
+
+def _weigh(
+    num: int, at: int, early_norm: float, early_update: float, rose: float, adam: bool, warmed_up: int
+) -> tuple[int, list[str]]:
+    """How many steps of warm-up, and why."""
+    facts = [f"The first gradient norms were {early_norm:.2g} times those after step {at}, where they settled."]
+    if math.isfinite(early_update):
+        facts.append(f"The first updates, relative to the weights, were {early_update:.2g} times the usual ones.")
+    signs = []
+    if rose > ROSE:
+        signs.append(f"the loss first rose, by {100 * rose:.2g} % of what it fell later")
+    if early_norm > EARLY_NORM:
+        signs.append("gradients were large before they settled")
+    if early_update > EARLY_UPDATE and rose > 0.0:
+        signs.append("updates were large while the loss did not yet fall")
+    if not signs:
+        facts.append("The loss fell from the beginning" + (", with the warm-up it had." if warmed_up else "."))
+        return warmed_up, facts
+    facts.append("A warm-up would help: " + ", and ".join(signs) + ".")
+    wanted = max(at, MIN_WARMUP, 2 * warmed_up)
+    if adam:
+        moments = min(int(2.0 / (1.0 - BETA2)), num // 10)
+        facts.append(
+            f"Adam knows the size of gradients only after about 2 / (1 - beta2) steps ({2.0 / (1.0 - BETA2):,.0f} for "
+            f"beta2 {BETA2}); of a run of {num:,} steps no more than a tenth was counted for that."
+        )
+        wanted = max(wanted, moments)
+    return min(wanted, max(num // 4, MIN_WARMUP)), facts
+
+
+def _early(values: Floats) -> float:
+    """The first few values over those of the later half."""
+    values = values[np.isfinite(values)]
+    later = float(np.median(values[len(values) // 2 :])) if len(values) > 4 * WINDOW else 0.0
+    return float(np.median(values[:WINDOW])) / later if later > 0 else math.nan
+
+
+def _rose(losses: Floats) -> float:
+    """How far the loss rose above its start before it fell, as a part of what it fell in all; 0 within its noise."""
+    losses = losses[np.isfinite(losses)]
+    if len(losses) < 4 * WINDOW:
+        return 0.0
+    early = losses[: max(len(losses) // 4, 2 * WINDOW)]
+    smooth = np.convolve(early, np.full(3, 1 / 3), mode="valid")
+    noise = 1.4826 * float(np.median(np.abs(np.diff(losses)))) / math.sqrt(2.0)
+    rise = float(smooth.max()) - float(losses[0])
+    fell = float(losses[0]) - float(np.median(losses[-2 * WINDOW :]))
+    return rise / max(abs(fell), 1e-12) if rise > 3.0 * noise else 0.0
+
+
+def _warmed_up(run: Run, name: str) -> int:
+    """How many steps the rate rose from the start, where it did."""
+    rates = [
+        max(rates_of(s.scalars), default=math.nan) for s in run.samples() if s.optimizer == name and s.phase == "train"
+    ]
+    num = next((i for i in range(1, len(rates)) if not rates[i] > rates[i - 1]), 0)
+    return num if num > 1 and rates[num - 1] > 1.5 * rates[0] else 0

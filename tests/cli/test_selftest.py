@@ -1,0 +1,45 @@
+from __future__ import annotations
+
+import pytest
+
+
+def test_a30_selftest_prints_the_documented_lines(trimtab):
+    said = trimtab("selftest")
+    assert said.code == 0
+    assert "Testing Gradient Health Monitor" in said.out
+    assert "✓ healthy gradients passed!" in said.out
+    for label in ("Global norm: ", "Max norm: ", "Min norm: ", "Has NaN: False", "Has Inf: False", "Has NaN: True"):
+        assert label in said.out
+    assert "ALL TESTS COMPLETED!" in said.out
+    assert "✗" not in said.out
+    assert said.err == ""
+    assert max(map(len, said.out.splitlines())) <= 80
+
+
+def test_a30_a_failing_part_is_shown_and_exits_1(trimtab, monkeypatch):
+    from trimtab.monitor.gradients import GradientHealthMonitor
+
+    true = GradientHealthMonitor.check_gradients
+    monkeypatch.setattr(GradientHealthMonitor, "check_gradients", lambda self: true(self) | {"has_nan": False})
+    said = trimtab("selftest")
+    assert said.code == 1
+    assert "✗ NaN in a gradient failed:" in said.out
+    assert "has_nan is False" in said.out
+    assert "✓ exploding gradients passed!" in said.out
+    assert "1 of 11 tests failed" in said.out
+    assert "ALL TESTS COMPLETED!" not in said.out
+
+
+def test_selftest_json(trimtab):
+    data = trimtab("selftest", "--json").json()
+    assert data["passed"] is True
+    assert {"trimtab", "torch", "Python"} == set(data["versions"])
+    assert data["parts"][0]["name"] == "healthy gradients"
+    assert all(p["passed"] and p["problem"] == "" for p in data["parts"])
+
+
+def test_without_a_guard_there_is_nothing_to_test(trimtab, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("TRIMTAB_DISABLE", "1")
+    said = trimtab("selftest")
+    assert said.code == 2
+    assert "TRIMTAB_DISABLE" in said.err
