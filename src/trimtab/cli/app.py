@@ -52,6 +52,6 @@ def main(argv: Sequence[str] | None = None) -> None:
     try:
         app(args=words, prog_name="trimtab")
     except SystemExit as end:
-        if end.code:
+        if end.code or not run.is_ready():
             raise
     run.run_what_is_ready()

@@ -46,10 +46,13 @@ def split(argv: Sequence[str], options: Options) -> tuple[list[str], list[str]]:
     return ours, rest
 
 
+def is_ready() -> bool:
+    """Whether a script was asked for."""
+    return bool(_ready)
+
+
 def run_what_is_ready() -> None:
-    """Run the script that was asked for, if one was. What it raises is its own; that there is none is ours to say."""
-    if not _ready:
-        return
+    """Run the script that was asked for. What it raises is its own; that there is none is ours to say."""
     from trimtab.launch.script import CannotStart
 
     try:

@@ -44,6 +44,7 @@ LADDERS: Mapping[str, Rungs] = {
     "learning-rate": _TOO_FAST,
     "update-ratio": _TOO_FAST,
     "oscillating-loss": ((1, (_cut(0.5),)), (20, (_cut(0.5),))),
+    "nonfinite-validation": ((1, (_cut(0.5),)), (5, (_cut(0.5),))),
     "overfitting": ((1, (_decay(1.5),)), (5, (_decay(1.5),)), (20, (_decay(1.5),))),
     # The scaler has backed off as far as it can, so backing off further is no help. A smaller rate may bring the loss
     # back into range; if it does not, no step will be made any more.
