@@ -118,6 +118,7 @@ def test_snapshot_of_awkward_values(detailed: bool) -> None:
     if detailed:
         assert seen.std[6] == 0.0, "one element has no spread, not an undefined one"
         assert seen.std[2] == 0.0
+        np.testing.assert_allclose(seen.abs_mean[2:5], [1e20, 1e-30, 3e38], rtol=1e-5)
         assert math.isnan(seen.max[0])
         assert seen.max[1] == math.inf
     assert snapshot(params[2:5], detailed=detailed).global_norm == pytest.approx(6e38, rel=1e-5)
