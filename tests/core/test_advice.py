@@ -621,8 +621,13 @@ def test_d15_2_norms_are_watched() -> None:
 def test_d15_3_a_rate_that_leapt_is_put_back() -> None:
     history = [*calm(80, lr__0=0.02), at(80, lr__0=6.0), at(81, lr__0=6.0, loss=60.0)]
     found = given("loss-spike", history)
-    assert found.advice[0].startswith("Put the learning rate back to 0.02: it leapt to 6 a few steps ago.")
+    assert found.advice[0].startswith("Put the learning rate back to 0.02: it has just leapt to 6.")
     assert "D15.3" not in given("loss-spike", [*calm(80), at(80, loss=60.0)]).ids
+    back = [*calm(80, lr__0=0.02), *calm(5, start=80, lr__0=6.0), at(85, lr__0=0.02, loss=60.0)]
+    assert (
+        given("loss-spike", back).advice[0].startswith("Leave the learning rate, it is back at 0.02: a few steps at 6")
+    )
+    assert "D15.3c" not in given("loss-spike", history).ids
     assert "D15.3b" in given("oscillating-loss", oscillating()).ids
     assert "D15.3b" not in given("oscillating-loss", oscillating(), mode="act").ids
 
@@ -732,7 +737,8 @@ def test_texts_are_sentences_and_can_be_filled(one: Recommendation) -> None:
         step=7,
         evidence={"ratio": 1e-5, "best": 1.0, "val_loss": 2.0},
         **dict.fromkeys(("limit", "kept", "norm", "usual_norm", "lowest_norm", "highest_norm", "loss"), 0.5),
-        **dict.fromkeys(("batch_size", "temperature", "update_ratio", "weight_norm", "input_size", "lr_before"), 4.0),
+        **dict.fromkeys(("batch_size", "temperature", "update_ratio", "weight_norm", "input_size"), 4.0),
+        **dict.fromkeys(("lr_before", "lr_leapt_to"), 4.0),
         rates=(0.1,),
         num_weights=4,
         clip_rate=0.5,

@@ -114,6 +114,7 @@ def figures(facts: Facts) -> dict[str, str]:
         "temperature": facts.temperature,
         "update_ratio": facts.update_ratio,
         "lr_before": facts.lr_before,
+        "lr_leapt_to": facts.lr_leapt_to,
         "weight_norm": facts.weight_norm,
         "weight_rms": facts.weight_norm / math.sqrt(facts.num_weights) if facts.num_weights else math.nan,
         "input_size": facts.input_size,

@@ -32,6 +32,7 @@ class Facts:
     evidence: Mapping[str, float] = field(default_factory=dict)
     rates: tuple[float, ...] = ()  # the learning rate of every group
     lr_before: float = UNKNOWN  # the rate before it leapt, where it did so a few steps ago
+    lr_leapt_to: float = UNKNOWN  # and the highest since
     warming: bool = False  # the rate rose at this step
     warmed_up: bool = False  # the first steps ran at a lower rate
     lr_multiplier: float = 1.0  # below 1 while a cut by the guard is in force
@@ -110,6 +111,7 @@ def gather(finding: Finding, window: Window, config: Config, spent: int = 0) -> 
     losses = [s["loss"] for s in window.past if "loss" in s]
     loss_now, level = now.get("loss", UNKNOWN), window.level("loss")
     rates, rates_before = rates_of(now) or window.schedule.rates, window.schedule.rates
+    lr_before, lr_leapt_to = _leap([max(r) for s in recent[-LEAP_AGO:] if (r := rates_of(s))])
     autocast = _latest(recent, "autocast")
     if math.isnan(autocast) and any("in_rms" in s for s in recent):
         autocast = 0.0  # the forward pass was watched, and only what is switched on is told
@@ -122,7 +124,8 @@ def gather(finding: Finding, window: Window, config: Config, spent: int = 0) -> 
         step=finding.step,
         evidence=finding.evidence,
         rates=rates,
-        lr_before=_leapt_from([max(r) for s in recent[-LEAP_AGO:] if (r := rates_of(s))]),
+        lr_before=lr_before,
+        lr_leapt_to=lr_leapt_to,
         warming=bool(rates and rates_before) and max(rates) > 1.001 * max(rates_before) > 0,
         warmed_up=window.schedule.effort < 0.9 * window.schedule.num_seen - 1,
         lr_multiplier=now.get("lr_multiplier", 1.0),
@@ -182,9 +185,10 @@ def _clipping(recent: Sequence[Mapping[str, float]], config: Config) -> dict[str
     }
 
 
-def _leapt_from(tops: Sequence[float]) -> float:
-    """The rate before the last leap among these."""
-    return next((a for a, b in reversed(list(pairwise(tops))) if b > RAISED * a > 0), UNKNOWN)
+def _leap(tops: Sequence[float]) -> tuple[float, float]:
+    """The rate before the last leap among these, and the highest from there on."""
+    before = next((i for i, (a, b) in reversed(list(enumerate(pairwise(tops)))) if b > RAISED * a > 0), None)
+    return (UNKNOWN, UNKNOWN) if before is None else (tops[before], max(tops[before:]))
 
 
 def _handed(scalars: Mapping[str, float], by_loop: bool) -> float:

@@ -40,8 +40,21 @@ DYNAMICS: tuple[Recommendation, ...] = (
         holds=lambda f: f.lr > f.lr_before and not f.input_bad,
         leads=lambda f: f.lr > 3 * f.lr_before,
         text="Put the learning rate back to what it was before it leapt.",
-        filled="Put the learning rate back to {lr_before}: it leapt to {lr} a few steps ago. Was it a schedule, a "
-        "resume, or an unfreezing?",
+        filled="Put the learning rate back to {lr_before}: it has just leapt to {lr}. Was it a schedule, a resume, or "
+        "an unfreezing?",
+    ),
+    Recommendation(
+        id="D15.3c",
+        topic="lower-lr",
+        findings=EXPLOSION,
+        rank=3,
+        when="the learning rate leapt a few steps ago and is back where it was",
+        holds=lambda f: f.lr_leapt_to > 3 * f.lr and f.lr <= 1.5 * f.lr_before,
+        leads=lambda f: True,
+        text="Leave the learning rate, it is back where it was: a few steps far too large did this. Go back to a "
+        "checkpoint from before them.",
+        filled="Leave the learning rate, it is back at {lr}: a few steps at {lr_leapt_to} did this. Go back to a "
+        "checkpoint from before them.",
     ),
     Recommendation(
         id="A33.2",
@@ -52,7 +65,6 @@ DYNAMICS: tuple[Recommendation, ...] = (
         holds=lambda f: f.rate_may_be_high and not f.clipping and not f.input_size > 3,
         text="Lower the learning rate tenfold.",
         filled="Lower the learning rate tenfold, from {lr} to {lr_tenth}.",
-        leads=lambda f: f.name in ("loss-spike", "diverging-loss", "weight-jump") and f.update_ratio > 0.05,
         also=("A11.2", "A35.3"),
     ),
     Recommendation(
