@@ -8,6 +8,7 @@ if TYPE_CHECKING:
     from trimtab.core.config import Clip, Config
     from trimtab.core.errors import (
         AttachError,
+        CheckpointError,
         ConfigError,
         InputError,
         RecordError,
@@ -16,11 +17,19 @@ if TYPE_CHECKING:
     )
     from trimtab.core.types import Finding, Severity, Verdict
     from trimtab.guard import Guard
+    from trimtab.monitor.activations import ActivationMonitor
+    from trimtab.monitor.diagnostics import GradientDiagnostics
+    from trimtab.monitor.gradients import GradientHealthMonitor
+    from trimtab.monitor.training_health import TrainingHealthMonitor
 
 __version__ = "0.1.0"
 
 _HOME = {
     "Guard": "trimtab.guard",
+    "GradientHealthMonitor": "trimtab.monitor.gradients",
+    "ActivationMonitor": "trimtab.monitor.activations",
+    "GradientDiagnostics": "trimtab.monitor.diagnostics",
+    "TrainingHealthMonitor": "trimtab.monitor.training_health",
     "Config": "trimtab.core.config",
     "Clip": "trimtab.core.config",
     "Finding": "trimtab.core.types",
@@ -31,19 +40,25 @@ _HOME = {
     "InputError": "trimtab.core.errors",
     "AttachError": "trimtab.core.errors",
     "RecordError": "trimtab.core.errors",
+    "CheckpointError": "trimtab.core.errors",
     "TrainingStopped": "trimtab.core.errors",
 }
 
 __all__ = [
+    "ActivationMonitor",
     "AttachError",
+    "CheckpointError",
     "Clip",
     "Config",
     "ConfigError",
     "Finding",
+    "GradientDiagnostics",
+    "GradientHealthMonitor",
     "Guard",
     "InputError",
     "RecordError",
     "Severity",
+    "TrainingHealthMonitor",
     "TrainingStopped",
     "TrimtabError",
     "Verdict",

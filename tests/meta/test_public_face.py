@@ -21,15 +21,20 @@ SOURCE = ROOT / "src" / "trimtab"
 
 def test_the_list_of_public_names() -> None:
     assert trimtab.__all__ == [
+        "ActivationMonitor",
         "AttachError",
+        "CheckpointError",
         "Clip",
         "Config",
         "ConfigError",
         "Finding",
+        "GradientDiagnostics",
+        "GradientHealthMonitor",
         "Guard",
         "InputError",
         "RecordError",
         "Severity",
+        "TrainingHealthMonitor",
         "TrainingStopped",
         "TrimtabError",
         "Verdict",
@@ -57,7 +62,18 @@ def test_public_names_are_documented_and_typed() -> None:
             assert hints.return_annotation is not inspect.Signature.empty, f"{name}.{method}"
 
 
-@pytest.mark.parametrize("module", ["trimtab.guard", "trimtab.core.config", "trimtab.core.errors", "trimtab.cli._argv"])
+def modules_with_examples() -> list[str]:
+    """Every module of ours whose text holds an example."""
+    found = []
+    for path in sorted(SOURCE.rglob("*.py")):
+        if ">>> " in path.read_text(encoding="utf-8") and "kernels" not in path.name:
+            found.append(
+                ".".join(("trimtab", *path.relative_to(SOURCE).with_suffix("").parts)).removesuffix(".__init__")
+            )
+    return found
+
+
+@pytest.mark.parametrize("module", modules_with_examples())
 def test_examples_run(module: str) -> None:
     __import__(module)
     result = doctest.testmod(sys.modules[module])

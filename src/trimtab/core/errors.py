@@ -5,6 +5,7 @@
     ├── InputError       a model, optimizer, loss or argument that cannot work   (also ValueError)
     ├── AttachError      a guard that cannot be attached, or already is   (also RuntimeError)
     ├── RecordError      a run directory that cannot be read              (also OSError)
+    ├── CheckpointError  a checkpoint that cannot be written or read      (also OSError)
     └── TrainingStopped  the run was stopped for its health               (also ValueError)
 
 Each message says what happened, the value, what was expected and what to do.
@@ -36,6 +37,10 @@ class AttachError(TrimtabError, RuntimeError):
 
 class RecordError(TrimtabError, OSError):
     """A run directory is missing, foreign or damaged beyond reading."""
+
+
+class CheckpointError(TrimtabError, OSError):
+    """A checkpoint cannot be written, read, or put into these objects; what was there before is as it was."""
 
 
 class TrainingStopped(TrimtabError, ValueError):  # ValueError: what the documented trainers raise on NaN/Inf

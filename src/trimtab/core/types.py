@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum, StrEnum
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
 
 import numpy as np
@@ -202,6 +203,20 @@ class Outcome:
     applied: bool
     detail: str = ""
     optimizer: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Snapshot:
+    """A checkpoint on disk: `candidate` when written, `good` after enough quiet steps, `bad` with the reason."""
+
+    step: int
+    branch: int = 0
+    path: Path
+    state: str
+    digest: str
+    reason: str = ""
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    repaired: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
