@@ -88,7 +88,8 @@ def scale_by(grads: Sequence[Tensor], factor: Tensor, coef: float) -> None:
         torch._foreach_mul_(values, 1e-20)
         torch._foreach_mul_(values, coef / 1e-20)
     else:
-        torch._foreach_mul_(values, factor.to(torch.float32))
+        wide = any(v.dtype is torch.float64 for v in values)
+        torch._foreach_mul_(values, factor if wide else factor.to(torch.float32))
 
 
 def supports_gate(optimizer: Optimizer) -> bool:

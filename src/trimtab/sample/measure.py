@@ -137,7 +137,8 @@ def total(parts: Tensor) -> Tensor:
 
 def wide_norms(tensors: Sequence[Tensor]) -> Tensor:
     """L2 norms that do not overflow on finite values: non-finite only where a tensor holds NaN or Inf."""
-    return torch.stack([torch.linalg.vector_norm(t.double() if t.device.type != "mps" else t) for t in tensors])
+    norms = [torch.linalg.vector_norm(t.double() if t.device.type != "mps" else t) for t in tensors]
+    return torch.stack([norm.to(norms[0].device) for norm in norms])
 
 
 def scatter(measured: Tensor, present: list[int] | None, num_rows: int) -> Tensor:
