@@ -66,6 +66,13 @@ class Section {
     for (let i = 0; i < steps.length; i++) if (Math.abs(steps[i] - wanted) < Math.abs(best - wanted)) best = steps[i];
     return best;
   }
+  beyond(now, stride) { // the recorded step that is at least so far away
+    let best = stride > 0 ? this.info.last : this.info.first;
+    for (const step of this.recorded || []) {
+      if ((step - now) / stride >= 1 && Math.abs(step - now) < Math.abs(best - now)) best = step;
+    }
+    return best;
+  }
   say(text) { this.node.querySelector(".spoken").textContent = text; }
   markNear(x) { // the texts of all marks under the pointer
     const close = this.marks.filter((m) => Math.abs(this.x(m.step) - x) < 4);
@@ -148,8 +155,8 @@ class Section {
     canvas.addEventListener("dblclick", () => this.zoom(...this.full));
     canvas.addEventListener("keydown", (event) => {
       const [low, high] = this.view, now = this.cursor === null ? (low + high) / 2 : this.cursor;
-      const stride = Math.max(1, Math.round((high - low) / 200)) * (event.shiftKey ? 10 : 1);
-      const go = { ArrowLeft: now - stride, ArrowRight: now + stride, Home: low, End: high }[event.key];
+      const stride = Math.max(1, Math.floor((high - low) / 400)) * (event.shiftKey ? 10 : 1);
+      const go = { ArrowLeft: this.beyond(now, -stride), ArrowRight: this.beyond(now, stride), Home: low, End: high }[event.key];
       if (go !== undefined) this.point(clamp(go, this.info.first, this.info.last));
       else if (event.key === "+" || event.key === "=") this.zoom(now - (high - low) / 4, now + (high - low) / 4);
       else if (event.key === "-") this.zoom(now - (high - low), now + (high - low));

@@ -1,0 +1,199 @@
+"""Reducing a run for the page: nothing that matters is lost, and nothing grows without bound."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.report.conftest import WriteRun
+from trimtab.core.types import ABSENT, FROZEN, NORM_COLUMNS, Closing, Kind, Layout, Sample
+from trimtab.record.reader import read_run
+from trimtab.record.writer import RunWriter
+from trimtab.report.figures import Figures, make_figures
+from trimtab.report.heat import (
+    FIRST,
+    FROZEN_CELL,
+    INF,
+    LAST,
+    NAN,
+    NO_GRADIENT,
+    UNKNOWN,
+    ZERO,
+    HeatMap,
+    make_heat_map,
+    quantise,
+)
+from trimtab.report.thinning import MAX_CLOSE, REACH, pick_points
+
+any_number = st.floats(allow_nan=True, allow_infinity=True, width=32)
+
+
+@given(values=st.lists(any_number, min_size=1, max_size=400), num=st.integers(1, 40), data=st.data())
+def test_no_spike_and_no_nonfinite_value_is_lost(values: list[float], num: int, data: st.DataObject) -> None:
+    series = np.array(values)
+    near = data.draw(st.lists(st.integers(0, len(values)), max_size=3))
+    steps = 100 * np.arange(len(values))
+    picked = pick_points(steps, series, [100 * n for n in near], num_stretches=num)
+    assert (np.diff(picked) > 0).all()
+    assert picked[0] == 0
+    assert picked[-1] == len(values) - 1
+    assert len(picked) <= 3 * num + 2 + len(near)
+    kept, finite = series[picked], series[np.isfinite(series)]
+    if finite.size:
+        assert finite.max() in kept
+        assert finite.min() in kept
+    bad = np.flatnonzero(~np.isfinite(series))
+    if bad.size:
+        assert bad[0] in picked
+    for part in np.array_split(np.arange(len(values)), num):  # of any stretch, not only of the whole
+        assert len(part) == 0 or len(values) <= 2 * num or np.isin(picked, part).any()
+
+
+def test_around_findings_every_step_is_kept() -> None:
+    steps = np.arange(10_000)
+    picked = pick_points(steps, np.sin(steps / 7.0), near=[5000], num_stretches=100)
+    assert set(range(5000 - REACH, 5000 + REACH + 1)) <= set(picked.tolist())
+    many = pick_points(steps, np.sin(steps / 7.0), near=list(range(0, 10_000, 10)), num_stretches=100)
+    assert len(many) <= 300 + 2 + MAX_CLOSE * (2 * REACH + 1)
+
+
+def test_a_run_that_went_back_keeps_its_order() -> None:
+    steps = np.concatenate([np.arange(3000), np.arange(1000, 4000)])
+    picked = pick_points(steps, np.arange(6000.0), num_stretches=50)
+    assert (np.diff(steps[picked]) < 0).sum() == 1
+
+
+cell = st.one_of(st.sampled_from([math.nan, math.inf, 0.0, ABSENT, FROZEN]), st.floats(2.0**-100, 2.0**100, width=32))
+
+
+@given(
+    rows=st.lists(st.lists(cell, min_size=3, max_size=3), min_size=1, max_size=60),
+    stride=st.integers(1, 1000),
+    most=st.integers(1, 20),
+)
+def test_the_worst_of_a_stretch_wins(rows: list[list[float]], stride: int, most: int) -> None:
+    names = ("a", "b", "c")
+    table = np.array(rows, dtype=np.float32)
+    heat = make_heat_map([(i * stride, names, table[i]) for i in range(len(rows))], max_stretches=most)
+    assert heat is not None
+    assert heat.names == names
+    assert heat.codes.shape[0] == 3
+    assert heat.codes.shape[1] <= most
+    for column in range(heat.codes.shape[1]):
+        inside = [i for i in range(len(rows)) if (i * stride) // heat.width == column]
+        for row in range(3):
+            part, code = table[inside, row], heat.codes[row, column]
+            if not inside:
+                assert code == UNKNOWN
+            elif np.isnan(part).any():
+                assert code == NAN
+            elif np.isinf(part).any():
+                assert code == INF
+            elif (part > 0).any():
+                assert decoded(heat, row, column) == pytest.approx(float(np.log2(part.max())), abs=0.5)
+            else:
+                assert code == {0.0: ZERO, ABSENT: NO_GRADIENT, FROZEN: FROZEN_CELL}[float(part.max())]
+
+
+def decoded(heat: HeatMap, row: int, column: int) -> float:
+    code = int(heat.codes[row, column])
+    assert FIRST <= code <= LAST
+    return float(heat.low[row] + (code - FIRST) / (LAST - FIRST) * (heat.high[row] - heat.low[row]))
+
+
+def test_one_byte_is_precise_within_the_range_of_its_row() -> None:
+    norms = np.array([np.geomspace(1e-3, 1e3, 500), np.full(500, 7.0)], dtype=np.float32)
+    codes, low, high = quantise(norms)
+    back = low[:, None] + (codes.astype(float) - FIRST) / (LAST - FIRST) * (high - low)[:, None]
+    assert np.abs(back - np.log2(norms)).max() < 0.05
+
+
+def test_rows_that_come_and_go_are_blank_where_they_were_not_measured() -> None:
+    heat = make_heat_map([(0, ("a",), np.float32([1.0])), (1, ("b", "a"), np.float32([2.0, 3.0]))])
+    assert heat is not None
+    assert heat.names == ("a", "b")
+    assert heat.codes[1].tolist()[0] == UNKNOWN
+    assert (heat.codes[0] >= FIRST).all()
+    assert make_heat_map([]) is None
+
+
+def test_a_thinned_record_leaves_no_stripes() -> None:
+    heat = make_heat_map([(s, ("a",), np.float32([1.0])) for s in range(0, 64_000, 64)])
+    assert heat is not None
+    assert (heat.codes != UNKNOWN).all()
+
+
+def only(figures: tuple[Figures, ...]) -> Figures:
+    (found,) = figures
+    return found
+
+
+def test_panels_of_a_run(write_run: WriteRun) -> None:
+    losses = [2.0] * 30 + [math.nan] + [1.5] * 30
+    figures = only(make_figures(read_run(write_run(losses, [3.0] * 30 + [math.nan] + [0.5] * 30)), {}))
+    panels = {p.title: {s.name: s for s in p.series} for p in figures.panels}
+    assert list(panels) == ["Loss", "Gradient norm"]
+    assert np.isnan(panels["Loss"]["training"].values[30])
+    assert panels["Gradient norm"]["before clipping"].values[0] == 3.0
+    after = panels["Gradient norm"]["after clipping"]
+    assert after.values[0] == pytest.approx(1.0)
+    assert 30 not in after.steps
+    assert panels["Gradient norm"]["update rejected"].steps.tolist() == [30]
+    assert (figures.first_step, figures.last_step) == (0, 60)
+    assert figures.heat is not None
+    assert figures.heat.names == ("w", "b")
+    assert figures.heat.codes[0, 30] == NAN
+
+
+def write_samples(folder: Path, scalars: list[dict[str, float]], *, phase: str = "train", optimizer: str = "") -> Path:
+    layout = Layout(names=("w",), kinds=(Kind.GRAD,), numel=(1,), columns=NORM_COLUMNS, optimizer=optimizer)
+    writer = RunWriter(folder)
+    for step, now in enumerate(scalars):
+        writer.write(
+            Sample(step=step, layout=layout, table=np.ones((1, 1), np.float32), scalars=now, phase=phase),
+        )
+    writer.write(Closing(steps={optimizer: len(scalars)}, rejected=0, findings=0, reason="closed"))
+    writer.close()
+    return folder
+
+
+def test_learning_rates_of_groups_and_what_is_in_force(tmp_path: Path) -> None:
+    rates = [{"lr/0": 0.1, "lr/1": 0.1, "lr/2": 0.01, "scale": 8.0, "update_ratio": 0.5} for _ in range(10)]
+    rates[5]["lr_multiplier"] = 0.5
+    figures = only(make_figures(read_run(write_samples(tmp_path, rates)), {}))
+    panels = {p.title: p for p in figures.panels}
+    assert list(panels) == ["Learning rate", "Update ratio", "Loss scale"]
+    series = {s.name: s.values.tolist() for s in panels["Learning rate"].series}
+    assert list(series) == ["group 0, 1", "group 0, 1, in force", "group 2", "group 2, in force"]
+    assert series["group 0, 1, in force"] == [0.1] * 5 + [0.05] + [0.1] * 4
+    many = write_samples(tmp_path / "many", [{f"lr/{g}": g + s for g in range(20)} for s in range(3)])
+    rate = only(make_figures(read_run(many), {})).panels[0]
+    assert [s.name for s in rate.series][:3] == ["group 0", "group 1", "group 2"]
+    assert rate.note == "6 of 20 different groups"
+
+
+def test_validation_loss_is_points_and_each_optimizer_has_its_own_figures(tmp_path: Path) -> None:
+    write_samples(tmp_path, [{"loss": 1.0}] * 5, optimizer="g")
+    write_samples(tmp_path, [{"loss": 2.0}] * 8, optimizer="d")
+    write_samples(tmp_path, [{"val_loss": 3.0}] * 2, optimizer="d", phase="val")
+    g, d = make_figures(read_run(tmp_path), {})
+    assert (g.optimizer, d.optimizer, g.last_step, d.last_step) == ("g", "d", 4, 7)
+    assert [(s.name, s.drawn_as, len(s.steps)) for s in d.panels[0].series] == [
+        ("training", "line", 8),
+        ("validation", "points", 2),
+    ]
+
+
+def test_sizes_stay_bounded(write_run: WriteRun) -> None:
+    run = read_run(write_run([1.0 + (s % 7) for s in range(6000)], [1.0 + (s % 11) for s in range(6000)]))
+    figures = only(make_figures(run, {"": list(range(0, 6000, 300))}))
+    assert figures.heat is not None
+    assert figures.heat.codes.shape[1] <= 400
+    for panel in figures.panels:
+        for series in panel.series:
+            assert len(series.steps) <= 3 * 800 + 2 + MAX_CLOSE * (2 * REACH + 1)
