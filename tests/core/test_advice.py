@@ -799,7 +799,7 @@ def test_advice_that_is_over_is_not_kept() -> None:
     brain = Brain.from_config(Config())
     for sample in [*calm(30), at(30, loss=math.nan), *calm(5, start=31)]:
         brain.advance(sample, seen_at=sample.step)
-    assert brain.state_dict()["given"] == {}
+    assert brain.state_dict()["given"] == []
 
 
 def test_a_condition_that_breaks_is_passed_over(caplog: pytest.LogCaptureFixture) -> None:

@@ -149,7 +149,7 @@ class Brain:
         return {
             "window": self._window.state_dict(),
             "open": {code: dict(i) for code, i in self._open.items()},
-            "given": {c: list(self._given[c]) for c in self.open_incidents(self._step) if c in self._given},
+            "given": [[c, *self._given[c]] for c in self.open_incidents(self._step) if c in self._given],
             "policy": dict(self._policy_state),
             "effects": {} if self._effects is None else self._effects.state_dict(),
         }
@@ -158,7 +158,7 @@ class Brain:
         """Go on where `state_dict` was taken."""
         self._window.load_state_dict(state["window"])
         self._open = {code: {"last": int(i["last"]), "streak": int(i["streak"])} for code, i in state["open"].items()}
-        self._given = {code: tuple(advice) for code, advice in state.get("given", {}).items()}
+        self._given = {code: tuple(advice) for code, *advice in state.get("given", ())}
         if self._policy is not None:
             self._policy_state = {**self._policy.init(), **state["policy"]}
         if self._effects is not None and state.get("effects"):
