@@ -144,6 +144,7 @@ def test_panels_of_a_run(write_run: WriteRun) -> None:
     assert after.values[0] == pytest.approx(1.0)
     assert 30 not in after.steps
     assert panels["Gradient norm"]["update rejected"].steps.tolist() == [30]
+    assert (panels["Loss"]["training"].num, panels["Loss"]["training"].num_bad) == (61, 1)
     assert (figures.first_step, figures.last_step) == (0, 60)
     assert figures.heat is not None
     assert figures.heat.names == ("w", "b")
@@ -190,10 +191,12 @@ def test_validation_loss_is_points_and_each_optimizer_has_its_own_figures(tmp_pa
 
 
 def test_sizes_stay_bounded(write_run: WriteRun) -> None:
-    run = read_run(write_run([1.0 + (s % 7) for s in range(6000)], [1.0 + (s % 11) for s in range(6000)]))
+    losses = [math.nan if 2000 <= s < 4000 else 1.0 + (s % 7) for s in range(6000)]
+    run = read_run(write_run(losses, [1.0 + (s % 11) for s in range(6000)]))
     figures = only(make_figures(run, {"": list(range(0, 6000, 300))}))
     assert figures.heat is not None
     assert figures.heat.codes.shape[1] <= 400
+    assert (figures.panels[0].series[0].num, figures.panels[0].series[0].num_bad) == (6000, 2000)  # also if not drawn
     for panel in figures.panels:
         for series in panel.series:
             assert len(series.steps) <= 3 * 800 + 2 + MAX_CLOSE * (2 * REACH + 1)

@@ -20,11 +20,13 @@ MAX_GROUPS = 6
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Series:
-    """One line of a chart, or points, or ticks at the lower edge."""
+    """A line, points, or ticks at the lower edge; `num` and `num_bad` count all, also what is left out."""
 
     name: str
     steps: Ints
     values: Floats
+    num: int
+    num_bad: int
     drawn_as: str = "line"
 
 
@@ -146,7 +148,7 @@ def _rate(track: _Track, near: Sequence[int]) -> Panel | None:
 def _others(track: _Track, near: Sequence[int]) -> list[Panel]:
     panels = []
     for name, title, label, log in (
-        ("update_ratio", "Update ratio", "update / weights", True),
+        ("update_ratio", "Update ratio", "per step", True),
         ("scale", "Loss scale", "of the scaler", True),
     ):
         series = _thinned(label, *track.series(name), near)
@@ -165,7 +167,10 @@ def _thinned(name: str, steps: Ints, values: Floats, near: Sequence[int], drawn_
     if not steps.size:
         return ()
     kept = pick_points(steps, values, near)
-    return (Series(name=name, steps=steps[kept], values=values[kept], drawn_as=drawn_as),)
+    bad = int(values.size - np.isfinite(values).sum())
+    return (
+        Series(name=name, steps=steps[kept], values=values[kept], num=int(steps.size), num_bad=bad, drawn_as=drawn_as),
+    )
 
 
 def _arrays(points: Sequence[tuple[int, float]]) -> tuple[Ints, Floats]:

@@ -52,7 +52,14 @@ def _panel(panel: Panel) -> dict[str, Any]:
         "title": panel.title,
         "log": panel.log,
         "series": [
-            {"name": s.name, "as": s.drawn_as, "steps": _base64(s.steps, "<f8"), "values": _base64(s.values, "<f8")}
+            {
+                "name": s.name,
+                "as": s.drawn_as,
+                "num": s.num,
+                "bad": s.num_bad,
+                "steps": _base64(s.steps, "<f8"),
+                "values": _base64(s.values, "<f8"),
+            }
             for s in panel.series
         ],
     }

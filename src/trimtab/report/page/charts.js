@@ -86,7 +86,7 @@ class Section {
       let group = [];
       const flush = () => { if (group.length) track.append(build(group)); group = []; };
       for (const item of items) {
-        const room = group.length > 1 ? 2 * gap : gap; // several take more room than one
+        const room = group.length > 1 ? 2.4 * gap : gap; // several take more room than one
         if (group.length && this.x(item.at) - this.x(group[0].at) > room) flush();
         group.push(item);
       }
@@ -210,11 +210,11 @@ class Panel {
     const dim = info.title === "Gradient norm" && info.series.length > 1;
     let hue = 0;
     this.series = info.series.map((s, i) => ({
-      name: s.name, as: s.as, steps: floats(s.steps), values: floats(s.values),
+      name: s.name, as: s.as, num: s.num, steps: floats(s.steps), values: floats(s.values),
       hue: s.as === "ticks" ? "--error" : s.as === "points" ? "--s3" : dim && i === 0 ? "--faint" : `--s${(hue++ % 6) + 1}`,
     }));
     const lines = this.series.filter((s) => s.as !== "ticks");
-    this.numBad = lines.reduce((sum, s) => sum + s.values.reduce((n, v) => n + !Number.isFinite(v), 0), 0);
+    this.numBad = info.series.reduce((sum, s) => sum + s.bad, 0);
     this.canLog = lines.some((s) => s.values.some((v) => v > 0 && Number.isFinite(v)));
     if (!this.canLog) this.log = false;
     this.button = node.querySelector(".scale");
@@ -237,7 +237,7 @@ class Panel {
     }
     if (this.numBad) {
       const item = make("li");
-      item.append(make("span", "swatch cross", "✕"), make("span", "name", "NaN or Inf"), make("span", "value bad", `${this.numBad}`));
+      item.append(make("span", "swatch cross", "✕"), make("span", "name", "NaN or Inf"), make("span", "value bad", whole(this.numBad)));
       list.append(item);
     }
   }
@@ -251,7 +251,7 @@ class Panel {
   read(step) {
     for (const s of this.series) {
       if (s.as === "ticks") {
-        s.out.textContent = step === null ? whole(s.steps.length) : s.steps.includes(step) ? "here" : "";
+        s.out.textContent = step === null ? whole(s.num) : s.steps.includes(step) ? "here" : "";
         continue;
       }
       const value = s.values[step === null ? s.values.length - 1 : this.near(s, step)];
@@ -332,8 +332,8 @@ class Panel {
     let pen = 0, column = null, first = 0, low = 0, high = 0, last = 0, where = 0;
     const flush = () => {
       if (column === null) return;
-      if (pen) ctx.lineTo(column, first); else ctx.moveTo(column, first);
-      if (low !== high) { ctx.lineTo(column, low); ctx.lineTo(column, high); ctx.lineTo(column, last); }
+      if (pen) ctx.lineTo(where, first); else ctx.moveTo(where, first);
+      if (low !== high) { ctx.lineTo(where, low); ctx.lineTo(where, high); ctx.lineTo(where, last); }
       pen++;
       column = null;
     };
@@ -351,11 +351,10 @@ class Panel {
       if (i && s.steps[i] < s.steps[i - 1]) lift(); // the run went back: a new line
       if (!Number.isFinite(v)) { lift(); bad.push(raw); continue; }
       const x = Math.round(raw * ratio) / ratio, at = y(v);
-      if (x !== column) { flush(); column = x; first = low = high = at; }
+      if (x !== column) { flush(); column = x; where = raw; first = low = high = at; }
       low = Math.min(low, at);
       high = Math.max(high, at);
       last = at;
-      where = x;
     }
     lift();
     ctx.stroke();
