@@ -465,6 +465,33 @@ def test_d7_beside_a_guard_that_cuts_too_the_scheduler_keeps_its_rates(guard_fir
     keeper.remove()
 
 
+@pytest.mark.parametrize("scheduled", [True, False])
+@pytest.mark.parametrize("fused", [True, False])
+def test_d7_under_a_scaler_with_everything_else_around_step(fused: bool, scheduled: bool) -> None:
+    model = nn.Linear(2, 1)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1, fused=fused)
+    scheduler = SCHEDULERS["lambda"](optimizer) if scheduled else None
+    scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+    with (
+        Guard(model, optimizer, mode="act", scaler=scaler, run_dir=False) as guard,
+        StabilityMonitor(model, optimizer, scaler=scaler) as monitor,
+    ):
+        guard._lanes[""].multiplier.cut(0.5)
+        monitor.handle_training_instability("train_loss_nan_inf")
+        before = model.weight.detach().clone()
+        for _ in range(3):
+            optimizer.zero_grad()
+            scaler.scale(model(torch.tensor([[1.0, 2.0], [3.0, 4.0]])).mean()).backward()
+            monitor.clip_gradients()
+            scaler.step(optimizer)
+            scaler.update()
+            if scheduler is not None:
+                scheduler.step()
+            assert optimizer.param_groups[0]["lr"] == 0.1
+        moved = float((model.weight.detach() - before).abs().max())
+    assert moved == pytest.approx(3 * 0.025, rel=0.05)  # Adam moves by about the rate: both cuts were in force
+
+
 def test_d7_it_goes_on_after_a_restart() -> None:
     first, second = one(), one()
     keeper, other = StabilityKeeper(first), StabilityKeeper(second)

@@ -64,7 +64,7 @@ def check_gradient_flow(model: nn.Module, loss: Tensor | Callable[..., Any], *in
             _fill(model, made, keep_graph=isinstance(loss, Tensor))
         seen = snapshot(model, detailed=False)
     bad = seen.nan + seen.inf > 0
-    small = seen.present & ~bad & (seen.norms < ZERO_NORM)
+    small = seen.present & (seen.norms < ZERO_NORM)
     return GradientFlow(
         norms={seen.names[i]: float(seen.norms[i]) for i in np.flatnonzero(seen.present)},
         missing=tuple(seen.names[i] for i in np.flatnonzero(seen.norms == ABSENT)),

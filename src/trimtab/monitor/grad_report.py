@@ -39,7 +39,7 @@ def grad_report(step: int, seen: GradSnapshot, none: Mask, counts: dict[str, dic
     """
     there = seen.present & ~none
     bad = there & (seen.nan + seen.inf > 0)
-    zero = there & ~bad & (seen.norms < ZERO_NORM)
+    zero = there & (seen.norms < ZERO_NORM)
     trainable = there | none
     norms = seen.norms[there & ~bad].tolist()
     parameters = {

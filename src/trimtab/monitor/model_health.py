@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from trimtab.attach import labelled
 from trimtab.monitor.nonfinite import find_nonfinite
 from trimtab.monitor.norms import compute_global_gradient_norm
-from trimtab.monitor.snapshot import snapshot
 from trimtab.opening import _PARTS
 from trimtab.sample.host import number
 
@@ -50,12 +49,16 @@ def monitor_training_health(
         >>> monitor_training_health(model, losses=[0.7])["overall_healthy"]
         True
     """
+    gradients = [(f"gradient of {name}", p.grad) for name, p in model.named_parameters() if p.grad is not None]
+    parameters = [(f"parameter {name}", p) for name, p in model.named_parameters()]
+    buffers = [(f"buffer {name}", b) for name, b in model.named_buffers()]
+    bad = find_nonfinite([*gradients, *parameters, *buffers])  # together: one transfer
     troubles: dict[str, list[str]] = {
-        "gradients_healthy": _bad_gradients(model),
+        "gradients_healthy": [name for name, _ in gradients if name in bad],
         "losses_healthy": _bad_losses(losses, recent),
-        "parameters_healthy": [f"parameter {name}" for name in find_nonfinite(model.named_parameters())],
+        "parameters_healthy": [name for name, _ in parameters if name in bad],
         "model_healthy": [
-            *(f"buffer {name}" for name in find_nonfinite(model.named_buffers())),
+            *(name for name, _ in buffers if name in bad),
             *_mode(model, training),
             *(mismatch(model, optimizer) if optimizer is not None else ()),
         ],
@@ -65,11 +68,6 @@ def monitor_training_health(
             log.warning("%s is False: %s", part, "; ".join(found[:8]))
     report = {part: not troubles[part] for part in _PARTS}
     return report | {"overall_healthy": all(report.values())}
-
-
-def _bad_gradients(model: nn.Module) -> list[str]:
-    seen = snapshot(model, detailed=False)
-    return [f"NaN or Inf in gradient of {seen.names[i]}" for i in (seen.nan + seen.inf).nonzero()[0]]
 
 
 def _bad_losses(losses: Losses, recent: int) -> list[str]:

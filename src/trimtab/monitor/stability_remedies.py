@@ -128,8 +128,11 @@ class StabilityKeeper:
                 if self._recover:
                     self.multiplier.recover()
 
-        # A bound method carrying the inner one's marks: LR schedulers look for both on `optimizer.step`.
-        self._mine = types.MethodType(functools.wraps(inner)(step), self.optimizer)
+        # A bound method carrying the inner one's marks: LR schedulers look for both on `optimizer.step`. But not its
+        # signature: a GradScaler reads that, and fails where bound methods wrap each other.
+        marked: Any = functools.wraps(inner)(step)
+        del marked.__wrapped__
+        self._mine = types.MethodType(marked, self.optimizer)
         self.optimizer.step = self._mine
 
     def remove(self) -> None:
