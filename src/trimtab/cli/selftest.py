@@ -26,11 +26,11 @@ def run(as_json: Annotated[bool, typer.Option("--json", help="Print one JSON obj
     """
     if os.environ.get("TRIMTAB_DISABLE") not in (None, "", "0"):
         fail("TRIMTAB_DISABLE is set, so there is no guard to test; unset it and try again")
-    from trimtab.train.selftest import run_selftest
+    from trimtab.train.selftest import run_selftest, versions
 
     if as_json:
         results = list(run_selftest())
-        emit({"passed": all(r.passed for r in results), "versions": _versions(), "parts": results})
+        emit({"passed": all(r.passed for r in results), "versions": versions(), "parts": results})
     else:
         results = _show(console())
     return OK if all(r.passed for r in results) else DIFFERENT
@@ -41,9 +41,9 @@ def _show(out: Console) -> list[Result]:
     from rich.text import Text
 
     from trimtab.report.text import wrapped
-    from trimtab.train.selftest import run_selftest
+    from trimtab.train.selftest import run_selftest, versions
 
-    out.print(Text(", ".join(f"{name} {version}" for name, version in _versions().items()), style="dim"))
+    out.print(Text(", ".join(f"{name} {version}" for name, version in versions().items()), style="dim"))
     results: list[Result] = []
     told = ""
     for result in run_selftest():
@@ -77,13 +77,3 @@ def _show_facts(out: Console, result: Result) -> None:
         text.plain = text.plain.replace(NO_BREAK, " ")
         text.stylize("dim")
         out.print(text)
-
-
-def _versions() -> dict[str, str]:
-    import platform
-
-    import torch
-
-    from trimtab import __version__
-
-    return {"trimtab": __version__, "torch": torch.__version__, "Python": platform.python_version()}

@@ -155,17 +155,18 @@ def _draw(out: Console, found: LrRange, width: int) -> None:
 
 def _show_clip(out: Console, advice: ClipAdvice) -> None:
     """The threshold first, then what it rests on."""
-    _show(
-        out, "clip", advice.optimizer, None if advice.threshold is None else f"{advice.threshold:.3g}", advice.reasons
-    )
+    value = None if advice.threshold is None else f"{advice.threshold:.3g}"
+    _show(out, "clip", advice.optimizer, value, advice.reasons, f"Guard(model, optimizer, clip={value})")
 
 
 def _show_warmup(out: Console, advice: WarmupAdvice) -> None:
-    value = None if advice.num_steps is None else f"{advice.num_steps} steps" if advice.num_steps else "none needed"
-    _show(out, "warm-up", advice.optimizer, value, advice.reasons)
+    num = advice.num_steps
+    value = None if num is None else f"{num} steps" if num else "none needed"
+    how = f"LinearLR(optimizer, start_factor={1 / (num + 1):.2g}, total_iters={num})" if num else ""
+    _show(out, "warm-up", advice.optimizer, value, advice.reasons, how)
 
 
-def _show(out: Console, what: str, optimizer: str, value: str | None, reasons: tuple[str, ...]) -> None:
+def _show(out: Console, what: str, optimizer: str, value: str | None, reasons: tuple[str, ...], how: str) -> None:
     from rich.text import Text
 
     from trimtab.report.text import wrapped
@@ -176,6 +177,8 @@ def _show(out: Console, what: str, optimizer: str, value: str | None, reasons: t
     out.print(Text.assemble((told, f"bold reverse {colour}"), who))
     for reason in reasons:
         out.print(wrapped(reason, min(out.width, 100), "  "))
+    if value is not None and how:
+        out.print(wrapped(how, min(out.width, 100), "  → ", style="green"))
 
 
 def _show_record(out: Console, folder: Path) -> None:

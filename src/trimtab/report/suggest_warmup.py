@@ -76,7 +76,8 @@ def _weigh(
     num: int, at: int, early_norm: float, early_update: float, rose: float, adam: bool, warmed_up: int
 ) -> tuple[int, list[str]]:
     """How many steps of warm-up, and why."""
-    facts = [f"The first gradient norms were {early_norm:.2g} times those after step {at}, where they settled."]
+    settling = f"; they settled at step {at}" if at else ""
+    facts = [f"The first gradient norms were {early_norm:.2g} times the later ones{settling}."]
     if math.isfinite(early_update):
         facts.append(f"The first updates, relative to the weights, were {early_update:.2g} times the usual ones.")
     signs = []

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import logging
+import platform
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import torch
 
+from trimtab import __version__
 from trimtab.train.selftest_guard import GUARD
 from trimtab.train.selftest_kit import Facts, Group, Part, SelfTestError
 from trimtab.train.selftest_monitor import MONITOR
@@ -45,6 +47,11 @@ def available() -> list[str]:
     """The CPU, and the accelerator where there is one."""
     accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
     return ["cpu"] if accelerator is None else ["cpu", accelerator.type]
+
+
+def versions() -> dict[str, str]:
+    """What is tested, and on what."""
+    return {"trimtab": __version__, "torch": torch.__version__, "Python": platform.python_version()}
 
 
 def _try(group: Group, part: Part, device: torch.device) -> Result:
