@@ -1,0 +1,259 @@
+"""Tensors as they are stored: contiguous, in a dtype the file format has, and memory that is shared only once."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from trimtab.core.errors import CheckpointError
+
+Json = Any
+"""What JSON can say: None, bool, int, float, str, and lists and dicts of them."""
+
+SAFE_NAMES: dict[torch.dtype, str] = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.int16: "I16",
+    torch.int8: "I8",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+    torch.float8_e4m3fn: "F8_E4M3",
+    torch.float8_e5m2: "F8_E5M2",
+    torch.complex64: "C64",
+    torch.uint64: "U64",
+    torch.uint32: "U32",
+    torch.uint16: "U16",
+}
+"""What safetensors calls the dtypes that every version of it knows; the others are stored as bytes of these."""
+
+_CARRIERS = {torch.complex128: torch.float64, torch.complex32: torch.float16}
+_DTYPES = {str(d).removeprefix("torch."): d for d in vars(torch).values() if isinstance(d, torch.dtype)}
+_ALIGNMENT = 16  # of the widest dtype
+
+
+@dataclass(slots=True)
+class Shelf:
+    """The tensors found on a walk: path, the tensor, and its place in the tree, which is filled when all are known."""
+
+    found: list[tuple[str, Tensor, dict[str, Json]]] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class _View:
+    """One way of looking at a storage, and every place in the tree that looks at it so."""
+
+    tensor: Tensor
+    path: str
+    slots: list[dict[str, Json]]
+    start: int
+    end: int
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """`float32` for torch.float32."""
+    return str(dtype).removeprefix("torch.")
+
+
+def dtype_named(name: str) -> torch.dtype:
+    """torch.float32 for `float32`; KeyError for anything that is no dtype."""
+    return _DTYPES[name]
+
+
+def encode(value: Tensor, path: str, shelf: Shelf) -> Json:
+    """Put a tensor on the shelf and return its place in the tree; a sparse one is put there in parts."""
+    if type(value) not in (Tensor, torch.nn.Parameter):
+        raise refusal(path, f"a {type(value).__name__}", "only plain tensors are stored; give its local, dense value")
+    if value.is_quantized:
+        raise refusal(path, "a quantized tensor", "store int_repr(), scale and zero point")
+    if value.is_meta:
+        raise refusal(path, "a tensor without values (device meta)", "materialise the module first")
+    tensor = value.detach()
+    if tensor.layout is torch.strided:
+        slot: dict[str, Json] = {"$": "tensor"}
+        shelf.found.append((path, tensor.resolve_conj().resolve_neg(), slot))
+        return slot
+    parts = _sparse_parts(tensor, path)
+    layout = str(tensor.layout).removeprefix("torch.")
+    body = {name: encode(part, f"{path}.{name}", shelf) for name, part in parts.items()}
+    flag = {"coalesced": tensor.is_coalesced()} if tensor.layout is torch.sparse_coo else {}
+    return {"$": "sparse", "layout": layout, "shape": list(tensor.shape), **flag, **body}
+
+
+def _sparse_parts(tensor: Tensor, path: str) -> dict[str, Tensor]:
+    if tensor.layout is torch.sparse_coo:
+        return {"indices": tensor._indices(), "values": tensor._values()}
+    if tensor.layout in (torch.sparse_csr, torch.sparse_bsr):
+        return {"crow": tensor.crow_indices(), "col": tensor.col_indices(), "values": tensor.values()}
+    if tensor.layout in (torch.sparse_csc, torch.sparse_bsc):
+        return {"crow": tensor.ccol_indices(), "col": tensor.row_indices(), "values": tensor.values()}
+    raise refusal(path, f"a tensor of layout {tensor.layout}", "store a dense or sparse copy")
+
+
+def place(shelf: Shelf, prefix: str = "") -> dict[str, Tensor]:
+    """Decide what is stored under which key, and fill the places in the tree; `prefix` is left out of the keys."""
+    stored: dict[str, Tensor] = {}
+    for group in _by_storage(shelf):
+        for views in _overlapping(group):
+            key = _free_key(views[0].path.removeprefix(prefix), stored)
+            if len(views) == 1:
+                stored[key] = _store_one(views[0], key)
+            else:
+                stored[key] = _store_shared(views, key)
+    return stored
+
+
+def _by_storage(shelf: Shelf) -> list[list[_View]]:
+    groups: dict[Any, dict[Any, _View]] = {}
+    for number, (path, tensor, slot) in enumerate(shelf.found):
+        size = tensor.element_size()
+        start = int(tensor.storage_offset()) * size
+        if tensor.numel():
+            end = start + (1 + sum((n - 1) * int(s) for n, s in zip(tensor.shape, tensor.stride(), strict=True))) * size
+            where: Any = (tensor.device, tensor.untyped_storage().data_ptr())
+        else:
+            end, where = start, number  # empty: it shares nothing with anybody
+        looks = (tensor.dtype, start, tensor.shape, tensor.stride())
+        view = groups.setdefault(where, {}).setdefault(looks, _View(tensor, path, [], start, end))
+        view.slots.append(slot)
+    return [list(views.values()) for views in groups.values()]
+
+
+def _overlapping(views: list[_View]) -> list[list[_View]]:
+    """Views of one storage, in sets that have no byte in common."""
+    sets: list[list[_View]] = []
+    reach = -1
+    for view in sorted(views, key=lambda view: (view.start, -view.end)):
+        if sets and view.start < reach:
+            sets[-1].append(view)
+        else:
+            sets.append([view])
+        reach = max(reach, view.end)
+    return sets
+
+
+def _free_key(path: str, stored: dict[str, Tensor]) -> str:
+    key = path if path and path != "__metadata__" else f"{path}~"  # that name means something else to safetensors
+    number = 2
+    while key in stored:  # {"a": {"b": t}, "a.b": t} has one path for two tensors
+        key, number = f"{path}~{number}", number + 1
+    return key
+
+
+def _store_one(view: _View, key: str) -> Tensor:
+    tensor = view.tensor
+    entry: dict[str, Json] = {"key": key}
+    if _dense_but_permuted(tensor.shape, tensor.stride()):
+        entry["stride"] = list(tensor.stride())  # channels_last stays so
+    if tensor.dtype not in SAFE_NAMES:
+        entry |= {"dtype": dtype_name(tensor.dtype), "shape": list(tensor.shape)}
+    for slot in view.slots:
+        slot.update(entry)
+    return _storable(tensor.contiguous())
+
+
+def _storable(tensor: Tensor) -> Tensor:
+    if tensor.dtype in SAFE_NAMES:
+        return tensor
+    return tensor.reshape(-1).view(_CARRIERS.get(tensor.dtype, torch.uint8))
+
+
+def _store_shared(views: list[_View], key: str) -> Tensor:
+    """One tensor that holds the memory of all `views`: the first one if it covers the rest, else a flat piece."""
+    first = views[0].tensor
+    dtype = first.dtype if len({view.tensor.dtype for view in views}) == 1 else torch.uint8
+    start, end = views[0].start, max(view.end for view in views)
+    if dtype is first.dtype and views[0].end == end and first.is_contiguous():
+        base = first
+    else:
+        start -= start % _ALIGNMENT
+        size = dtype.itemsize
+        base = torch.empty(0, dtype=dtype, device=first.device)
+        base = base.set_(first.untyped_storage(), start // size, ((end - start) // size,), (1,))
+    for view in views:
+        size = view.tensor.element_size()
+        entry = {"key": key, "offset": (view.start - start) // size, "shape": list(view.tensor.shape)}
+        entry |= {"dtype": dtype_name(view.tensor.dtype), "stride": list(view.tensor.stride())}
+        for slot in view.slots:
+            slot.update(entry)
+    return _storable(base)
+
+
+def decode(tree: dict[str, Json], stored: Mapping[str, Tensor], made: dict[str, Tensor]) -> Tensor:
+    """The tensor that `tree` describes; equal descriptions give the same object."""
+    if tree["$"] == "sparse":
+        return _decode_sparse(tree, stored, made)
+    name = repr(tree)
+    if name not in made:
+        made[name] = _decode_view(tree, stored[tree["key"]]) if "offset" in tree else _decode_one(tree, stored)
+    return made[name]
+
+
+def _decode_one(tree: dict[str, Json], stored: Mapping[str, Tensor]) -> Tensor:
+    tensor: Tensor = stored[tree["key"]]
+    if "dtype" in tree:
+        tensor = tensor.reshape(-1).view(dtype_named(tree["dtype"])).reshape(tree["shape"])
+    if "stride" in tree:
+        stride = tree["stride"]
+        if not _dense_but_permuted(tensor.shape, stride):  # anything else could ask for any amount of memory
+            raise ValueError(f"strides {stride} do not belong to shape {list(tensor.shape)}")
+        tensor = torch.empty_strided(tensor.shape, stride, dtype=tensor.dtype).copy_(tensor)
+    return tensor
+
+
+def _decode_view(tree: dict[str, Json], base: Tensor) -> Tensor:
+    dtype, shape, stride, offset = dtype_named(tree["dtype"]), tree["shape"], tree["stride"], tree["offset"]
+    flat = base.reshape(-1)
+    if flat.dtype is not dtype:
+        whole = flat.numel() * flat.element_size() // dtype.itemsize * dtype.itemsize // flat.element_size()
+        flat = flat[:whole].view(dtype)
+    if len(shape) != len(stride) or min([offset, *shape, *stride]) < 0:
+        raise ValueError(f"shape {shape}, strides {stride} and offset {offset} do not go together")
+    if shape and min(shape) > 0 and offset + sum((n - 1) * s for n, s in zip(shape, stride, strict=True)) >= len(flat):
+        raise ValueError(f"shape {shape} with strides {stride} at {offset} is outside of {len(flat)} values")
+    return flat.as_strided(shape, stride, flat.storage_offset() + offset)
+
+
+def _decode_sparse(tree: dict[str, Json], stored: Mapping[str, Tensor], made: dict[str, Tensor]) -> Tensor:
+    parts = {name: decode(tree[name], stored, made) for name in ("indices", "crow", "col", "values") if name in tree}
+    if tree["layout"] == "sparse_coo":
+        indices, values = parts["indices"], parts["values"]
+        # Invariants are checked: indices out of range would make later operations read foreign memory.
+        coalesced = bool(tree["coalesced"])
+        return torch.sparse_coo_tensor(indices, values, tree["shape"], is_coalesced=coalesced, check_invariants=True)
+    layouts = {"sparse_csr": torch.sparse_csr, "sparse_bsr": torch.sparse_bsr}
+    layouts |= {"sparse_csc": torch.sparse_csc, "sparse_bsc": torch.sparse_bsc}
+    return torch.sparse_compressed_tensor(
+        parts["crow"],
+        parts["col"],
+        parts["values"],
+        tree["shape"],
+        layout=layouts[tree["layout"]],
+        check_invariants=True,
+    )
+
+
+def _dense_but_permuted(shape: Any, stride: Any) -> bool:
+    """Whether the strides are those of a contiguous tensor whose dimensions were put into another order."""
+    if len(shape) != len(stride) or not all(n > 0 for n in shape):
+        return False
+    expected, outer = 1, len(shape)
+    permuted = False
+    for step, n, dim in sorted((s, n, -i) for i, (n, s) in enumerate(zip(shape, stride, strict=True)) if n > 1):
+        if step != expected:
+            return False
+        permuted = permuted or -dim > outer  # contiguous: the smaller the stride, the later the dimension
+        expected, outer = expected * n, -dim
+    return permuted
+
+
+def refusal(path: str, what: str, remedy: str) -> CheckpointError:
+    """The error that says what at `path` cannot be stored, and what to do instead."""
+    return CheckpointError(f"{path or 'the state'} is {what}: it cannot be stored; {remedy}")
