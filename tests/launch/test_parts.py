@@ -89,13 +89,34 @@ def test_the_uncalled_twin_shares_everything_but_the_hooks() -> None:
     assert all(a is b for a, b in zip(twin.buffers(), net.buffers(), strict=True))
 
 
+def test_parts_side_by_side_stand_together() -> None:
+    encoder, norm, head = nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, 1)
+    (found,) = owners_of([*encoder.parameters(), *norm.parameters(), *head.parameters()])
+    assert list(found.children()) == [encoder, norm, head]
+    assert len(list(found.buffers())) == 3
+    with Tower() as tower:
+        optimizer = torch.optim.SGD([*encoder.parameters(), *norm.parameters(), *head.parameters()], lr=0.1)
+        for i in range(4):
+            x = torch.full((8, 4), math.nan) if i == 2 else torch.randn(8, 4)
+            optimizer.zero_grad()
+            head(norm(encoder(x))).square().mean().backward()
+            optimizer.step()
+    assert [f.rejected for f in tower.flights] == [1]
+    assert all(torch.isfinite(b).all() for b in norm.buffers())
+
+
 # -- seeing losses ---------------------------------------------------------------------------------------------------
+
+
+W = torch.zeros(2, requires_grad=True)
+"""What the optimizer under the key 1 moves."""
 
 
 @pytest.fixture
 def losses() -> Iterator[Losses]:
     backward, scale = torch.autograd.backward, torch.amp.GradScaler.scale
-    found = Losses()
+    W.grad = None
+    found = Losses(lambda: {1: None if W.grad is None else (id(W.grad), W.grad._version)})
     found.listen()
     yield found
     found.remove()
@@ -103,39 +124,50 @@ def losses() -> Iterator[Losses]:
     assert torch.amp.GradScaler.scale is scale
 
 
-def leaf(value: float = 2.0) -> Tensor:
-    return torch.tensor(value, requires_grad=True)
+def loss(value: float) -> Tensor:
+    return W.sum() + value
+
+
+def told(losses: Losses, optimizer: int = 1, guard: int = 9) -> list[float]:
+    return [v.item() for v in losses.take(optimizer, guard)]
 
 
 def test_losses_are_those_since_the_last_step(losses: Losses) -> None:
-    (leaf() * 3).backward()
-    torch.autograd.backward([leaf() * 5])
-    assert [v.item() for v in losses.take()] == [6.0, 10.0]
+    loss(6.0).backward()
+    torch.autograd.backward([loss(10.0)])
+    assert told(losses) == [6.0, 10.0]
     losses.ended(closure=False)
-    assert [v.item() for v in losses.take()] == [6.0, 10.0]  # a second optimizer steps on the same backward
-    assert not any(v.requires_grad for v in losses.take())
-    (leaf() * 7).backward()
-    assert [v.item() for v in losses.take()] == [14.0]
+    assert told(losses) == []  # this guard knows
+    assert told(losses, guard=8) == [6.0, 10.0]  # a second optimizer steps on the same backward
+    loss(14.0).backward()
+    assert told(losses) == [14.0]
+
+
+def test_a_loss_that_gave_an_optimizer_no_gradient_is_not_its_own(losses: Losses) -> None:
+    other = torch.ones(1, requires_grad=True)
+    (3.0 * other).sum().backward()
+    assert told(losses) == []
+    assert told(losses, optimizer=2) == [3.0]  # one that was not known at the time
 
 
 def test_what_a_closure_did_is_told_by_the_closure(losses: Losses) -> None:
-    losses.take()
-    (leaf() * 3).backward()
+    told(losses)
+    loss(6.0).backward()
     losses.ended(closure=True)
-    assert losses.take() == []
+    assert told(losses) == []
 
 
 def test_scaled_losses_are_told_unscaled(losses: Losses) -> None:
     scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
-    scaler.scale(leaf() * 3).backward()
-    (scaler.scale(leaf() * 3) / 4).backward()
-    (leaf() * 3).backward()
-    assert [v.item() for v in losses.take()] == [6.0, 1.5, 6.0]
+    scaler.scale(loss(6.0)).backward()
+    (scaler.scale(loss(6.0)) / 4).backward()
+    loss(6.0).backward()
+    assert told(losses) == [6.0, 1.5, 6.0]
 
 
 def test_what_is_no_loss_is_not_told(losses: Losses) -> None:
-    (leaf() * torch.ones(3)).backward(torch.ones(3))
-    assert losses.take() == []
+    (W * 2).backward(torch.ones(2))
+    assert told(losses) == []
 
 
 # -- seeing clipping -------------------------------------------------------------------------------------------------

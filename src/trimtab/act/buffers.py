@@ -79,6 +79,7 @@ class BufferShadow:
     def __init__(self, model: nn.Module) -> None:
         self._model = model
         self._names: dict[int, str] = {}
+        self._places: list[tuple[dict[str, Tensor | None], str, _Pack, int]] = []
         self._packs: list[_Pack] = []
         self._large: list[_Pack] = []
         self.refresh()
@@ -104,6 +105,8 @@ class BufferShadow:
             else:
                 packs.setdefault((b.dtype, b.device, watched), []).append(b)
         self._packs = [_Pack(live, key[2]) for key, live in packs.items()]
+        homes = {id(b): (m._buffers, k) for m in self._model.modules() for k, b in m._buffers.items() if b is not None}
+        self._places = [(*homes[id(b)], pack, i) for pack in self._all() for i, b in enumerate(pack.live)]
 
     @torch.no_grad()
     def renew(self) -> None:
@@ -115,12 +118,23 @@ class BufferShadow:
         """After the backward pass: copy what the forward passes of this step made of the buffers."""
         if not self._names:  # switching autograd off costs more than looking
             return
+        for home, key, pack, i in self._places:
+            if home.get(key) is not pack.live[i]:
+                self._replaced(home.get(key), pack, i)
         with torch.no_grad():
             for pack in self._packs:
                 pack.capture()
             for pack in self._large:
                 if pack.live[0]._version != pack._versions[0]:
                     pack.capture()
+
+    def _replaced(self, new: Tensor | None, pack: _Pack, i: int) -> None:
+        """A forward pass put another tensor in the place of a buffer (an average kept by hand): it is the live one."""
+        old = pack.live[i]
+        if new is None or (new.shape, new.dtype, new.device) != (old.shape, old.dtype, old.device):
+            return  # another thing altogether: found at the next look for new buffers
+        self._names = {id(new) if key == id(old) else key: name for key, name in self._names.items()}
+        pack.live[i] = new
 
     def norms(self) -> list[Tensor]:
         """The norms of the watched buffers, each of many together: non-finite where one may have gone bad."""

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from trimtab.sample.forward import inert
+from trimtab.sample.forward import inert, only_traced
 
 
 class Door:
@@ -27,7 +27,7 @@ class Door:
 
     def __call__(self, module: nn.Module, args: Any, kwargs: Any) -> None:
         """Runs before the model's forward."""
-        if torch.compiler.is_compiling() or not torch.is_grad_enabled() or self._handle is None:
+        if only_traced() or not torch.is_grad_enabled() or self._handle is None:
             return
         self.close()
         before = set(module._forward_pre_hooks)

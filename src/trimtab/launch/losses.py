@@ -4,18 +4,32 @@ from __future__ import annotations
 
 import functools
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
+
+Marks = Mapping[int, object]
+"""By optimizer, something that changes whenever one of its gradients does."""
+
+
+@dataclass(slots=True)
+class _Seen:
+    """A loss, which optimizers its backward gave gradients to, of those that were known, and who was told."""
+
+    loss: Tensor
+    known: frozenset[int]
+    touched: frozenset[int]
+    told: set[int]
 
 
 class _Round(threading.local):
     """What one thread called backward on since the last step of any optimizer."""
 
     def __init__(self) -> None:
-        self.losses: list[Tensor] = []
+        self.losses: list[_Seen] = []
         self.stepped = False
         self.scaled: tuple[Tensor, Tensor, Tensor] | None = None  # what scale() made, of what, and by how much
 
@@ -23,8 +37,9 @@ class _Round(threading.local):
 class Losses:
     """Listens to `torch.autograd.backward` (which `Tensor.backward` calls) and to `GradScaler.scale`."""
 
-    def __init__(self) -> None:
+    def __init__(self, marks: Callable[[], Marks]) -> None:
         self._round = _Round()
+        self._marks = marks
         self._undo: list[Callable[[], None]] = []
 
     def listen(self) -> None:
@@ -33,8 +48,12 @@ class Losses:
 
         @functools.wraps(inner_backward)
         def backward(tensors: Any, *args: Any, **kwargs: Any) -> Any:
-            self._see(tensors)
-            return inner_backward(tensors, *args, **kwargs)
+            if torch.compiler.is_compiling():
+                return inner_backward(tensors, *args, **kwargs)
+            before = self._marks()
+            out = inner_backward(tensors, *args, **kwargs)
+            self._see(tensors, before, self._marks())
+            return out
 
         @functools.wraps(inner_scale)
         def scale(scaler: Any, outputs: Any) -> Any:
@@ -58,29 +77,33 @@ class Losses:
             undo()
         self._undo.clear()
 
-    def _see(self, tensors: Any) -> None:
-        if torch.compiler.is_compiling():
-            return
+    def _see(self, tensors: Any, before: Marks, after: Marks) -> None:
         mine = self._round
         if mine.stepped:
             mine.losses, mine.stepped = [], False
         scaled, mine.scaled = mine.scaled, None
+        touched = frozenset(key for key, mark in after.items() if mark != before.get(key))
         for tensor in (tensors,) if isinstance(tensors, Tensor) else tuple(tensors):
             if isinstance(tensor, Tensor) and tensor.numel() == 1 and tensor.is_floating_point():
-                mine.losses.append(_unscaled(tensor, scaled))
+                mine.losses.append(_Seen(_unscaled(tensor, scaled), frozenset(before), touched, set()))
 
-    def take(self) -> list[Tensor]:
-        """The losses of the step that now begins. Another optimizer that steps on the same backward sees them, too."""
+    def take(self, optimizer: int, guard: int) -> list[Tensor]:
+        """The losses that this optimizer steps on now, those that its guard was not told yet.
+
+        Another optimizer that steps on the same backward sees them, too; one that got no gradient from it does not.
+        """
         self._round.stepped = True
-        return self._round.losses
+        mine = [s for s in self._round.losses if optimizer in s.touched or optimizer not in s.known]
+        new = [s for s in mine if guard not in s.told]
+        for seen in new:
+            seen.told.add(guard)
+        return [seen.loss for seen in new]
 
     def ended(self, closure: bool) -> None:
         """A step is over; what a closure called backward on inside it was told already."""
         self._round.stepped = True
         if closure:
             self._round.losses = []
-        else:  # a loss can hold a whole graph: the number is enough from here on
-            self._round.losses = [loss.detach() for loss in self._round.losses]
 
 
 def _unscaled(tensor: Tensor, scaled: tuple[Tensor, Tensor, Tensor] | None) -> Tensor:

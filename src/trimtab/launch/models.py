@@ -4,9 +4,22 @@ from __future__ import annotations
 
 import gc
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from torch import Tensor, nn
+
+
+class Parts(nn.Module):
+    """Stands in for a model that exists only as parts side by side; it is never called."""
+
+    def __init__(self, parts: Iterable[nn.Module]) -> None:
+        super().__init__()
+        for i, part in enumerate(parts):
+            self._modules[f"{type(part).__name__}{i}"] = part
+
+    def forward(self) -> None:
+        """There is nothing to compute."""
+
 
 HOOKS = ("_forward_pre_hooks", "_forward_pre_hooks_with_kwargs", "_forward_hooks", "_forward_hooks_with_kwargs")
 
@@ -34,7 +47,7 @@ def owners_of(params: Sequence[Tensor]) -> list[nn.Module]:
         >>> owners_of(list(model.parameters())) == [model]
         True
     """
-    wanted = {id(p) for p in params}
+    wanted = dict.fromkeys(id(p) for p in params)  # in their order
     modules = [o for o in gc.get_objects() if _is_module(o)]
     parents: dict[int, list[nn.Module]] = {}
     for module in modules:
@@ -47,8 +60,25 @@ def owners_of(params: Sequence[Tensor]) -> list[nn.Module]:
         return [LooseParameters(params)]
     sizes = {id(m): _size(m, wanted) for m in candidates}
     best = max(covered for covered, _, _ in sizes.values())
-    fit = [m for m in candidates if sizes[id(m)][0] == best]
-    return sorted(fit, key=lambda m: (sizes[id(m)][1], -sizes[id(m)][2], _num_modules(m)))
+    tight = sorted(candidates, key=lambda m: (sizes[id(m)][1], -sizes[id(m)][2], _num_modules(m)))
+    if best == len({id(p) for m in candidates for p in m.parameters()} & set(wanted)):
+        return [m for m in tight if sizes[id(m)][0] == best]
+    return [Parts(_cover(tight, sizes, wanted))]
+
+
+def _cover(
+    tight: Sequence[nn.Module], sizes: dict[int, tuple[int, int, int]], wanted: Mapping[int, None]
+) -> list[nn.Module]:
+    """Few modules that hold them together, in the order in which their parameters are optimized."""
+    chosen: list[nn.Module] = []
+    missing = set(wanted)
+    for module in sorted(tight, key=lambda m: -sizes[id(m)][0]):  # stable: of equals the tightest
+        held = {id(p) for p in module.parameters()} & missing
+        if held and len(held) == sizes[id(module)][0]:
+            chosen.append(module)
+            missing -= held
+    place = {key: i for i, key in enumerate(wanted)}
+    return sorted(chosen, key=lambda m: min(place[id(p)] for p in m.parameters() if id(p) in place))
 
 
 def seen_from_outside(owners: Sequence[nn.Module]) -> nn.Module | None:
@@ -78,13 +108,13 @@ def _with_ancestors(modules: Iterable[nn.Module], parents: dict[int, list[nn.Mod
     todo = list(modules)
     while todo:
         module = todo.pop()
-        if id(module) not in found and not isinstance(module, LooseParameters):
+        if id(module) not in found and not isinstance(module, LooseParameters | Parts):
             found[id(module)] = module
             todo += parents.get(id(module), [])
     return list(found.values())
 
 
-def _size(module: nn.Module, wanted: set[int]) -> tuple[int, int, int]:
+def _size(module: nn.Module, wanted: Mapping[int, None]) -> tuple[int, int, int]:
     """How many of the wanted parameters it holds, how many parameters in all, and how many buffers."""
     mine = [id(p) for p in module.parameters()]
     return sum(p in wanted for p in mine), len(mine), sum(1 for _ in module.buffers())

@@ -25,12 +25,12 @@ from trimtab.guard import Guard
 from trimtab.launch.clipping import wrap_clip_grad_norm
 from trimtab.launch.door import Door
 from trimtab.launch.losses import Losses
-from trimtab.launch.models import owners_of, seen_from_outside, uncalled
+from trimtab.launch.models import Parts, owners_of, seen_from_outside, uncalled
 from trimtab.launch.scripting import wrap_jit_script
 from trimtab.launch.tally import Flight
 
 log = logging.getLogger("trimtab")
-MAX_GUARDS = 64
+MAX_GUARDS, NUM_MARKED = 64, 16
 """A script that builds more optimizers than this (one per inner loop, say) runs on with the later ones unguarded."""
 
 
@@ -55,7 +55,7 @@ class Pilot:
         self._contained, self._told = Contained(), set[str]()
         self._num = 0
         self._ours = False
-        self._losses = Losses()
+        self._losses = Losses(self._marks)
         self._now = _Now()
         self._undo: list[Callable[[], None]] = []
         self._pid = os.getpid()
@@ -87,10 +87,12 @@ class Pilot:
         self._waiting.append(weakref.ref(optimizer))
         self._doors = [door for door in self._doors if door.open and door.model() is not None]
         for model in owners_of(params_of(optimizer)):
-            if not any(door.model() is model for door in self._doors):
-                self._doors.append(Door(model, self._called))
+            loose = isinstance(model, Parts)  # never called itself: its parts are
+            for part in model.children() if loose else [model]:
+                if loose or not any(door.model() is part for door in self._doors):
+                    self._doors.append(Door(part, functools.partial(self._called, model) if loose else self._called))
 
-    def _called(self, model: nn.Module) -> None:
+    def _called(self, model: nn.Module, part: nn.Module | None = None) -> None:
         """A model that some optimizer moves is called to train: guard it together with all that move it.
 
         Of modules inside each other the outermost is called first. It has the buffers that no optimizer knows of.
@@ -183,10 +185,20 @@ class Pilot:
         return out
 
     def _tell(self, optimizer: Any) -> None:
-        guard, losses = self._guards.get(id(optimizer)), self._losses.take()
+        guard = self._guards.get(id(optimizer))
         if guard is not None:
-            for loss in losses:
+            for loss in self._losses.take(id(optimizer), id(guard)):
                 self._contain("noting a loss", guard.observe, loss)
+
+    def _marks(self) -> dict[int, object]:
+        """What of each optimizer's gradients changes when a backward pass adds to them."""
+        out: dict[int, object] = {}
+        for guard in set(self._guards.values()):
+            for lane in guard._lanes.values():
+                params = params_of(lane.optimizer)
+                some = params[:: len(params) // NUM_MARKED + 1]
+                out[id(lane.optimizer)] = [None if p.grad is None else (id(p.grad), p.grad._version) for p in some]
+        return out
 
     def _lane_of(self, optimizer: Any) -> Any:
         optimizer = innermost(optimizer)

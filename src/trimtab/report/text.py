@@ -173,7 +173,9 @@ def _deed(deed: Deed) -> str:
 
 def wrapped(text: str, width: int, lead: str, style: str = "") -> Text:
     """Wrap a paragraph behind a lead such as `→ `; the lines after the first are indented as far."""
-    lines = textwrap.fill(text, width - 1, initial_indent=lead, subsequent_indent=" " * len(lead))
+    lines = textwrap.fill(
+        text, width - 1, initial_indent=lead, subsequent_indent=" " * len(lead), break_on_hyphens=False
+    )
     found = Text(lines)
     found.stylize(style, 0, len(lead))
     return found

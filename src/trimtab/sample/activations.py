@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from trimtab.sample.batch import tensors_in
-from trimtab.sample.forward import inert
+from trimtab.sample.forward import inert, only_traced
 
 log = logging.getLogger("trimtab")
 
@@ -185,7 +185,7 @@ class Hook:
 
     def __call__(self, *args: Any) -> None:
         """Look, unless the call is only being compiled."""
-        if not torch.compiler.is_compiling():
+        if not only_traced():
             self._method(*args)
 
     def __reduce__(self) -> Any:

@@ -26,6 +26,15 @@ KIND_EVERY, BOUNDED_EVERY = 50, 5
 _TYPES = {torch.float16: 1.0, torch.bfloat16: 2.0}
 
 
+def only_traced() -> bool:
+    """Whether this call computes nothing: it is compiled, traced, or under a transformation of `torch.func`."""
+    return (
+        torch.compiler.is_compiling()
+        or torch._C._get_tracing_state() is not None
+        or torch._C._functorch.peek_interpreter_stack() is not None
+    )
+
+
 def inert() -> tuple[Callable[..., Any], tuple[Any, ...]]:
     """What is left of a hook in a copied or saved model: a call that does nothing, and loads without us."""
     return getattr, (nullcontext(), "__exit__")
@@ -54,7 +63,7 @@ class ForwardTap:
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         """Runs before the root's forward."""
-        if torch.compiler.is_compiling():
+        if only_traced():
             return
         learning = torch.is_grad_enabled()
         if learning and module.training and self._armed:
@@ -73,7 +82,7 @@ class ForwardTap:
 
     def left(self, output: Any) -> None:
         """Runs after it."""
-        if not torch.compiler.is_compiling() and torch.is_grad_enabled():
+        if torch.is_grad_enabled() and not only_traced():
             self._try(self.output.look, output)
 
     def _try(self, look: Callable[..., None], *args: Any) -> None:

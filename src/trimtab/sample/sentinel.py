@@ -8,6 +8,7 @@ it as well, it was never zeroed. The same few hundred numbers tell whether succe
 from __future__ import annotations
 
 import math
+import weakref
 from collections.abc import Sequence
 from typing import Any
 
@@ -38,7 +39,7 @@ class Sentinel:
         self._before: Any = None
         self._num = 0
         self._listening = True
-        self._mark: tuple[int, int] | None = None
+        self._mark: tuple[weakref.ref[Tensor], int] | None = None
 
     def choose(self, params: list[Tensor]) -> None:
         """Listen to the last weight that has a gradient: the head of a model takes part in every loss."""
@@ -90,7 +91,8 @@ class Sentinel:
         if grad is None or grad.layout is not param.layout:
             self._before = self._left = None
             return out
-        if num == 0 and self._mark == (grad.data_ptr(), grad._version):
+        # By the object: a gradient made by hand may lie where the last one did.
+        if num == 0 and self._mark is not None and self._mark[0]() is grad and self._mark[1] == grad._version:
             out["same_gradients"] = 1.0
         if heard and arrived is not None:
             now = _leading(grad)
@@ -108,7 +110,7 @@ class Sentinel:
     def after(self) -> None:
         """After the step: remember what is left in the gradient, and that it was used."""
         grad = self._param.grad if self._param is not None else None
-        self._mark = None if grad is None else (grad.data_ptr(), grad._version)
+        self._mark = None if grad is None else (weakref.ref(grad), grad._version)
         self._left = _leading(grad) + 0 if grad is not None and self._listening else None
 
 
