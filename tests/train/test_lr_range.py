@@ -239,6 +239,33 @@ def test_nonsense_is_refused():
         find_lr(bad)
 
 
+@pytest.mark.parametrize(
+    ("make", "word"),
+    [
+        (lambda p: torch.optim.LBFGS(p), "LBFGS needs a closure"),
+        (lambda p: torch.optim.SGD([{"params": list(p), "lr": None}], lr=0.1), "learning rate None"),
+    ],
+)
+def test_an_optimizer_that_cannot_be_swept_is_refused(make, word):
+    model = network()
+    of = Target(model=model, optimizer=make(model.parameters()), loader=DataLoader(digits(), 32), loss_fn=cross_entropy)
+    with pytest.raises(InputError, match=word):
+        find_lr(of)
+
+
+def test_a_loss_that_leaves_at_the_first_step_gets_no_suggestion():
+    model = network()
+
+    def step_fn(model, batch):
+        return cross_entropy(model(batch[0]), batch[1]) * (math.nan if torch.is_grad_enabled() else 1.0)
+
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    found = find_lr(Target(model=model, optimizer=optimizer, loader=DataLoader(digits(), 32), step_fn=step_fn))
+    assert found.suggested is None
+    assert (found.rates, found.losses) == ((), ())
+    assert "first step" in found.reason
+
+
 def test_a_sweep_ends_when_the_loss_leaves():
     falling = [2.0 - 0.01 * i for i in range(50)]
     assert not any(has_left(falling[: i + 1], 2.0) for i in range(50))

@@ -136,6 +136,8 @@ def _draw(out: Console, found: LrRange, width: int) -> None:
     from trimtab.report.chart import MARK, chart
     from trimtab.report.curve import make_curve
 
+    if not found.losses:
+        return
     top = found.start + max(0.3 * (found.start - min(found.losses)), 0.1 * abs(found.start))
     curve = make_curve(range(len(found.losses)), [min(v, top) for v in found.losses])
     if curve is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -112,6 +113,8 @@ def sweep_rates(
         raise InputError(
             f"{repeats} sweeps of {num_steps} steps say too little; expected one or more of at least {MIN_STEPS}"
         )
+    for one in target.optimizers:
+        _check_optimizer(one)
     rates = np.geomspace(low, high, num_steps)
     with untouched(target) as rewind:
         batches = endless(target)
@@ -182,11 +185,11 @@ def suggest_lr(sweeps: Sequence[Sweep]) -> LrRange:
     rates = np.array(max(sweeps, key=lambda s: len(s.rates)).rates)
     each = np.array([s.smooth[:num] for s in sweeps])
     mean = each.mean(axis=0)
-    left = [s.rates[-1] for s in sweeps if s.diverged]
+    left = [s.rates[-1] for s in sweeps if s.diverged and s.rates]
     diverged = min(left) if left else None
-    at = int(np.argmin(mean))
+    at = int(np.argmin(mean)) if num else 0
     start = sum(s.start for s in sweeps) / len(sweeps)
-    gained = start - float(mean[at])
+    gained = start - float(mean[at]) if num else 0.0
     facts: dict[str, Any] = {
         "diverged": diverged,
         "start": start,
@@ -196,7 +199,8 @@ def suggest_lr(sweeps: Sequence[Sweep]) -> LrRange:
         "num_steps": sum(len(s.losses) for s in sweeps),
     }
     if at < 2 or gained <= max(MIN_GAIN * abs(start), CHANCE * _wobble(mean[: at + 1])):
-        reason = f"the loss fell nowhere between {rates[0]:.2g} and {rates[num - 1]:.2g}"
+        where = f"between {rates[0]:.2g} and {rates[num - 1]:.2g}" if num else "and was not finite at the first step"
+        reason = f"the loss fell nowhere {where}"
         return LrRange(suggested=None, low=None, high=None, steepest=None, best=None, reason=reason, **facts)
     slope = np.gradient(mean)
     steepest, best = float(rates[int(np.argmin(slope[: at + 1]))]), float(rates[at])
@@ -221,6 +225,18 @@ def suggest_lr(sweeps: Sequence[Sweep]) -> LrRange:
 def _wobble(smooth: Sequence[float] | NDArray[np.float64]) -> float:
     """How much a curve usually changes from step to step: most of a sweep is at rates at which nothing is learned."""
     return float(np.median(np.abs(np.diff(smooth)))) if len(smooth) > 1 else 0.0
+
+
+def _check_optimizer(optimizer: Any) -> None:
+    name = type(optimizer).__name__
+    closure = inspect.signature(type(optimizer).step).parameters.get("closure")
+    if closure is not None and closure.default is inspect.Parameter.empty:
+        raise InputError(
+            f"{name} needs a closure and evaluates it as often as it likes; a sweep needs one step at a time"
+        )
+    for group in optimizer.param_groups:
+        if not isinstance(group.get("lr"), int | float | torch.Tensor):
+            raise InputError(f"{name} has the learning rate {group.get('lr')!r}; expected a number that can be swept")
 
 
 def _shares(target: Target) -> list[list[float]]:
