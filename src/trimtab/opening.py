@@ -107,7 +107,7 @@ def under_way() -> Exception | None:
 
 
 # Which findings speak against which part of the documented health dictionary.
-_PARTS = {
+HEALTH_PARTS = {
     "gradients_healthy": ("GRAD", "AMP"),
     "losses_healthy": ("LOSS", "DATA", "CON"),
     "parameters_healthy": ("WGT", "UPD", "EMA"),
@@ -120,7 +120,7 @@ def health_of(
 ) -> dict[str, Any]:
     """Healthy or not, part by part, judged by the incidents that are open now."""
     still = tuple(code for label, b in brains.items() for code in b.open_incidents(max(steps.get(label, 0) - 1, 0)))
-    parts = {part: not any(code.startswith(families) for code in still) for part, families in _PARTS.items()}
+    parts = {part: not any(code.startswith(families) for code in still) for part, families in HEALTH_PARTS.items()}
     return {
         **parts,
         "overall_healthy": not still,

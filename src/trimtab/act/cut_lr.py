@@ -73,7 +73,9 @@ class LrMultiplier:
 
         self._shimmed = self._optimizer.__dict__.get("step")
         # A bound method carrying the inner one's marks: LR schedulers look for both on `optimizer.step`.
-        self._shim = types.MethodType(functools.wraps(inner)(step), self._optimizer)
+        marked: Any = functools.wraps(inner)(step)
+        del marked.__wrapped__  # a GradScaler reads the signature, and fails where bound methods wrap each other
+        self._shim = types.MethodType(marked, self._optimizer)
         self._optimizer.step = self._shim
 
     def remove(self) -> None:

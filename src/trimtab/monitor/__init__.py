@@ -10,9 +10,11 @@ if TYPE_CHECKING:
     from trimtab.monitor.diagnostics import (
         GradientDiagnostics,
         assert_all_requires_grad,
+        check_amp_underflow,
         check_gradient_flow,
         check_inplace_operations,
         setup_gradient_diagnostics,
+        validate_training_setup,
     )
     from trimtab.monitor.gradients import GradientHealthMonitor
     from trimtab.monitor.integrate import check_and_log_gradients, integrate_health_checks
@@ -31,15 +33,21 @@ if TYPE_CHECKING:
     from trimtab.monitor.optimizer_state import UpdateRatio, adam_state_report, update_to_parameter_ratio
     from trimtab.monitor.snapshot import GradSnapshot
     from trimtab.monitor.stability import (
+        Clipped,
+        LossHistory,
+        StabilityKeeper,
+        StabilityMonitor,
         check_nan_inf,
         check_training_stability,
         clip_gradients,
+        find_nonfinite,
         get_training_stats,
         handle_nan_inf,
         handle_training_instability,
+        keeper_of,
         monitor_training_health,
     )
-    from trimtab.monitor.training_health import TrainingHealthMonitor
+    from trimtab.monitor.training_health import TrainingHealthMonitor, format_health_report
 
 _HOME = {
     "ActivationMonitor": "activations",
@@ -74,18 +82,32 @@ _HOME = {
     "handle_training_instability": "stability",
     "monitor_training_health": "stability",
     "TrainingHealthMonitor": "training_health",
+    "Clipped": "stability",
+    "LossHistory": "stability",
+    "StabilityKeeper": "stability",
+    "StabilityMonitor": "stability",
+    "find_nonfinite": "stability",
+    "keeper_of": "stability",
+    "format_health_report": "training_health",
+    "check_amp_underflow": "diagnostics",
+    "validate_training_setup": "diagnostics",
 }
 
 __all__ = [
     "ActivationMonitor",
+    "Clipped",
     "GradSnapshot",
     "GradientDiagnostics",
     "GradientHealthMonitor",
     "GradientNorms",
+    "LossHistory",
+    "StabilityKeeper",
+    "StabilityMonitor",
     "TrainingHealthMonitor",
     "UpdateRatio",
     "adam_state_report",
     "assert_all_requires_grad",
+    "check_amp_underflow",
     "check_and_log_gradients",
     "check_gradient_flow",
     "check_inplace_operations",
@@ -97,6 +119,8 @@ __all__ = [
     "compute_l2_norm",
     "compute_parameter_norm",
     "effective_lr",
+    "find_nonfinite",
+    "format_health_report",
     "get_activation_function_recommendations",
     "get_training_stats",
     "gradient_norms",
@@ -104,11 +128,13 @@ __all__ = [
     "handle_nan_inf",
     "handle_training_instability",
     "integrate_health_checks",
+    "keeper_of",
     "layer_gradient_scale",
     "monitor_training_health",
     "scale_gradients",
     "setup_gradient_diagnostics",
     "update_to_parameter_ratio",
+    "validate_training_setup",
 ]
 
 

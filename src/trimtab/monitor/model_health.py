@@ -12,12 +12,12 @@ from torch import Tensor, nn
 from trimtab.attach import labelled
 from trimtab.monitor.nonfinite import find_nonfinite
 from trimtab.monitor.norms import compute_global_gradient_norm
-from trimtab.opening import _PARTS
+from trimtab.opening import HEALTH_PARTS
 from trimtab.sample.host import number
 
 log = logging.getLogger("trimtab")
 
-HEALTH_KEYS = (*_PARTS, "overall_healthy")
+HEALTH_KEYS = (*HEALTH_PARTS, "overall_healthy")
 """The keys of the documented dictionary, the same that `Guard.health()` uses."""
 RECENT = 100
 Losses = Iterable[Tensor | float] | Mapping[str, Iterable[Tensor | float]]
@@ -66,7 +66,7 @@ def monitor_training_health(
     for part, found in troubles.items():
         if found:
             log.warning("%s is False: %s", part, "; ".join(found[:8]))
-    report = {part: not troubles[part] for part in _PARTS}
+    report = {part: not troubles[part] for part in HEALTH_PARTS}
     return report | {"overall_healthy": all(report.values())}
 
 

@@ -88,7 +88,7 @@ class LogSink:
         self._logger = logger
         self._plural = callable(getattr(logger, "log_metrics", None))
         self._log: Callable[..., object] = logger.log_metrics if self._plural else logger.log
-        self._takes_step = _takes_step(self._log)
+        self._takes_step = takes_step(self._log)
         self._newest = 0
 
     def write(self, record: Record) -> None:
@@ -115,7 +115,7 @@ class LogSink:
             self._log(values)
 
 
-def _takes_step(log: Callable[..., object]) -> bool:
+def takes_step(log: Callable[..., object]) -> bool:
     try:
         parameters = inspect.signature(log).parameters
     except (TypeError, ValueError):  # written in C: wandb's own convention is the best guess

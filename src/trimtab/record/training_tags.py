@@ -11,7 +11,7 @@ from typing import Any
 
 from trimtab.core.errors import InputError
 from trimtab.core.types import Outcome, Record, Sample
-from trimtab.record.sinks import _takes_step
+from trimtab.record.sinks import takes_step
 
 GRAD_NORM_BEFORE = "Training/GradNorm_Before"
 GRAD_NORM_AFTER = "Training/GradNorm_After"
@@ -71,13 +71,13 @@ def _call(function: Callable[..., object], values: dict[str, float]) -> None:
 
 
 def _dict_sender(log: Callable[..., object], *, rising: bool) -> Send:
-    takes_step, newest = _takes_step(log), 0
+    with_step, newest = takes_step(log), 0
 
     def send(values: Mapping[str, float], step: int) -> None:
         nonlocal newest
         if rising:  # wandb drops what is older than its newest step
             step = newest = max(newest, step)
-        if takes_step:
+        if with_step:
             log(dict(values), step=step)
         else:
             log(dict(values))
