@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from trimtab.act.contain import Contained
@@ -97,6 +98,8 @@ class Pilot:
 
         Of modules inside each other the outermost is called first. It has the buffers that no optimizer knows of.
         """
+        if any(is_lazy(p) for p in model.parameters()):
+            return  # this very call gives them their shapes: there is nothing to measure yet
         mine = {id(p) for p in model.parameters()}
         theirs = [o for o in self._alive() if any(id(p) in mine for p in params_of(o))]
         held = [id(p) for o in theirs for p in params_of(o)]

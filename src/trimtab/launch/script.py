@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 import importlib.machinery
 import importlib.util
 import io
@@ -61,7 +62,7 @@ def _script(target: str) -> tuple[Any, types.ModuleType, str]:
     main.__dict__.update(
         __file__=where,
         __cached__=None,
-        __builtins__=__builtins__,
+        __builtins__=builtins,
         __loader__=importlib.machinery.SourceFileLoader("__main__", where),
     )
     sys.modules["__main__"] = main
@@ -96,7 +97,7 @@ def _module(name: str) -> tuple[Any, types.ModuleType, str]:
     main.__dict__.update(
         __file__=spec.origin,
         __cached__=spec.cached,
-        __builtins__=__builtins__,
+        __builtins__=builtins,
         __loader__=loader,
         __package__=spec.parent,
         __spec__=spec,
