@@ -10,7 +10,7 @@ import numpy as np
 
 from trimtab.core.types import Column, Kind
 from trimtab.record.reader import Run
-from trimtab.report.heat import HeatMap, Norms, make_heat_map
+from trimtab.report.heat import HeatMap, HeatTable
 from trimtab.report.thinning import Floats, Ints, pick_points
 
 WIDE = 50.0
@@ -58,7 +58,7 @@ class _Track:
     steps: list[int] = field(default_factory=list)
     scalars: list[Mapping[str, float]] = field(default_factory=list)
     val: list[tuple[int, float]] = field(default_factory=list)
-    norms: list[Norms] = field(default_factory=list)
+    heat: HeatTable = field(default_factory=HeatTable)
 
     def series(self, name: str) -> tuple[Ints, Floats]:
         """Steps and values of a scalar where it was measured."""
@@ -79,7 +79,7 @@ def make_figures(run: Run, near: Mapping[str, Sequence[int]]) -> tuple[Figures, 
         track.scalars.append(sample.scalars)
         norms = sample.col(Kind.GRAD, Column.L2)
         if norms.size:
-            track.norms.append((sample.step, sample.names(Kind.GRAD), norms))
+            track.heat.add(sample.step, sample.names(Kind.GRAD), norms)
     return tuple(_figures(name, track, near.get(name, ())) for name, track in tracks.items() if track.steps)
 
 
@@ -90,7 +90,7 @@ def _figures(name: str, track: _Track, near: Sequence[int]) -> Figures:
         first_step=min(track.steps),
         last_step=max([*track.steps, *(step for step, _ in track.val)]),
         panels=tuple(p for p in panels if p is not None),
-        heat=make_heat_map(track.norms),
+        heat=track.heat.finish(),
     )
 
 

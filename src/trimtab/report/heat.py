@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,14 +10,12 @@ from numpy.typing import NDArray
 from trimtab.core.types import ABSENT, F32, FROZEN
 from trimtab.report.thinning import Ints
 
-MAX_STRETCHES = 400
+MAX_STRETCHES = 512
+_MAX_PENDING = 1 << 22  # floats
 
 # A cell's byte: what is not a positive finite number has a code of its own, the rest is a logarithm within its row.
 UNKNOWN, FROZEN_CELL, NO_GRADIENT, ZERO, FIRST, LAST, INF, NAN = 0, 1, 2, 3, 4, 253, 254, 255
 _NOT_MEASURED = np.float32(-3.0)  # below ABSENT and FROZEN, so that a maximum prefers whatever was measured
-
-Norms = tuple[int, tuple[str, ...], F32]
-"""One sample's step, the names of its rows, and their norms."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,43 +33,91 @@ class HeatMap:
     high: NDArray[np.float64]
 
 
-def make_heat_map(samples: Iterable[Norms], *, max_stretches: int = MAX_STRETCHES) -> HeatMap | None:
-    """Reduce the norms of a run to at most `max_stretches` columns; None where there are none.
+class HeatTable:
+    """Takes the norms of a run as they come, in bounded memory: too many columns, and neighbours become one.
 
     A cell is the largest norm of its stretch. NaN and Inf are larger than everything, zero is larger than a missing
     gradient, and that is larger than not measured.
+
+    Example:
+        >>> table = HeatTable(max_stretches=4)
+        >>> for step in range(10):
+        ...     table.add(step, ("w",), np.array([step], dtype=np.float32))
+        >>> heat = table.finish()
+        >>> heat.width, heat.codes.shape
+        (4, (1, 3))
     """
-    taken = list(samples)
-    if not taken:
-        return None
-    # A layout names its rows with one tuple for all its samples: compared by identity, not name by name.
-    alike: dict[int, list[Norms]] = {}
-    for sample in taken:
-        alike.setdefault(id(sample[1]), []).append(sample)
-    names = tuple(dict.fromkeys(name for group in alike.values() for name in group[0][1]))
-    at = {name: i for i, name in enumerate(names)}
-    steps = np.array([t[0] for t in taken], dtype=np.int64)
-    first, width = int(steps.min()), stretch_width(steps, max_stretches)
-    norms = np.full(((int(steps.max()) - first) // width + 1, len(names)), _NOT_MEASURED, dtype=np.float32)
-    for group in alike.values():
-        part = np.stack([t[2] for t in group])
-        columns = (np.array([t[0] for t in group], dtype=np.int64) - first) // width
+
+    def __init__(self, max_stretches: int = MAX_STRETCHES) -> None:
+        self.max_stretches = max_stretches
+        self.width = 1
+        self._steps: list[int] = []
+        self._rows: dict[str, int] = {}
+        self._pending: dict[int, tuple[tuple[str, ...], list[int], list[F32]]] = {}
+        self._num_pending = 0
+        self._base = 0
+        self._norms = np.empty((0, 0), dtype=np.float32)  # column by row; column 0 starts at step base * width
+
+    def add(self, step: int, names: tuple[str, ...], norms: F32) -> None:
+        """Take one sample's norms."""
+        # A layout names its rows with one tuple for all its samples: compared by identity, not name by name.
+        _, steps, parts = self._pending.setdefault(id(names), (names, [], []))
+        steps.append(step)
+        parts.append(norms)
+        self._steps.append(step)
+        self._num_pending += norms.size
+        if self._num_pending > _MAX_PENDING:
+            self._flush()
+
+    def finish(self) -> HeatMap | None:
+        """All that was taken, in one byte per cell; None where nothing was."""
+        self._flush()
+        if not self._steps:
+            return None
+        apart = np.diff(np.unique(self._steps))
+        usual = float(np.quantile(apart, 0.95)) if apart.size else 1.0
+        while self.width < usual and len(self._norms) > 1:  # a thinned record must not leave stripes
+            self._widen()
+        codes, low, high = quantise(self._norms.T)
+        first = self._base * self.width
+        return HeatMap(names=tuple(self._rows), first_step=first, width=self.width, codes=codes, low=low, high=high)
+
+    def _flush(self) -> None:
+        for names, steps, parts in self._pending.values():
+            self._merge(names, np.array(steps, dtype=np.int64), np.stack(parts))
+        self._pending.clear()
+        self._num_pending = 0
+
+    def _merge(self, names: tuple[str, ...], steps: Ints, part: F32) -> None:
+        first, last = int(steps.min()), int(steps.max())
+        if len(self._norms):
+            first = min(first, self._base * self.width)
+            last = max(last, (self._base + len(self._norms)) * self.width - 1)
+        while last // self.width - first // self.width >= self.max_stretches:
+            self._widen()
+        rows = [self._rows.setdefault(name, len(self._rows)) for name in names]
+        self._reach(first // self.width, last // self.width)
+        columns = steps // self.width - self._base
         if (np.diff(columns) < 0).any():  # after a rewind steps go back
             order = np.argsort(columns, kind="stable")
             part, columns = part[order], columns[order]
         columns, starts = np.unique(columns, return_index=True)
-        where = np.ix_(columns, np.array([at[name] for name in group[0][1]], dtype=np.int64))
-        norms[where] = np.maximum(norms[where], np.maximum.reduceat(part, starts, axis=0))
-    codes, low, high = quantise(norms.T)
-    return HeatMap(names=names, first_step=first, width=width, codes=codes, low=low, high=high)
+        where = np.ix_(columns, np.array(rows, dtype=np.int64))
+        self._norms[where] = np.maximum(self._norms[where], np.maximum.reduceat(part, starts, axis=0))
 
+    def _reach(self, first: int, last: int) -> None:
+        """Make room for these columns and for every row known by now."""
+        old, base = self._norms, self._base if len(self._norms) else first
+        self._norms = np.full((last - first + 1, len(self._rows)), _NOT_MEASURED, dtype=np.float32)
+        self._norms[base - first : base - first + len(old), : old.shape[1]] = old
+        self._base = first
 
-def stretch_width(steps: Ints, max_stretches: int) -> int:
-    """How many steps a column covers: as few as fit, but enough that a thinned record leaves no stripes."""
-    apart = np.diff(np.unique(steps))
-    usual = float(np.quantile(apart, 0.95)) if apart.size else 1.0
-    span = int(steps.max()) - int(steps.min()) + 1
-    return max(-(-span // max_stretches), min(int(usual), span))
+    def _widen(self) -> None:
+        if len(self._norms):
+            columns = (self._base + np.arange(len(self._norms))) // 2
+            self._norms = np.maximum.reduceat(self._norms, np.unique(columns, return_index=True)[1], axis=0)
+            self._base //= 2
+        self.width *= 2
 
 
 def quantise(norms: F32) -> tuple[NDArray[np.uint8], NDArray[np.float64], NDArray[np.float64]]:

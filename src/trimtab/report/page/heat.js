@@ -143,7 +143,7 @@ class Heat {
   }
   steps(column) {
     const from = this.info.first + column * this.info.width;
-    return [from, Math.min(from + this.info.width - 1, this.section.info.last)];
+    return [Math.max(from, this.section.info.first), Math.min(from + this.info.width - 1, this.section.info.last)];
   }
   columnAt(x) {
     return clamp(Math.floor((this.section.stepAt(x) + 0.5 - this.info.first) / this.info.width), 0, this.info.columns - 1);
