@@ -1,0 +1,83 @@
+"""What a checkpoint holds beside what is here: differences in words, gathered before anything is changed."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from trimtab.core.errors import CheckpointError
+
+SHOWN = 5
+"""Names in one line of a difference; the rest are counted."""
+
+
+def listed(names: Iterable[str], shown: int = SHOWN) -> str:
+    """Some names, and how many more there are.
+
+    Example:
+        >>> listed(["a", "b", "c"], shown=2)
+        'a, b and 1 more'
+    """
+    kept = list(names)
+    return ", ".join(kept[:shown]) + (f" and {len(kept) - shown} more" if len(kept) > shown else "")
+
+
+def missing_and_extra(part: str, here: Iterable[str], saved: Iterable[str], what: str) -> list[str]:
+    """Lines for the names that are only here, or only in the checkpoint."""
+    ours, theirs = list(here), list(saved)
+    lines = []
+    if absent := [name for name in ours if name not in set(theirs)]:
+        lines.append(f"{part}: {what} here but not in the checkpoint: {listed(absent)}")
+    if extra := [name for name in theirs if name not in set(ours)]:
+        lines.append(f"{part}: {what} in the checkpoint but not here: {listed(extra)}")
+    return lines
+
+
+def kind_of(value: Any) -> str:
+    """A tensor by type and shape, everything else by its class."""
+    if isinstance(value, Tensor):
+        return f"{str(value.dtype).removeprefix('torch.')} {tuple(value.shape)}"
+    return type(value).__name__
+
+
+def different(part: str, name: str, here: str, saved: str) -> str:
+    """One line: the name, what the checkpoint has, and what is here."""
+    return f"{part}: {name} is {saved} in the checkpoint, {here} here"
+
+
+def labelled(objects: Any) -> dict[str, Any]:
+    """One object, or several in a list or dict, each under a name; None is none."""
+    if objects is None:
+        return {}
+    if isinstance(objects, Mapping):
+        return {str(name): one for name, one in objects.items()}
+    if isinstance(objects, Sequence):
+        return {str(index): one for index, one in enumerate(objects)}
+    return {"0": objects}
+
+
+def refuse(differences: Sequence[str]) -> None:
+    """Raise a `CheckpointError` that lists every difference, if there are any."""
+    if differences:
+        lines = "\n".join(f"  {line}" for line in differences)
+        raise CheckpointError(
+            f"the checkpoint does not fit; nothing was changed. {len(differences)} difference(s):\n{lines}\n"
+            "Build the objects as they were when it was saved, or choose another checkpoint."
+        )
+
+
+def copied(value: Any, device_of: Callable[[Tensor], torch.device | None] = lambda t: None) -> Any:
+    """A deep copy of plain data and tensors: what is loaded must never share memory with what it was loaded from."""
+    if isinstance(value, Tensor):
+        return value.detach().to(device_of(value) or value.device, copy=True)
+    if isinstance(value, dict):
+        whole = copy.copy(value)  # an OrderedDict or defaultdict keeps its kind
+        whole.update((key, copied(one, device_of)) for key, one in value.items())
+        return whole
+    if type(value) in (list, tuple):
+        return type(value)(copied(one, device_of) for one in value)
+    return copy.deepcopy(value)
