@@ -20,9 +20,7 @@ def encode(value: np.ndarray[Any, Any] | np.generic, path: str, shelf: Shelf) ->
     if type(value) not in (np.ndarray, np.memmap) and not isinstance(value, np.generic):
         raise refusal(path, f"a numpy.{type(value).__name__}", "store numpy.asarray() of it")
     if value.dtype.hasobject:
-        raise refusal(
-            path, "a numpy value of Python objects (dtype object)", "store a list, or give it a numeric dtype"
-        )
+        raise refusal(path, "a numpy value of dtype object", "store a list, or give it a numeric dtype")
     descr = _listed(np.lib.format.dtype_to_descr(value.dtype))
     if isinstance(value, np.generic):
         return {"$": "numpy", "dtype": descr, "v": value.tobytes().hex()}

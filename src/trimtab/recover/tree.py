@@ -136,9 +136,7 @@ def _pairs(value: Any, path: str, shelf: Shelf, depth: int) -> dict[str, Json]:
 def _defaultdict(value: Any, path: str, shelf: Shelf, depth: int) -> dict[str, Json]:
     name = next((name for name, factory in _FACTORIES.items() if factory is value.default_factory), None)
     if name is None:
-        raise refusal(
-            path, f"a defaultdict of {value.default_factory!r}", "use list, dict, int or float, or a plain dict"
-        )
+        raise refusal(path, f"a defaultdict of {value.default_factory!r}", "use list, dict, int or float")
     return {"factory": name, **_pairs(value, path, shelf, depth)}
 
 

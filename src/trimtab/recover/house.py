@@ -1,0 +1,187 @@
+"""The directory that holds the checkpoints: what is in it, and how to move and delete it without harm from a crash."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import socket
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from secrets import token_hex
+from typing import NamedTuple
+
+from trimtab.core.errors import CheckpointError
+from trimtab.recover.disk import DISK, Disk
+
+HOST = re.sub(r"[^A-Za-z0-9_.]", "_", socket.gethostname())
+QUARANTINE = "quarantine"
+
+_NAME = re.compile(r"step-(\d{1,18})(?:-b(\d{1,9}))?(?:~\d+)?")
+_TEMPORARY = re.compile(r"\.tmp-([A-Za-z0-9_.]*)-(\d{1,10})-([0-9a-f]{8})-.+")
+_active: set[Path] = set()
+_lock = threading.Lock()
+
+
+class Entry(NamedTuple):
+    """A checkpoint by its name; whether it is readable is another question."""
+
+    step: int
+    branch: int
+    path: Path
+
+
+def name_of(step: int, branch: int = 0) -> str:
+    """The name of a checkpoint's directory.
+
+    Example:
+        >>> name_of(500), name_of(500, branch=2)
+        ('step-00000500', 'step-00000500-b2')
+    """
+    return f"step-{step:08d}" + (f"-b{branch}" if branch else "")
+
+
+def step_of(name: str) -> tuple[int, int]:
+    """Step and branch by the name of a checkpoint's directory.
+
+    Example:
+        >>> step_of("step-00000500-b2")
+        (500, 2)
+    """
+    match = _NAME.fullmatch(name)
+    if match is None:
+        raise CheckpointError(f"{name[:80]!r} is no name of a checkpoint; they are named like {name_of(500)!r}")
+    return int(match[1]), int(match[2] or 0)
+
+
+def size_of(path: Path) -> int:
+    """Bytes of all files of a checkpoint, damaged or not."""
+    try:
+        return sum(os.lstat(Path(path) / name).st_size for name in os.listdir(path))
+    except OSError:  # it went away meanwhile
+        return 0
+
+
+def entries(parent: Path, *, disk: Disk = DISK) -> list[Entry]:
+    """Every checkpoint in `parent` by branch, then by step, as numbers: the last one is the newest.
+
+    A run that went back to an earlier step goes on as the next branch, so a higher branch is newer whatever its step.
+    """
+    try:
+        names = disk.names(Path(parent))
+    except FileNotFoundError:
+        return []
+    found = [(match, Path(parent) / name) for name in names if (match := _NAME.fullmatch(name))]
+    listed = [Entry(int(match[1]), int(match[2] or 0), path) for match, path in found if path.is_dir()]
+    return sorted(listed, key=lambda entry: (entry.branch, entry.step, entry.path.name))
+
+
+def remove(path: Path, *, disk: Disk = DISK) -> None:
+    """Delete a checkpoint: it loses its name first, so that no half of it is ever taken for a whole one."""
+    path = Path(path)
+    folder = _temporary_name(path.parent, path.name)
+    with in_use(folder):
+        disk.rename(path, folder)
+        disk.sync_dir(path.parent)
+        disk.rmtree(folder)
+
+
+def quarantine(path: Path, *, disk: Disk = DISK) -> Path:
+    """Move a checkpoint to `quarantine/` beside it, where `entries` does not see it; returns where it is now."""
+    path = Path(path)
+    folder = path.parent / QUARANTINE
+    if not folder.is_dir():
+        with contextlib.suppress(FileExistsError):
+            disk.mkdir(folder)
+    target, number = folder / path.name, 2
+    while os.path.lexists(target):
+        target, number = folder / f"{path.name}~{number}", number + 1
+    disk.rename(path, target)
+    disk.sync_dir(folder)
+    disk.sync_dir(path.parent)
+    return target
+
+
+def clean(parent: Path, *, disk: Disk = DISK) -> list[Path]:
+    """Delete what killed processes of this machine left half written; returns what was deleted.
+
+    What another machine wrote, or a process that lives, or anybody who holds the lock, is left alone.
+    """
+    gone = []
+    for folder in (Path(parent), Path(parent) / QUARANTINE):
+        try:
+            names = disk.names(folder)
+        except (FileNotFoundError, NotADirectoryError):
+            continue
+        for path in (folder / name for name in names):
+            if _is_stale(path) and (fd := disk.lock(path)) is not None:
+                try:
+                    with contextlib.suppress(OSError):
+                        disk.rmtree(path)
+                        gone.append(path)
+                finally:
+                    os.close(fd)
+    return gone
+
+
+def _is_stale(path: Path) -> bool:
+    match = _TEMPORARY.fullmatch(path.name)
+    if match is None or match[1] != HOST or path.is_symlink() or not path.is_dir():
+        return False
+    pid = int(match[2])
+    if pid == os.getpid():
+        with _lock:
+            return path.absolute() not in _active
+    return not _is_alive(pid)
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except (OSError, OverflowError):
+        return True  # somebody else's, or no way to tell
+    return True
+
+
+@contextlib.contextmanager
+def temporary(parent: Path, name: str, disk: Disk) -> Iterator[Path]:
+    """A new directory that no `clean` touches while it is in use; deleted if an error leaves it behind."""
+    folder = _temporary_name(parent, name)
+    with in_use(folder):
+        disk.mkdir(folder)
+        fd = None
+        try:
+            fd = disk.lock(folder)
+            yield folder
+        except BaseException:
+            with contextlib.suppress(OSError):
+                disk.rmtree(folder)
+            raise
+        finally:
+            if fd is not None:
+                os.close(fd)
+
+
+@contextlib.contextmanager
+def in_use(folder: Path) -> Iterator[None]:
+    """While this lasts, `clean` in this process leaves `folder` alone."""
+    with _lock:
+        _active.add(folder.absolute())
+    try:
+        yield
+    finally:
+        with _lock:
+            _active.discard(folder.absolute())
+
+
+def move_away(path: Path, folder: Path, disk: Disk) -> None:
+    """Take back the name `path`; a failure is not told, because another one is being told already."""
+    with contextlib.suppress(OSError):
+        disk.rename(path, folder)
+
+
+def _temporary_name(parent: Path, name: str) -> Path:
+    return parent / f".tmp-{HOST}-{os.getpid()}-{token_hex(4)}-{name}"

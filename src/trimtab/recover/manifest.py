@@ -1,0 +1,224 @@
+"""What a checkpoint directory holds, as records, and the manifest that names and vouches for all of it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from trimtab.core.errors import CheckpointError
+from trimtab.recover import tree
+from trimtab.recover.tensors import SAFE_NAMES, Json
+
+FORMAT = 1
+MANIFEST, MARKER, STATUS = "manifest.json", "COMMIT", "status.json"
+MAX_JSON = 64 << 20
+"""No manifest and no header of tensors is larger; a list of ten million numbers belongs into a tensor."""
+ITEM_BYTES = {name: dtype.itemsize for dtype, name in SAFE_NAMES.items()}
+
+_SECTION = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
+_HEX = re.compile(r"[0-9a-f]{64}")
+_MARK = re.compile(r"[0-9a-f]{16}")
+
+
+class Stored(NamedTuple):
+    """A tensor in a file: what safetensors calls its dtype, its shape, and how the file's hash begins at its end."""
+
+    dtype: str
+    shape: list[int]
+    mark: str
+
+    @property
+    def num_bytes(self) -> int:
+        """How many bytes its values take."""
+        return math.prod(self.shape) * ITEM_BYTES[self.dtype]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Section:
+    """One part of the state: its structure, and the file with its tensors (none if it has no tensors)."""
+
+    tree: Json
+    file: str | None
+    num_bytes: int
+    sha256: str
+    header: str
+    tensors: Mapping[str, Stored]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Manifest:
+    """What a checkpoint says about itself; `digest` is the SHA-256 of the manifest and stands for the whole of it."""
+
+    step: int
+    branch: int
+    created: float
+    writer: str
+    sections: Mapping[str, Section]
+    meta: Mapping[str, Any]
+    digest: str
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all tensor files."""
+        return sum(section.num_bytes for section in self.sections.values())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Status:
+    """What is thought of a checkpoint: `candidate`, `good` or `bad`, and why."""
+
+    state: str = "candidate"
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Damage:
+    """One file of a checkpoint that is not what it was, and what is wrong with it."""
+
+    file: str
+    what: str
+
+    def __str__(self) -> str:
+        return f"{self.file}: {self.what}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Written:
+    """A checkpoint that is on the disk."""
+
+    path: Path
+    digest: str
+    num_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Contents:
+    """A checkpoint that was read: its manifest, the state by section, and what is thought of it."""
+
+    manifest: Manifest
+    sections: dict[str, Any]
+    status: Status
+
+
+def file_of(section: str) -> str:
+    """The file of a section's tensors; CheckpointError for a name that could lead out of the directory."""
+    if not _SECTION.fullmatch(section):
+        raise CheckpointError(
+            f"section {section[:80]!r}: a name has letters, digits, _ . - only and begins without . -"
+        )
+    return f"{section}.safetensors"
+
+
+def encode_section(section: Section) -> Json:
+    """A section as the manifest has it."""
+    return {
+        "tree": section.tree,
+        "file": section.file,
+        "bytes": section.num_bytes,
+        "sha256": section.sha256,
+        "header": section.header,
+        "tensors": section.tensors,
+    }
+
+
+def digest_of(data: bytes) -> str:
+    """SHA-256, in hexadecimal digits."""
+    return hashlib.sha256(data).hexdigest()
+
+
+def is_digest(text: str) -> bool:
+    """Whether `text` could have come from `digest_of`."""
+    return _HEX.fullmatch(text) is not None
+
+
+def dump(manifest: Mapping[str, Json]) -> bytes:
+    """The bytes of a manifest."""
+    data = json.dumps(manifest, separators=(",", ":"), allow_nan=False).encode()
+    if len(data) > MAX_JSON:
+        raise CheckpointError(
+            f"the state without its tensors takes {len(data)} bytes, more than {MAX_JSON}: "
+            "long lists of numbers belong into tensors or arrays"
+        )
+    return data
+
+
+def parse_json(data: bytes, name: str) -> Json:
+    """JSON that must be an object; CheckpointError names the file if it is not."""
+    try:
+        value = json.loads(data)
+    except RecursionError:
+        raise CheckpointError(f"{name} is nested too deeply") from None
+    except ValueError as error:
+        raise CheckpointError(f"{name} is not JSON ({error})") from None
+    if not isinstance(value, dict):
+        raise CheckpointError(f"{name} holds a {type(value).__name__}; an object was expected")
+    return value
+
+
+def parse(data: bytes, digest: str) -> Manifest:
+    """Read a manifest and distrust every field of it."""
+    raw = parse_json(data, MANIFEST)
+    version = raw.get("format")
+    if version != FORMAT:
+        raise CheckpointError(f"{MANIFEST} has format {str(version)[:40]!r}; this version of trimtab reads {FORMAT}")
+    try:
+        sections = {name: _section(name, body) for name, body in raw["sections"].items()}
+        meta = tree.unflatten(raw["meta"], {})
+        return Manifest(
+            step=_count(raw["step"]),
+            branch=_count(raw["branch"]),
+            created=float(raw["created"]),
+            writer=str(raw["writer"]),
+            sections=sections,
+            meta=_expect(meta, dict),
+            digest=digest,
+        )
+    except CheckpointError as error:
+        raise CheckpointError(f"{MANIFEST}: {error}") from None
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise CheckpointError(f"{MANIFEST} makes no sense ({type(error).__name__}: {str(error)[:200]})") from None
+
+
+def _section(name: str, body: Mapping[str, Json]) -> Section:
+    file = body["file"]
+    if file is not None and file != file_of(name):
+        raise CheckpointError(f"section {name!r} names the file {str(file)[:80]!r}; it can only be {file_of(name)!r}")
+    tensors = {key: _stored(key, item) for key, item in body["tensors"].items()}
+    num_bytes = _count(body["bytes"])
+    if file is not None and (not _HEX.fullmatch(body["sha256"]) or not _MARK.fullmatch(body["header"])):
+        raise ValueError(f"section {name!r} has no SHA-256")
+    if sum(item.num_bytes for item in tensors.values()) > num_bytes:
+        raise CheckpointError(f"section {name!r} declares more values than its {num_bytes} bytes can hold")
+    return Section(
+        tree=body["tree"],
+        file=file,
+        num_bytes=num_bytes,
+        sha256=body["sha256"],
+        header=body["header"],
+        tensors=tensors,
+    )
+
+
+def _stored(key: str, item: Json) -> Stored:
+    dtype, shape, mark = item
+    if dtype not in ITEM_BYTES or not all(type(n) is int and n >= 0 for n in shape) or not _MARK.fullmatch(mark):
+        raise CheckpointError(f"tensor {key[:80]!r} has dtype {str(dtype)[:40]} and shape {str(shape)[:80]}")
+    return Stored(dtype, shape, mark)
+
+
+def _count(value: Json) -> int:
+    if type(value) is not int or value < 0:
+        raise ValueError(f"{str(value)[:40]!r} is no count")
+    return value
+
+
+def _expect(value: Any, kind: type) -> Any:
+    if not isinstance(value, kind):
+        raise TypeError(f"a {type(value).__name__} where a {kind.__name__} belongs")
+    return value

@@ -1,0 +1,59 @@
+"""Finds out before training, and not at step 10,000, that checkpoints cannot be saved; and says why when one cannot."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import shutil
+from pathlib import Path
+
+from trimtab.core.errors import CheckpointError
+from trimtab.recover.disk import DISK, Disk
+from trimtab.recover.house import clean, temporary
+
+_REMEDIES = {
+    errno.ENOSPC: "free some space, or keep fewer checkpoints",
+    errno.EDQUOT: "free some space, or keep fewer checkpoints",
+    errno.EACCES: "check who may write there, or choose another directory",
+    errno.EPERM: "check who may write there, or choose another directory",
+    errno.EROFS: "the file system is read-only: choose another directory",
+    errno.EIO: "the disk or the network file system fails: look at the system's log, choose another directory",
+}
+
+
+def prepare(parent: Path, *, disk: Disk = DISK) -> None:
+    """Make the directory for checkpoints, try that it can be written to, and clean up after killed processes."""
+    parent = Path(parent)
+    try:
+        make_parents(parent, disk)
+        with temporary(parent, "probe", disk) as folder:
+            disk.write_file(folder / "probe", b"x")
+            disk.rmtree(folder)
+        clean(parent, disk=disk)
+    except OSError as error:
+        raise explained(error, parent, 0) from error
+
+
+def make_parents(parent: Path, disk: Disk) -> None:
+    """Make a directory and those above it, on the disk on return."""
+    if parent.is_dir():
+        return
+    make_parents(parent.parent, disk)
+    with contextlib.suppress(FileExistsError):  # somebody else was faster
+        disk.mkdir(parent)
+    disk.sync_dir(parent.parent)
+
+
+def explained(error: OSError, final: Path, needed: int) -> CheckpointError:
+    """What the system said about saving `final`, with the bytes it needs and what to do."""
+    free = ""
+    with contextlib.suppress(OSError):
+        free = f" and {shutil.disk_usage(final.parent).free} are free"
+    name = errno.errorcode.get(error.errno or 0, type(error).__name__)
+    remedy = _REMEDIES.get(error.errno or 0, "earlier checkpoints are as they were")
+    told = CheckpointError(
+        f"{final} could not be saved: {error.strerror or error} ({name}) at {error.filename or final.parent}; "
+        f"it takes about {needed} bytes{free}; {remedy}"
+    )
+    told.errno, told.filename = error.errno, error.filename
+    return told
