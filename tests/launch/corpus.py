@@ -7,7 +7,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """One way to start one script. `nan_at` is the batch that can be made bad, None where the script has none."""
+    """One way to start one script. `nan_at` is the batch that can be made bad, None where the script has none.
+
+    `finds` is the code of what there is to find in it even so, `guards` how many trainings are told of at the end.
+    """
 
     words: tuple[str, ...]
     nan_at: int | None = 20
@@ -15,6 +18,7 @@ class Case:
     stdin: str = ""
     says: str = ""
     guards: int | None = 1
+    finds: str = ""
     own_process: bool = False
 
     @property
@@ -41,5 +45,54 @@ CASES = [
     Case(words=("lookahead.py",)),
     Case(words=("compiled_before.py",)),
     Case(words=("compiled_after.py",)),
+    Case(words=("compiled_step.py",)),
     Case(words=("fused.py",), guards=4),
+    Case(words=("loader_workers.py",)),
+    Case(words=("in_thread.py",), guards=2),
+    Case(words=("in_child.py",), guards=None),
+    Case(words=("train_and_child.py",), guards=None),
+    Case(words=("checkpoints.py",), guards=None, says="read (2, 1)"),
+    Case(words=("averaged.py",)),
+    Case(words=("two_stages.py",), guards=2),
+    Case(words=("cross_validation.py",), guards=None),
+    Case(words=("inner_loops.py",), guards=None),
+    Case(words=("groups_added.py",), guards=None),
+    Case(words=("tied_unused.py",), finds="GRAD005"),
+    Case(words=("sparse.py",), guards=None),
+    Case(words=("raw_tensors.py",)),
+    Case(words=("complex_model.py",)),
+    Case(words=("container.py",)),
+    Case(words=("loose_parts.py",)),
+    Case(words=("grad_by_hand.py",)),
+    Case(words=("retained.py",)),
+    Case(words=("functional.py",)),
+    Case(words=("exporting.py",)),
+    Case(words=("export_midway.py",)),
+    Case(words=("endings.py", "code"), code=3, own_process=True),
+    Case(words=("endings.py", "text"), code=1, says="the end, as text", own_process=True),
+    Case(words=("endings.py", "error"), code=1, finds="STEP001", says="ValueError: wrong value", own_process=True),
+    Case(words=("endings.py", "assertion"), code=1, finds="STEP001", says="AssertionError: not None"),
+    Case(words=("endings.py", "_exit"), code=5, guards=0, own_process=True),
+    Case(words=("endings.py", "interrupted"), code=-2, says="KeyboardInterrupt", own_process=True),
+    Case(words=("endings.py", "terminated"), code=55, own_process=True),
+    Case(words=("endings.py", "caught"), code=130, says="interrupted; saving"),
+    Case(words=("endings.py", "nested"), code=1, finds="STEP001", says="| TypeError: two"),
+    Case(words=("endings.py", "hook"), code=1, finds="STEP001", says="my own hook: RuntimeError for the hook"),
+    Case(words=("no_torch.py", "--mode", "x", "-q", "--", "y"), nan_at=None, stdin="a\nb", guards=0, own_process=True),
+    Case(words=("never_trains.py",), nan_at=None, guards=0, own_process=True),
+    Case(words=("builds_only.py",), nan_at=None, guards=0),
+    Case(words=("stdin_settings.py",), stdin='{"name": "RMSprop", "lr": 0.003}\n12\n', says="width? "),
+    Case(words=("logging_stdout.py",), says="of ours: False"),
+    Case(words=("strict_warnings.py",), own_process=True),
+    Case(words=("wrong_order.py",), says="Detected call of `lr_scheduler.step()` before `optimizer.step()`"),
+    Case(words=("moved_away.py",), own_process=True),
+    Case(words=("pickled_main.py",)),
+    Case(words=("own_guard.py",), guards=None),
+    Case(words=("tiny_steps.py",)),
+    Case(words=("lazy.py",)),
+    Case(words=("lazy_too_late.py",)),
+    Case(words=("deep.py",)),
+    Case(words=("-m", "bundle.train", "-m", "12"), says="bundle.train", own_process=True),
+    Case(words=("-m", "bundle"), says="bundle.train", own_process=True),
+    Case(words=("folder", "--x", "1"), says="['--x', '1'] 12", own_process=True),
 ]

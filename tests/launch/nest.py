@@ -1,8 +1,8 @@
 """Starts programs quickly: a process that has imported PyTorch once forks itself for each of them.
 
-A request is one JSON line on stdin, the answer is the exit code on stdout. A plain program is run as `python` does it, a
-guarded one through the command line of trimtab. Either ends as in an interpreter of its own (threads are waited for, exit
-handlers run), except that memory is not cleaned up: that alone takes a second. How programs end is tested without this.
+A request is one JSON line on stdin, the answer is the exit code on stdout. A plain program is run as `python` does it,
+a guarded one through the command line of trimtab. Either ends as in an interpreter of its own (threads are waited for,
+exit handlers run), except that memory is not cleaned up: that alone takes a second. How programs end is tested without.
 """
 
 from __future__ import annotations

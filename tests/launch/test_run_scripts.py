@@ -14,7 +14,7 @@ SURVIVORS = [case for case in CASES if case.nan_at is not None]
 def test_a_healthy_script_runs_as_without(case: Case, workplace: Workplace) -> None:
     plain = workplace.plain(*case.words, own_process=case.own_process, stdin=case.stdin)
     guarded = workplace.guarded(*case.words, own_process=case.own_process, stdin=case.stdin)
-    assert guarded.findings == []
+    assert [line for line in guarded.findings if not case.finds or case.finds not in line] == []
     assert guarded.out == plain.out
     assert guarded.own_err == plain.own_err
     assert guarded.code == plain.code == case.code

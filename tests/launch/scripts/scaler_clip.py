@@ -1,4 +1,4 @@
-"""float16 with a GradScaler, unscaled before clipping. A NaN is the scaler's own to skip; running statistics are not."""
+"""float16 with a GradScaler, unscaled before clipping. A NaN is the scaler's to skip; running statistics are not."""
 
 import torch
 from task import batches, ending
