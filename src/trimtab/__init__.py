@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from trimtab.monitor.diagnostics import GradientDiagnostics
     from trimtab.monitor.gradients import GradientHealthMonitor
     from trimtab.monitor.training_health import TrainingHealthMonitor
+    from trimtab.recover.checkpointer import Checkpointer
 
 __version__ = "0.1.0"
 
@@ -30,6 +31,7 @@ _HOME = {
     "ActivationMonitor": "trimtab.monitor.activations",
     "GradientDiagnostics": "trimtab.monitor.diagnostics",
     "TrainingHealthMonitor": "trimtab.monitor.training_health",
+    "Checkpointer": "trimtab.recover.checkpointer",
     "Config": "trimtab.core.config",
     "Clip": "trimtab.core.config",
     "Finding": "trimtab.core.types",
@@ -48,6 +50,7 @@ __all__ = [
     "ActivationMonitor",
     "AttachError",
     "CheckpointError",
+    "Checkpointer",
     "Clip",
     "Config",
     "ConfigError",

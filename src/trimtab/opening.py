@@ -5,10 +5,8 @@ from __future__ import annotations
 import datetime
 import logging
 import os
-import platform
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from importlib.metadata import PackageNotFoundError, version
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -21,6 +19,7 @@ from trimtab.core.errors import TrimtabError
 from trimtab.core.pipeline import Brain
 from trimtab.core.registry import select_rules
 from trimtab.core.types import Finding, RunInfo, Sink
+from trimtab.core.versions import versions
 from trimtab.record.recorder import Recorder
 from trimtab.record.sinks import adapt
 from trimtab.record.writer import RunWriter
@@ -78,25 +77,12 @@ def run_info(config: Config, model: nn.Module, optimizers: Mapping[str, Any], fo
         run_id=folder.name if folder is not None else "",
         started=datetime.datetime.now(datetime.UTC).isoformat(),
         config=config.to_dict(),
-        versions={
-            "trimtab": _version("trimtab"),
-            "torch": torch.__version__,
-            "python": platform.python_version(),
-        },
+        versions={**versions(), "torch": torch.__version__},
         model=type(getattr(model, "_orig_mod", model)).__name__,
         num_parameters=sum(p.numel() for p in model.parameters()),
         optimizers=tuple(optimizers),
         rules=tuple(rule.code for rule in select_rules(config)),
     )
-
-
-def _version(package: str) -> str:
-    try:
-        return version(package)
-    except PackageNotFoundError:  # run from a source tree
-        from trimtab import __version__
-
-        return __version__
 
 
 def under_way() -> Exception | None:

@@ -24,6 +24,7 @@ def test_the_list_of_public_names() -> None:
         "ActivationMonitor",
         "AttachError",
         "CheckpointError",
+        "Checkpointer",
         "Clip",
         "Config",
         "ConfigError",

@@ -207,7 +207,10 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot:
-    """A checkpoint on disk: `candidate` when written, `good` after enough quiet steps, `bad` with the reason."""
+    """A checkpoint on disk: `candidate` when written, `good` after enough quiet steps, `bad` with the reason.
+
+    One that was asked to clean non-finite values is `repaired`. `extra` is what was saved under that name.
+    """
 
     step: int
     branch: int = 0
@@ -217,6 +220,7 @@ class Snapshot:
     reason: str = ""
     metrics: Mapping[str, float] = field(default_factory=dict)
     repaired: bool = False
+    extra: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
