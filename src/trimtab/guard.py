@@ -18,9 +18,10 @@ from trimtab.core.config import Config, resolve
 from trimtab.core.errors import InputError, TrimtabError
 from trimtab.core.journal import Journal
 from trimtab.core.pipeline import Brain
-from trimtab.core.types import BrainState, Closing, Decision, Finding, Sample, Severity, Verdict
+from trimtab.core.types import BrainState, Closing, Decision, Finding, Sample, Severity, Snapshot, Verdict
+from trimtab.keeper import Keeper, open_keeper
 from trimtab.lane import Lane
-from trimtab.opening import health_of, lag_for, open_recorder, run_info, under_way
+from trimtab.opening import health_of, lag_for, load_states, open_recorder, run_info, states_of, under_way
 from trimtab.record.line_sink import with_lines
 from trimtab.sample.observed import Observed, scalar_loss
 
@@ -50,7 +51,8 @@ class Guard:
     how long an epoch is. `mode` is `observe` (change nothing), `advise` (reject non-finite updates; the default), `act`
     or `raise`. `lag` is how many steps later the host judges a step: 0 on CPU, 1 on accelerators. With `scaler`, `step`
     unscales, steps and updates. `sinks` take `.log()`, `.add_scalar()` or `write`/`close` objects; `on_finding` is
-    called with every new finding. `run_dir`: None records to `runs/<id>`, False nowhere. The rest is for later.
+    called with every new finding. `run_dir`: None records to `runs/<id>`, False nowhere. `checkpoint` is a path or a
+    `Checkpointer`: the state of all that was given here, saved every `checkpoint_every` steps.
     """
 
     def __init__(
@@ -74,8 +76,6 @@ class Guard:
         run_dir: str | os.PathLike[str] | bool | None = None,
     ) -> None:
         self.config = resolve(config, preset=preset, clip=clip, mode=mode, lag=lag)
-        if checkpoint is not None:
-            raise InputError("this version of trimtab writes no checkpoints: leave checkpoint out")
         self.verdict: Verdict | None = None
         self.run_dir = None
         self._disabled = os.environ.get("TRIMTAB_DISABLE", "") not in ("", "0")
@@ -85,6 +85,7 @@ class Guard:
             attach.check_optimizer(one, model, label)
         self._contained, self._observed, self._journal = Contained(), Observed(), Journal()
         self._closed = self._stopping = False
+        self._keeper: Keeper | None = None
         self._lanes: dict[str, Lane] = {}
         self._brains = {label: Brain.from_config(self.config) for label in self._optimizers}
         if self._disabled:
@@ -105,6 +106,9 @@ class Guard:
             deliver=self._think,
         )
         self._lanes = self._attachment.lanes
+        kept = {"model": model, "optimizer": self._optimizers, "scheduler": scheduler, "scaler": scaler}
+        kept |= {"ema": ema, "loader": loader, "guard": self}
+        self._keeper = open_keeper(checkpoint, kept, self.config, lambda: max(self._steps().values()))
 
     @classmethod
     def attach(cls, model: nn.Module, optimizer: Any, *args: Any, **kwargs: Any) -> Guard:
@@ -163,6 +167,8 @@ class Guard:
                     self._contained.call("the on_finding callback", self._on_finding, finding)
         if decision.actions:
             self._act(lane, decision)
+        if self._keeper is not None:
+            self._contained.call("certifying checkpoints", self._keeper.heard, verdict)
         if (sample.step + 1) % STATE_EVERY == 0 and sample.phase == "train":
             state = BrainState(step=sample.step + 1, state=brain.state_dict(), optimizer=lane.label)
             self._recorder.put(state)
@@ -193,30 +199,22 @@ class Guard:
         """How the run is doing now, in one dict: booleans per part, and what is open."""
         return health_of(self._brains, self._steps(), self.findings, self.rejected)
 
-    def resume(self) -> None:
-        """Go back to the newest healthy checkpoint."""
-        raise InputError("resume() needs checkpoints, and this version of trimtab does not write any yet")
+    def resume(self, prefer: str = "newest") -> Snapshot | None:
+        """Go on from the newest sound checkpoint (`prefer="good"`: a certified one); None where there is none."""
+        if self._keeper is None:
+            raise InputError("resume() needs checkpoints; build the guard with checkpoint=PATH or a Checkpointer")
+        return self._keeper.resume(prefer)
 
     def state_dict(self) -> dict[str, Any]:
         """Plain data to go on from exactly here. Samples still under way are judged first."""
         for lane in self._lanes.values():
             lane.drain()
-        return {
-            "version": 1,
-            "lanes": {label: lane.state_dict() for label, lane in self._lanes.items()},
-            "brains": {label: brain.state_dict() for label, brain in self._brains.items()},
-        }
+        return {"version": 1, "lanes": states_of(self._lanes), "brains": states_of(self._brains)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on where `state_dict` was taken."""
-        if set(state["brains"]) != set(self._brains):
-            raise InputError(
-                f"the state is for optimizers {sorted(state['brains'])}, this guard has {sorted(self._brains)}; "
-                "build it with the same optimizers, under the same keys"
-            )
-        for label, lane in self._lanes.items():
-            lane.load_state_dict(state["lanes"][label])
-            self._brains[label].load_state_dict(state["brains"][label])
+        load_states(self._brains, state["brains"])
+        load_states(self._lanes, state["lanes"])
 
     def close(self, reason: str = "closed") -> None:
         """Judge what is still under way, finish the record, and remove every hook. Closing twice is harmless."""
@@ -229,6 +227,8 @@ class Guard:
             next(iter(self._lanes.values())).drain(error=under_way())
         finally:
             self._attachment.remove()
+            if self._keeper is not None:
+                self._contained.call("closing checkpoints", self._keeper.close, reason)
             num, lost = len(self.findings), dict(self._recorder.dropped)
             self._recorder.put(
                 Closing(steps=self._steps(), rejected=self.rejected, findings=num, reason=reason, dropped=lost)

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from trimtab.core.config import Config
-from trimtab.core.errors import TrimtabError
+from trimtab.core.errors import InputError, TrimtabError
 from trimtab.core.pipeline import Brain
 from trimtab.core.registry import select_rules
 from trimtab.core.types import Finding, RunInfo, Sink
@@ -83,6 +83,22 @@ def run_info(config: Config, model: nn.Module, optimizers: Mapping[str, Any], fo
         optimizers=tuple(optimizers),
         rules=tuple(rule.code for rule in select_rules(config)),
     )
+
+
+def states_of(owners: Mapping[str, Any]) -> dict[str, Any]:
+    """The state of each, by optimizer."""
+    return {label: one.state_dict() for label, one in owners.items()}
+
+
+def load_states(owners: Mapping[str, Any], states: Mapping[str, Any]) -> None:
+    """Give each its state back; refused where they are for other optimizers."""
+    if set(states) != set(owners):
+        raise InputError(
+            f"the state is for optimizers {sorted(states)}, this guard has {sorted(owners)}; "
+            "build it with the same optimizers, under the same keys"
+        )
+    for label, one in owners.items():
+        one.load_state_dict(states[label])
 
 
 def under_way() -> Exception | None:

@@ -76,6 +76,8 @@ class Config:
     record: bool = True
     dir: str = "runs"
     max_record_bytes: int = 1_000_000_000
+    checkpoint_every: int = 500
+    checkpoint_on_signal: bool = True
     policy: PolicyConfig = field(default_factory=PolicyConfig)
 
     @classmethod
@@ -203,5 +205,7 @@ _CONFIG: Mapping[str, Reader] = {
     "record": boolean,
     "dir": text,
     "max_record_bytes": integer(1),
+    "checkpoint_every": integer(0),
+    "checkpoint_on_signal": boolean,
     "policy": _policy,
 }

@@ -1,0 +1,57 @@
+"""SIGTERM and Ctrl-C ask for a checkpoint first: noted when they come, answered when the state is whole."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import threading
+from collections.abc import Callable
+from types import FrameType
+from typing import Any, NoReturn
+
+SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+
+class SignalWatch:
+    """Notes the first signal; the second one acts at once, as if nobody watched."""
+
+    def __init__(self) -> None:
+        self.pending: int | None = None
+        self._before: dict[int, Any] = {}
+        if threading.current_thread() is not threading.main_thread():
+            return  # only the main thread may handle signals: elsewhere they end the process as ever
+        for number in SIGNALS:
+            with contextlib.suppress(ValueError, OSError):
+                self._before[number] = signal.signal(number, self._note)
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        if self.pending is not None:
+            self.remove()
+            self._deliver(number, frame)
+        self.pending = number
+
+    def answer(self) -> None:
+        """The state is saved: let the signal do what it would have done."""
+        number = self.pending
+        if number is not None:
+            self.remove()
+            self._deliver(number, None)
+
+    def _deliver(self, number: int, frame: FrameType | None) -> None:
+        handler: Callable[[int, FrameType | None], object] | Any = self._before.get(number)
+        if callable(handler):
+            handler(number, frame)  # the program's own; for Ctrl-C Python's, which raises KeyboardInterrupt
+        elif handler is not signal.SIG_IGN:
+            _leave(number)
+
+    def remove(self) -> None:
+        """Give the signals back to whoever had them."""
+        self.pending = None
+        for number, handler in self._before.items():
+            if handler is not None and signal.getsignal(number) == self._note:
+                signal.signal(number, handler)
+
+
+def _leave(number: int) -> NoReturn:
+    """End as a process that was killed by this signal is reported, but through the program's own clean-up."""
+    raise SystemExit(128 + number)

@@ -1,0 +1,181 @@
+"""A guard with checkpoints: when it saves, what it certifies, where it goes on, and what a signal does."""
+
+from __future__ import annotations
+
+import logging
+import math
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from trimtab import Checkpointer, Guard, InputError
+from trimtab.recover.signals import SignalWatch
+
+
+def parts(seed: int = 0) -> tuple[nn.Module, torch.optim.Optimizer]:
+    torch.manual_seed(seed)
+    model = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 1))
+    return model, torch.optim.Adam(model.parameters(), lr=1e-2)
+
+
+def train(guard: Guard, model: nn.Module, optimizer: torch.optim.Optimizer, steps: int, nan_at: int = -1) -> None:
+    for i in range(steps):
+        x = torch.randn(16, 4)
+        y = x.sum(1, keepdim=True)
+        if i == nan_at:
+            x[0, 0] = math.nan
+        optimizer.zero_grad()
+        loss = (model(x) - y).square().mean()
+        loss.backward()
+        guard.step(loss)
+
+
+def test_it_saves_as_often_as_asked_and_goes_on_from_there(tmp_path: Path) -> None:
+    model, optimizer = parts()
+    settings = {"checkpoint_every": 10}
+    with Guard(model, optimizer, settings, run_dir=False, checkpoint=tmp_path) as guard:
+        assert guard.resume() is None
+        train(guard, model, optimizer, 35)
+    assert [s.step for s in Checkpointer(tmp_path).list()] == [10, 20, 30]
+    other, its = parts(seed=1)
+    with Guard(other, its, settings, run_dir=False, checkpoint=tmp_path) as guard:
+        snapshot = guard.resume()
+        assert snapshot is not None
+        assert snapshot.step == 30
+        assert guard.health()["steps"] == {"": 30}
+        train(guard, other, its, 1)
+        assert guard.health()["steps"] == {"": 31}
+
+
+def test_quiet_certifies_and_trouble_condemns(tmp_path: Path) -> None:
+    model, optimizer = parts()
+    ckpt = Checkpointer(tmp_path, quiet_steps=8, keep_last=20)
+    with Guard(model, optimizer, {"checkpoint_every": 5}, run_dir=False, checkpoint=ckpt) as guard:
+        train(guard, model, optimizer, 30, nan_at=22)
+    states = {s.step: s.state for s in ckpt.list()}
+    assert states[5] == states[10] == "good"
+    assert states[20] == "candidate" or states[20] == "good"
+    assert all(s.state != "bad" for s in ckpt.list() if s.step < 22)
+
+
+def test_a_state_that_went_bad_is_never_the_one_to_come_back_to(tmp_path: Path) -> None:
+    model, optimizer = parts()
+    ckpt = Checkpointer(tmp_path)
+    with Guard(model, optimizer, {"checkpoint_every": 4, "mode": "observe"}, run_dir=False, checkpoint=ckpt) as guard:
+        train(guard, model, optimizer, 20, nan_at=10)
+    assert max(s.step for s in ckpt.list()) <= 10
+    other, its = parts(seed=1)
+    with Guard(other, its, run_dir=False, checkpoint=ckpt) as guard:
+        assert guard.resume() is not None
+    assert all(torch.isfinite(v).all() for v in other.state_dict().values())
+
+
+def test_an_exception_leaves_a_checkpoint_behind(tmp_path: Path) -> None:
+    model, optimizer = parts()
+
+    def lucky() -> None:
+        with Guard(model, optimizer, run_dir=False, checkpoint=tmp_path) as guard:
+            train(guard, model, optimizer, 7)
+            raise RuntimeError("out of luck")
+
+    with pytest.raises(RuntimeError, match="out of luck"):
+        lucky()
+    assert [s.step for s in Checkpointer(tmp_path).list()] == [7]
+
+
+def test_a_disk_that_fails_costs_the_checkpoint_and_not_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    from trimtab import CheckpointError
+
+    model, optimizer = parts()
+    ckpt = Checkpointer(tmp_path)
+
+    def full(*args: object, **kwargs: object) -> None:
+        raise CheckpointError("No space left on device")
+
+    monkeypatch.setattr(ckpt, "_write", full)
+    with (
+        caplog.at_level(logging.WARNING, "trimtab"),
+        Guard(model, optimizer, {"checkpoint_every": 5}, run_dir=False, checkpoint=ckpt) as guard,
+    ):
+        train(guard, model, optimizer, 20)
+    told = [r.message for r in caplog.records if "could not be saved" in r.message]
+    assert len(told) == 1
+    assert "No space left" in told[0]
+
+
+def test_what_is_no_checkpoint_is_refused(tmp_path: Path) -> None:
+    model, optimizer = parts()
+    with pytest.raises(InputError, match="checkpoint is a int"):
+        Guard(model, optimizer, run_dir=False, checkpoint=3)
+
+
+PROGRAM = """
+    import sys, time, torch
+    from torch import nn
+    from trimtab import Guard
+    torch.manual_seed(0)
+    model = nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    with Guard(model, optimizer, {"checkpoint_every": 0}, run_dir=False, checkpoint=sys.argv[1]) as guard:
+        for i in range(2000):
+            x = torch.randn(8, 4)
+            optimizer.zero_grad()
+            loss = model(x).square().mean()
+            loss.backward()
+            guard.step(loss)
+            time.sleep(0.01)
+            if i == 5:
+                print("going", flush=True)
+"""
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, -signal.SIGINT)])
+def test_a_signal_saves_before_it_ends_the_process(tmp_path: Path, number: int, code: int) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(textwrap.dedent(PROGRAM))
+    command = [sys.executable, str(script), str(tmp_path / "ckpt")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as child:
+        assert child.stdout is not None
+        assert child.stdout.readline() == "going\n"
+        child.send_signal(number)
+        _, err = child.communicate(timeout=60)
+    assert child.returncode == code, err
+    (snapshot,) = Checkpointer(tmp_path / "ckpt").list()
+    assert snapshot.step >= 6
+    assert bool(Checkpointer(tmp_path / "ckpt").verify(snapshot.step))
+
+
+def test_the_second_signal_acts_at_once() -> None:
+    seen: list[int] = []
+    before = signal.signal(signal.SIGTERM, lambda number, frame: seen.append(number))
+    try:
+        watch = SignalWatch()
+        signal.raise_signal(signal.SIGTERM)
+        assert (watch.pending, seen) == (signal.SIGTERM, [])
+        signal.raise_signal(signal.SIGTERM)
+        assert seen == [signal.SIGTERM]
+        watch.remove()
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def test_a_signal_is_answered_once_the_state_is_saved() -> None:
+    watch = SignalWatch()
+    try:
+        signal.raise_signal(signal.SIGINT)
+        time.sleep(0)
+        with pytest.raises(KeyboardInterrupt):
+            watch.answer()
+        assert watch.pending is None
+    finally:
+        watch.remove()
