@@ -55,5 +55,5 @@ def explained(error: OSError, final: Path, needed: int) -> CheckpointError:
         f"{final} could not be saved: {error.strerror or error} ({name}) at {error.filename or final.parent}; "
         f"it takes about {needed} bytes{free}; {remedy}"
     )
-    told.errno, told.filename = error.errno, error.filename
+    told.errno = error.errno
     return told

@@ -52,7 +52,7 @@ def set_status(path: Path, state: str, reason: str = "", *, disk: Disk = DISK) -
         raise
     except OSError as error:
         told = CheckpointError(f"{path} could not be marked {state}: {error.strerror or error}; it is as it was")
-        told.errno, told.filename = error.errno, error.filename
+        told.errno = error.errno
         raise told from error
 
 
@@ -60,18 +60,18 @@ def encode_status(state: str, reason: str) -> bytes:
     """The bytes of a status file."""
     if state not in STATES:
         raise InputError(f"a checkpoint is one of {', '.join(STATES)}; {state!r} was given")
-    body = {"state": state, "reason": reason[:10_000], "changed": time.time()}
-    return json.dumps({**body, "sum": _sum(body)}).encode() + b"\n"
+    return _sealed({"state": state, "reason": reason[:10_000], "changed": time.time()})
 
 
 def decode_status(data: bytes) -> Status:
     """Read a status file; CheckpointError says what is wrong with it."""
     body = parse_json(data, STATUS)
-    told = body.pop("sum", None)
-    if told != _sum(body) or body.get("state") not in STATES or not isinstance(body.get("reason"), str):
+    body.pop("sum", None)
+    if data != _sealed(body) or body.get("state") not in STATES or not isinstance(body.get("reason"), str):
         raise CheckpointError(f"{STATUS} is not what was written")
     return Status(state=body["state"], reason=body["reason"])
 
 
-def _sum(body: dict[str, object]) -> str:
-    return hashlib.sha256(json.dumps(body).encode()).hexdigest()[:16]
+def _sealed(body: dict[str, object]) -> bytes:
+    check = hashlib.sha256(json.dumps(body).encode()).hexdigest()[:16]
+    return json.dumps({**body, "sum": check}).encode() + b"\n"
