@@ -16,7 +16,7 @@ from torch import Tensor
 from trimtab.core.errors import CheckpointError
 from trimtab.recover.disk import Disk
 from trimtab.recover.manifest import MAX_JSON, Stored
-from trimtab.recover.tensors import SAFE_NAMES
+from trimtab.recover.tensors import SAFE_NAMES, flat
 
 _PACK = 1 << 20  # tensors smaller than this are written together: a system call for each of thousands is slow
 _ON_THE_WAY = 8  # copies from a device that may wait to be hashed
@@ -104,8 +104,8 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], header: bytes, disk
 
 def _views(tensors: Mapping[str, Tensor]) -> Iterator[_Item]:
     for key, tensor in tensors.items():
-        flat = tensor.detach().cpu().reshape(-1).view(torch.uint8)
-        yield key, memoryview(flat.numpy())  # type: ignore[arg-type]  # an array is a buffer
+        data = flat(tensor.detach().cpu()).view(torch.uint8)
+        yield key, memoryview(data.numpy())  # type: ignore[arg-type]  # an array is a buffer
 
 
 def table_of(tensors: Mapping[str, Tensor], marks: Mapping[str, str]) -> dict[str, Stored]:

@@ -67,6 +67,11 @@ def dtype_named(name: str) -> torch.dtype:
     return _DTYPES[name]
 
 
+def flat(tensor: Tensor) -> Tensor:
+    """A contiguous tensor as one row; a single value may have any stride and still be contiguous, but not here."""
+    return tensor.as_strided((tensor.numel(),), (1,))
+
+
 def encode(value: Tensor, path: str, shelf: Shelf) -> Json:
     """Put a tensor on the shelf and return its place in the tree; a sparse one is put there in parts."""
     if type(value) not in (Tensor, torch.nn.Parameter):
@@ -162,7 +167,7 @@ def _store_one(view: _View, key: str) -> Tensor:
 def _storable(tensor: Tensor) -> Tensor:
     if tensor.dtype in SAFE_NAMES:
         return tensor
-    return tensor.reshape(-1).view(_CARRIERS.get(tensor.dtype, torch.uint8))
+    return flat(tensor).view(_CARRIERS.get(tensor.dtype, torch.uint8))
 
 
 def _store_shared(views: list[_View], key: str) -> Tensor:
@@ -199,7 +204,7 @@ def decode(tree: dict[str, Json], stored: Mapping[str, Tensor], made: dict[str, 
 def _decode_one(tree: dict[str, Json], stored: Mapping[str, Tensor]) -> Tensor:
     tensor: Tensor = stored[tree["key"]]
     if "dtype" in tree:
-        tensor = tensor.reshape(-1).view(dtype_named(tree["dtype"])).reshape(tree["shape"])
+        tensor = flat(tensor).view(dtype_named(tree["dtype"])).reshape(tree["shape"])
     if "stride" in tree:
         stride = tree["stride"]
         if not _dense_but_permuted(tensor.shape, stride):  # anything else could ask for any amount of memory
@@ -210,15 +215,15 @@ def _decode_one(tree: dict[str, Json], stored: Mapping[str, Tensor]) -> Tensor:
 
 def _decode_view(tree: dict[str, Json], base: Tensor) -> Tensor:
     dtype, shape, stride, offset = dtype_named(tree["dtype"]), tree["shape"], tree["stride"], tree["offset"]
-    flat = base.reshape(-1)
-    if flat.dtype is not dtype:
-        whole = flat.numel() * flat.element_size() // dtype.itemsize * dtype.itemsize // flat.element_size()
-        flat = flat[:whole].view(dtype)
+    row = flat(base)
+    if row.dtype is not dtype:
+        whole = row.nbytes // dtype.itemsize * dtype.itemsize // row.element_size()
+        row = row[:whole].view(dtype)
     if len(shape) != len(stride) or min([offset, *shape, *stride]) < 0:
         raise ValueError(f"shape {shape}, strides {stride} and offset {offset} do not go together")
-    if shape and min(shape) > 0 and offset + sum((n - 1) * s for n, s in zip(shape, stride, strict=True)) >= len(flat):
-        raise ValueError(f"shape {shape} with strides {stride} at {offset} is outside of {len(flat)} values")
-    return flat.as_strided(shape, stride, flat.storage_offset() + offset)
+    if all(shape) and offset + sum((n - 1) * s for n, s in zip(shape, stride, strict=True)) >= len(row):
+        raise ValueError(f"shape {shape} with strides {stride} at {offset} is outside of {len(row)} values")
+    return row.as_strided(shape, stride, row.storage_offset() + offset)
 
 
 def _decode_sparse(tree: dict[str, Json], stored: Mapping[str, Tensor], made: dict[str, Tensor]) -> Tensor:

@@ -28,7 +28,7 @@ MAX_DEPTH = 100
 _FACTORIES: dict[str, Callable[[], Any] | None] = {"": None, "list": list, "dict": dict, "int": int, "float": float}
 _INT_LIMIT = 2**63
 _LONG_BYTES = 1024  # longer ones go to the tensor file: base64 makes them a third larger and slow to parse
-_DAMAGE = (KeyError, TypeError, ValueError, IndexError, AttributeError, RuntimeError, OverflowError, RecursionError)
+_DAMAGE = (LookupError, TypeError, ValueError, AttributeError, RuntimeError, ArithmeticError, struct.error)
 
 
 def flatten(state: Any, path: str = "") -> tuple[Json, dict[str, Tensor]]:
