@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 import signal
 import tempfile
@@ -9,14 +11,18 @@ import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
+from trimtab.core.errors import CheckpointError
 from trimtab.recover import container
 from trimtab.recover.disk import Disk
 
 Scenario = Callable[[Path, Disk], None]
+FILES = ["model.safetensors", "optimizer.safetensors", "manifest.json", "COMMIT"]
+"""Without which a checkpoint is not one."""
 GROWS = ("mkdir", "create", "write", "fsync", "rename", "replace", "sync_dir")
 """What needs space; deleting and reading work on a full disk."""
 
@@ -113,3 +119,31 @@ def healthy_steps(folder: Path, scale: int = 1) -> dict[int, str]:
 
 def leftovers(folder: Path) -> list[str]:
     return sorted(p.name for p in folder.iterdir() if p.name.startswith(".tmp-")) if folder.is_dir() else []
+
+
+@pytest.fixture
+def pair(folder: Path) -> Path:
+    """The newer of two checkpoints."""
+    save(folder, 1, status="good")
+    return save(folder, 2, status="good")
+
+
+def reseal(path: Path, change: Callable[[dict[str, Any]], None]) -> None:
+    """Change the manifest and make it valid again, as somebody would who means harm."""
+    manifest = json.loads((path / "manifest.json").read_text())
+    change(manifest)
+    data = json.dumps(manifest).encode()
+    (path / "manifest.json").write_bytes(data)
+    (path / "COMMIT").write_text(hashlib.sha256(data).hexdigest() + "\n")
+
+
+def refused(path: Path, file: str, match: str | None = None) -> None:
+    """Neither way of reading takes it, both name the file; the older checkpoint is still there."""
+    for verify in (True, False):
+        with pytest.raises(CheckpointError, match=match) as told:
+            container.read(path, verify=verify)
+        assert file in str(told.value)
+    found = container.damage_of(path)
+    assert file in {damage.file for damage in found}
+    older = path.parent / container.name_of(1)
+    assert container.read(older).status.state == "good"
