@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import math
+import weakref
 from collections.abc import Sequence
+from contextlib import nullcontext
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.grad_mode import _unsafe_preserve_version_counter
+from torch.nn.parameter import is_lazy
 
 from trimtab.sample import measure
 from trimtab.sample.host import number
@@ -47,6 +51,9 @@ class _Pack:
         self._kept_views, self._fresh_views = self._fresh_views, self._kept_views
         self._versions = [b._version for b in self.live]
 
+    def keep(self, i: int, copy: Tensor) -> None:
+        self._kept_views[i].copy_(copy)
+
     def keep_fresh(self) -> None:
         self._kept.copy_(self._fresh)
 
@@ -61,7 +68,11 @@ class _Pack:
         return [i for i, norm in enumerate(wide) if not math.isfinite(norm)]
 
     def put_back(self, which: Sequence[int]) -> None:
-        torch._foreach_copy_([self.live[i] for i in which], [self._kept_views[i] for i in which])
+        live = [self.live[i] for i in which]
+        # A step inside a backward pass (an optimizer per parameter): what is still to come of it must not see a change.
+        under_way = torch._C._current_graph_task_id() != -1
+        with _unsafe_preserve_version_counter(tuple(live)) if under_way else nullcontext():
+            torch._foreach_copy_(live, [self._kept_views[i] for i in which])
         torch._foreach_copy_([self._fresh_views[i] for i in which], [self._kept_views[i] for i in which])
 
     def put_back_on_device(self, reject: Tensor) -> None:
@@ -78,6 +89,7 @@ class BufferShadow:
 
     def __init__(self, model: nn.Module) -> None:
         self._model = model
+        self._beside: list[weakref.ref[nn.Module]] = []
         self._names: dict[int, str] = {}
         self._places: list[tuple[dict[str, Tensor | None], str, _Pack, int]] = []
         self._packs: list[_Pack] = []
@@ -90,7 +102,8 @@ class BufferShadow:
     @torch.no_grad()
     def refresh(self) -> None:
         """Look for buffers that were added, replaced or moved, and copy anew if there are any."""
-        named = [(n, b) for n, b in self._model.named_buffers() if b.layout is torch.strided and b.numel()]
+        every = {id(b): (n, b) for m in self._modules() for n, b in m.named_buffers()}
+        named = [(n, b) for n, b in every.values() if _can_be_kept(b)]
         if [id(b) for _, b in named] == list(self._names):
             return
         self._names = {id(b): n for n, b in named}
@@ -105,8 +118,26 @@ class BufferShadow:
             else:
                 packs.setdefault((b.dtype, b.device, watched), []).append(b)
         self._packs = [_Pack(live, key[2]) for key, live in packs.items()]
-        homes = {id(b): (m._buffers, k) for m in self._model.modules() for k, b in m._buffers.items() if b is not None}
+        parts = [part for module in self._modules() for part in module.modules()]
+        homes = {id(b): (m._buffers, k) for m in parts for k, b in m._buffers.items() if b is not None}
         self._places = [(*homes[id(b)], pack, i) for pack in self._all() for i, b in enumerate(pack.live)]
+
+    def include(self, beside: Sequence[nn.Module]) -> None:
+        """Look after the buffers of modules beside the model, too: a frozen trunk, a norm of its own."""
+        self._beside += map(weakref.ref, beside)
+        self.refresh()
+
+    def _modules(self) -> list[nn.Module]:
+        return [self._model, *(module for ref in self._beside if (module := ref()) is not None)]
+
+    @torch.no_grad()
+    def go_back_to(self, earlier: Sequence[tuple[dict[str, Tensor | None], str, Tensor]]) -> None:
+        """Take copies that were made earlier, by their place, for the state to go back to."""
+        known = {(id(home), key): copy for home, key, copy in earlier}
+        for home, key, pack, i in self._places:
+            copy = known.get((id(home), key))
+            if copy is not None and copy.shape == pack.live[i].shape and copy.dtype == pack.live[i].dtype:
+                pack.keep(i, copy)
 
     @torch.no_grad()
     def renew(self) -> None:
@@ -161,6 +192,9 @@ class BufferShadow:
             places = range(len(pack.live)) if which is None else [i for j, i in which if j == k]
             if len(places):
                 pack.put_back(places)
+        for home, key, pack, i in self._places if which is None else ():
+            if home.get(key) is not pack.live[i]:  # replaced by something of another shape: the old one it is again
+                home[key] = pack.live[i]
 
     @torch.no_grad()
     def put_back_on_device(self, reject: Tensor) -> None:
@@ -184,3 +218,7 @@ class BufferShadow:
 
     def _all(self) -> list[_Pack]:
         return [*self._packs, *self._large]
+
+
+def _can_be_kept(buffer: Tensor) -> bool:
+    return not is_lazy(buffer) and buffer.layout is torch.strided and buffer.numel() > 0

@@ -45,7 +45,7 @@ def wrap_clip_grad_norm(told: Told) -> Callable[[], None]:
         plain = all(type(g) is Tensor and g.is_cpu and g.layout is torch.strided for g in grads)
         if not grads or float(norm_type) != 2.0 or torch.compiler.is_compiling():
             return inner(params, max_norm, norm_type, error_if_nonfinite, foreach)
-        if not plain:
+        if not plain or error_if_nonfinite:  # an error is PyTorch's own to raise
             norm = inner(params, max_norm, norm_type, error_if_nonfinite, foreach)
             told(params, norm)
             return norm

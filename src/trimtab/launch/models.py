@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import gc
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 
 class Parts(nn.Module):
@@ -21,6 +22,8 @@ class Parts(nn.Module):
         """There is nothing to compute."""
 
 
+Kept = tuple[dict[str, Tensor | None], str, Tensor]
+MAX_COPIED = 1 << 20
 HOOKS = ("_forward_pre_hooks", "_forward_pre_hooks_with_kwargs", "_forward_hooks", "_forward_hooks_with_kwargs")
 
 
@@ -79,6 +82,31 @@ def _cover(
             missing -= held
     place = {key: i for i, key in enumerate(wanted)}
     return sorted(chosen, key=lambda m: min(place[id(p)] for p in m.parameters() if id(p) in place))
+
+
+def bystanders(model: nn.Module, owned: Collection[int]) -> list[nn.Module]:
+    """Modules beside the model whose buffers training moves though no optimizer does: a frozen trunk, a lone norm."""
+    modules = [o for o in gc.get_objects() if _is_module(o)]
+    children = {id(child) for module in modules for child in module._modules.values()}
+    mine = {id(part) for part in model.modules()}
+    return [
+        module
+        for module in modules
+        if id(module) not in children and not isinstance(module, LooseParameters | Parts)
+        if any(part.training and _moves(part) for part in module.modules())
+        if not any(id(part) in mine for part in module.modules())
+        if not any(id(p) in owned for p in module.parameters())
+    ]
+
+
+def _moves(module: nn.Module) -> bool:
+    return any(b is not None and b.is_floating_point() for b in module._buffers.values())
+
+
+def copies_of(model: nn.Module) -> list[Kept]:
+    """The buffers as they are now, by their place."""
+    found = [(m._buffers, k, b) for m in model.modules() for k, b in m._buffers.items() if b is not None]
+    return [(home, key, b.detach().clone()) for home, key, b in found if not is_lazy(b) and b.numel() <= MAX_COPIED]
 
 
 def seen_from_outside(owners: Sequence[nn.Module]) -> nn.Module | None:

@@ -26,7 +26,7 @@ from trimtab.guard import Guard
 from trimtab.launch.clipping import wrap_clip_grad_norm
 from trimtab.launch.door import Door
 from trimtab.launch.losses import Losses
-from trimtab.launch.models import Parts, owners_of, seen_from_outside, uncalled
+from trimtab.launch.models import Kept, Parts, bystanders, copies_of, owners_of, seen_from_outside, uncalled
 from trimtab.launch.scripting import wrap_jit_script
 from trimtab.launch.tally import Flight
 
@@ -51,6 +51,7 @@ class Pilot:
         self._doors: list[Door] = []
         self._guards: weakref.WeakValueDictionary[int, Guard] = weakref.WeakValueDictionary()  # by optimizer
         self._flights: dict[int, Flight] = {}  # by guard
+        self._early: dict[int, list[Kept]] = {}  # buffers by optimizer, from the time it was built until it is guarded
         self._both_in_use: set[int] = set()
         self._given_up: set[int] = set()
         self._contained, self._told = Contained(), set[str]()
@@ -87,7 +88,9 @@ class Pilot:
             return
         self._waiting.append(weakref.ref(optimizer))
         self._doors = [door for door in self._doors if door.open and door.model() is not None]
-        for model in owners_of(params_of(optimizer)):
+        owners = owners_of(params_of(optimizer))
+        self._early[id(optimizer)] = copies_of(owners[-1])
+        for model in owners:
             loose = isinstance(model, Parts)  # never called itself: its parts are
             for part in model.children() if loose else [model]:
                 if loose or not any(door.model() is part for door in self._doors):
@@ -126,12 +129,22 @@ class Pilot:
         guard = Guard.attach(model, given, sinks=[*self._settings.get("sinks", ()), flight], **self._without_sinks())
         self._ours = False
         flight.run_dir, flight.recorder = guard.run_dir, guard._recorder
+        self._look_after_buffers(guard, model, optimizers)
         self._flights[id(guard)] = flight
         for one in optimizers:
             self._guards[id(one)] = guard
         self._waiting = [ref for ref in self._waiting if (o := ref()) is not None and id(o) not in self._guards]
         # Collected with its optimizer, in a sweep say: then the record is completed from what is known of it.
         weakref.finalize(guard, self._gone, id(guard)).atexit = False
+
+    def _look_after_buffers(self, guard: Guard, model: nn.Module, optimizers: list[Any]) -> None:
+        """Those of modules that nobody optimizes, too; and as they were before the first forward pass."""
+        guarded = [o for g in self._guards.values() for o in g._optimizers.values()]
+        owned = {id(p) for o in (*self._alive(), *guarded, *optimizers) for p in params_of(o)}
+        shadow = next(iter(guard._lanes.values()))._shadow
+        shadow.include(bystanders(model, owned))
+        for one in optimizers:
+            shadow.go_back_to(self._early.pop(id(one), []))
 
     def _without_sinks(self) -> dict[str, Any]:
         return {k: v for k, v in self._settings.items() if k != "sinks"}

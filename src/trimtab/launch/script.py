@@ -8,6 +8,7 @@ import importlib.util
 import io
 import os
 import sys
+import threading
 import types
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,6 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from trimtab.core.errors import InputError
+
+OURS = str(Path(__file__).parents[1]) + os.sep
+LAUNCHERS = {"<frozen runpy>", os.path.abspath(sys.argv[0])}
+"""Where frames come from that are above a program: our own, and what started us."""
 
 
 class CannotStart(InputError):
@@ -35,10 +40,11 @@ def run_program(program: Program) -> None:
     code, main, argv0 = _module(program.target) if program.module else _script(program.target)
     sys.argv[:] = [argv0, *program.args]
     sys.modules["__main__"] = main  # for good: pickles, threads and exit handlers of the program look for it there
+    _hide_in_threads()
     try:
         exec(code, main.__dict__)
     except BaseException:
-        _hide_our_frames(main)
+        _hide_our_frames()
         raise
 
 
@@ -66,14 +72,14 @@ def _script(target: str) -> tuple[Any, types.ModuleType, str]:
         __loader__=importlib.machinery.SourceFileLoader("__main__", where),
     )
     sys.modules["__main__"] = main
-    return _compiled(source, where, main), main, target
+    return _compiled(source, where), main, target
 
 
-def _compiled(source: bytes, where: str, main: types.ModuleType) -> Any:
+def _compiled(source: bytes, where: str) -> Any:
     try:
         return compile(source, where, "exec", dont_inherit=True)
     except SyntaxError:
-        _hide_our_frames(main)
+        _hide_our_frames()
         raise
 
 
@@ -105,14 +111,47 @@ def _module(name: str) -> tuple[Any, types.ModuleType, str]:
     return code, main, str(spec.origin)
 
 
-def _hide_our_frames(main: types.ModuleType) -> None:
-    """Let the traceback that is about to be printed begin in the program: what is above it is none of its business."""
+def _hide_our_frames() -> None:
+    """Let tracebacks that are printed for the program show only frames of its own and of what it calls."""
     inner = sys.excepthook
 
     def hook(kind: type[BaseException], error: BaseException, trace: types.TracebackType | None) -> None:
-        at = trace
-        while at is not None and at.tb_frame.f_globals is not main.__dict__:
-            at = at.tb_next
-        inner(kind, error.with_traceback(at), at)
+        inner(kind, _cleared(error), error.__traceback__)
 
     sys.excepthook = hook
+
+
+def _hide_in_threads() -> None:
+    inner = threading.excepthook
+
+    def hook(args: threading.ExceptHookArgs) -> None:
+        if args.exc_value is not None:
+            _cleared(args.exc_value)
+            args = threading.ExceptHookArgs((args.exc_type, args.exc_value, args.exc_value.__traceback__, args.thread))
+        inner(args)
+
+    threading.excepthook = hook
+
+
+def _cleared(error: BaseException) -> BaseException:
+    """The error, and those that led to it, without our frames in their tracebacks."""
+    seen: set[int] = set()
+    at: BaseException | None = error
+    while at is not None and id(at) not in seen:
+        seen.add(id(at))
+        at.__traceback__ = _without_ours(at.__traceback__)
+        at = at.__cause__ or at.__context__
+    return error
+
+
+def _without_ours(trace: types.TracebackType | None) -> types.TracebackType | None:
+    frames: list[types.TracebackType] = []
+    while trace is not None:
+        file = trace.tb_frame.f_code.co_filename
+        if not file.startswith(OURS) and file not in LAUNCHERS:
+            frames.append(trace)
+        trace = trace.tb_next
+    out: types.TracebackType | None = None
+    for one in reversed(frames):
+        out = types.TracebackType(out, one.tb_frame, one.tb_lasti, one.tb_lineno)
+    return out

@@ -56,10 +56,13 @@ def _refuse(text: str) -> Any:
     raise ValueError(f"{text} is not JSON")
 
 
+_DECODER = json.JSONDecoder(parse_constant=_refuse)  # built once: json.loads would build one for every line
+
+
 def parse_line(line: bytes) -> dict[str, Any]:
     """One line as a dict with `t` and `seq`; ValueError for anything that is not a line of ours."""
     try:
-        data = json.loads(line, parse_constant=_refuse)
+        data = _DECODER.decode(line.decode())
     except RecursionError:
         raise ValueError("nested too deeply") from None
     if not isinstance(data, dict) or not isinstance(data.get("t"), str):

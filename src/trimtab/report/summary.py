@@ -117,7 +117,7 @@ def _track(run: Run, name: str) -> Track:
     num = run.closing.steps.get(name, 0) if run.closing is not None else 0
     return Track(
         optimizer=name,
-        num_steps=max(num, len(set(map(int, steps)) | set(map(int, all_steps)) | set(map(int, at)))),
+        num_steps=max(num, len(np.unique(np.concatenate([steps, all_steps, at])))),
         loss=make_curve(steps, losses),
         val_loss=make_curve(*run.series("val_loss", optimizer=name, phase="val")),
         grad_norm=make_curve(*run.series("grad_norm", optimizer=name)),
