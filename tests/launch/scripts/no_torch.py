@@ -9,4 +9,4 @@ print(sys.modules["__main__"].__dict__ is globals(), __doc__[:10])
 for line in sys.stdin:
     print("read", line.rstrip())
 print("grüße, 世界 ✓", end="")
-sys.stderr.write("on stderr, no newline")
+sys.stderr.write("on stderr\n")
