@@ -102,6 +102,7 @@ class BufferShadow:
     @torch.no_grad()
     def refresh(self) -> None:
         """Look for buffers that were added, replaced or moved, and copy anew if there are any."""
+        self._follow()
         every = {id(b): (n, b) for m in self._modules() for n, b in m.named_buffers()}
         named = [(n, b) for n, b in every.values() if _can_be_kept(b)]
         if [id(b) for _, b in named] == list(self._names):
@@ -149,15 +150,18 @@ class BufferShadow:
         """After the backward pass: copy what the forward passes of this step made of the buffers."""
         if not self._names:  # switching autograd off costs more than looking
             return
-        for home, key, pack, i in self._places:
-            if home.get(key) is not pack.live[i]:
-                self._replaced(home.get(key), pack, i)
+        self._follow()
         with torch.no_grad():
             for pack in self._packs:
                 pack.capture()
             for pack in self._large:
                 if pack.live[0]._version != pack._versions[0]:
                     pack.capture()
+
+    def _follow(self) -> None:
+        for home, key, pack, i in self._places:
+            if home.get(key) is not pack.live[i]:
+                self._replaced(home.get(key), pack, i)
 
     def _replaced(self, new: Tensor | None, pack: _Pack, i: int) -> None:
         """A forward pass put another tensor in the place of a buffer (an average kept by hand): it is the live one."""
