@@ -99,6 +99,16 @@ class Lstm(nn.Module):
         return self.head(self.cell(self.embed(tokens))[0]).transpose(1, 2)
 
 
+class Gru(nn.Module):
+    def __init__(self, vocab: int, width: int = 40) -> None:
+        super().__init__()
+        self.embed, self.cell = nn.Embedding(vocab, width), nn.GRU(width, width, batch_first=True)
+        self.drop, self.head = nn.Dropout(0.1), nn.Linear(width, vocab)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return self.head(self.drop(self.cell(self.embed(tokens))[0])).transpose(1, 2)
+
+
 class Vit(nn.Module):
     """Patches of 2x2 pixels of an 8x8 digit."""
 
@@ -128,6 +138,15 @@ def cnn() -> nn.Module:
     )  # fmt: skip
 
 
+def plain_cnn() -> nn.Module:
+    """Without any normalisation."""
+    return nn.Sequential(
+        nn.Unflatten(1, (1, 8, 8)),
+        nn.Conv2d(1, 8, 3, padding=1), nn.ReLU(), nn.Conv2d(8, 8, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2),
+        nn.Conv2d(8, 16, 3, padding=1), nn.ReLU(), nn.Flatten(), nn.Linear(256, 10),
+    )  # fmt: skip
+
+
 Optimizer = Callable[[nn.Module, float], optim.Optimizer]
 
 
@@ -147,11 +166,20 @@ def momentum(model: nn.Module, lr: float) -> optim.Optimizer:
     return optim.SGD(model.parameters(), lr=lr, momentum=0.9)
 
 
+def rmsprop(model: nn.Module, lr: float) -> optim.Optimizer:
+    return optim.RMSprop(model.parameters(), lr=lr)
+
+
 Make = Callable[[], tuple[nn.Module, Pairs, Pairs, Callable[[Tensor, Tensor], Tensor]]]
 
 
 def _on_digits(model: Callable[[], nn.Module]) -> Make:
     return lambda: (model(), *digits(), F.cross_entropy)
+
+
+def _autoencoder() -> tuple[nn.Module, Pairs, Pairs, Callable[[Tensor, Tensor], Tensor]]:
+    (x, _), (held_out, _) = digits()
+    return mlp(64, 48, 12, 48, 64), (x, x), (held_out, held_out), F.mse_loss
 
 
 def _on_text(model: Callable[[int], nn.Module]) -> Make:
@@ -168,9 +196,12 @@ TASKS: dict[str, tuple[Make, Optimizer, int, bool]] = {
     "digits CNN, SGD momentum": (_on_digits(cnn), momentum, 32, True),
     "GPT on text, AdamW": (_on_text(Gpt), adamw, 8, True),
     "badly scaled regression, SGD": (_on_table(32, 32), sgd, 32, True),
-    "LSTM on text, Adam": (_on_text(Lstm), adam, 8, False),
-    "ViT on digits, AdamW": (_on_digits(Vit), adamw, 32, False),
-    "deep digits MLP, SGD": (_on_digits(lambda: mlp(64, 48, 48, 48, 48, 10)), sgd, 32, False),
+    "LSTM on text, Adam": (_on_text(Lstm), adam, 8, True),
+    "ViT on digits, AdamW": (_on_digits(Vit), adamw, 32, True),
+    "deep digits MLP, SGD": (_on_digits(lambda: mlp(64, 48, 48, 48, 48, 10)), sgd, 32, True),
+    "GRU on text, SGD momentum": (_on_text(Gru), momentum, 8, False),
+    "digits autoencoder, RMSprop": (_autoencoder, rmsprop, 32, False),
+    "plain CNN on digits, Adam": (_on_digits(plain_cnn), adam, 16, False),
 }
 
 

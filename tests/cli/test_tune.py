@@ -35,22 +35,24 @@ def target(monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 def test_tune_lr_says_the_rate_first_and_draws_the_curve(trimtab, target):
-    said = trimtab("tune", "lr", f"{target}:build", "--steps", "60", "--repeats", "1")
+    said = trimtab("tune", "lr", f"{target}:build", "--steps", "60", "--repeats", "1", "--trial", "10")
     assert said.code == 0
     lines = said.out.splitlines()
     assert lines[0].startswith(" lr = ")
     assert "Worth trying" in lines[1]
     assert "▲" in said.out
+    assert "In short trainings" in said.out
     assert "rate  1e-07" in said.out
     assert max(map(len, lines)) <= 80
 
 
 def test_tune_lr_json_and_both_spellings(trimtab, target):
-    words = ("--min", "1e-5", "--max=3", "--steps", "40", "--repeats", "2", "--json", "true")
+    words = ("--min", "1e-5", "--max=3", "--steps", "40", "--repeats", "2", "--trial", "0", "--json", "true")
     data = trimtab("tune", "lr", f"{target}.py:build", *words).json()
     found = data["lr"]
     assert 1e-5 < found["low"] <= found["suggested"] <= found["high"] < 3
     assert found["num_sweeps"] == 2
+    assert found["trials"] == {}
     assert len(found["rates"]) == len(found["losses"]) <= 40
     assert found["rates"][0] == pytest.approx(1e-5)
 

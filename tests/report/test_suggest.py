@@ -62,6 +62,17 @@ def test_incidents_rejected_steps_and_the_beginning_do_not_raise_it(write_run):
     assert advice.num_healthy < 290
 
 
+def test_what_follows_a_wreck_is_not_healthy(write_run):
+    losses = [*falling(120), *[40.0 + 0.1 * (i % 4) for i in range(180)]]
+    norms = [*noisy(120), 5000.0, *noisy(179, level=30.0)]
+    wrecked = clip_of(write_run(losses, norms, name="wrecked"))
+    assert wrecked.threshold == pytest.approx(
+        clip_of(write_run(falling(120), noisy(120), name="till")).threshold, rel=0.2
+    )
+    assert wrecked.num_healthy <= 120
+    assert any("mend that first" in r or "1/" in r for r in wrecked.reasons)
+
+
 def test_a_spike_nobody_noticed_does_not_raise_it_either(write_run):
     norms = noisy(200)
     for at in (60, 61, 62, 120, 150, 180):

@@ -13,7 +13,9 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from trimtab.core.errors import InputError
 from trimtab.data import load_digits
-from trimtab.train.lr_range import Sweep, find_lr, has_left, suggest_lr, sweep_rates
+from trimtab.train.lr_range import find_lr, settle, suggest_lr
+from trimtab.train.lr_sweep import Sweep, has_left, sweep_rates
+from trimtab.train.lr_trial import climb
 from trimtab.train.target import Target
 from trimtab.train.target_steps import run_steps
 from trimtab.train.untouched import untouched
@@ -83,7 +85,7 @@ def test_everything_is_put_back_to_the_bit(kind, scaler, fresh):
         run_steps(of, 5)
     of.model[3].eval()  # a part kept in evaluation mode stays in it
     before, pieces = everything(of), dict(vars(of.optimizers[0]))
-    found = find_lr(of, num_steps=40, repeats=2)
+    found = find_lr(of, num_steps=40, repeats=2, trial_steps=6)
     assert found.num_steps > 20
     assert same(before, everything(of))
     assert not of.model[3].training
@@ -98,7 +100,7 @@ def test_the_training_afterwards_is_the_one_without_the_test(kind):
     expected = run_steps(alone, 12)
     torch.manual_seed(5)
     tested = target(kind)
-    find_lr(tested, num_steps=30, repeats=1)
+    find_lr(tested, num_steps=30, repeats=1, trial_steps=6)
     assert run_steps(tested, 12) == expected
 
 
@@ -140,7 +142,7 @@ def test_lazy_layers_are_refused_and_extra_state_is_kept():
         loader=[(torch.randn(8, 2), torch.zeros(8, 1))],
         loss_fn=mse_loss,
     )
-    find_lr(of, num_steps=20, repeats=1)
+    find_lr(of, num_steps=20, repeats=1, trial_steps=5)
     assert model.count == 0
     lazy = nn.LazyLinear(2)
     lazy_target = Target(model=lazy, optimizer=of.optimizer, loader=of.loader, loss_fn=mse_loss)
@@ -153,13 +155,65 @@ def test_the_suggestion_trains_well(kind, low, high):
     found = find_lr(target(kind))
     assert low < found.suggested < high
     assert found.low <= found.suggested <= found.high
-    assert found.suggested < found.best
-    assert found.diverged is None or found.suggested <= found.diverged / 20
+    assert found.diverged is None or found.suggested <= found.diverged / 3
+    assert max(found.trials.values()) > 0
+    swept = find_lr(target(kind), trial_steps=0)
+    assert swept.trials == {}
+    assert swept.suggested < swept.best
+    assert swept.diverged is None or swept.suggested <= swept.diverged / 20
     of = target(kind)
     for group in of.optimizer.param_groups:
         group["lr"] = found.suggested
     losses = run_steps(of, 60)
     assert np.mean(losses[-10:]) < 0.4 * losses[0]
+
+
+def test_the_ladder_grows_towards_the_better_end_and_no_further():
+    asked = []
+
+    def trial(rate):
+        asked.append(rate)
+        return 10.0 - abs(math.log10(rate) + 1.0) * 4
+
+    found = climb(trial, 1e-3, low=1e-7, high=10.0)
+    assert max(found, key=found.get) == pytest.approx(0.1, rel=1.0)
+    assert min(found) == pytest.approx(1e-3 / 3)
+    assert list(found) == sorted(found)
+    assert len(asked) == len(found)
+    assert max(climb(trial, 1e-3, low=1e-7, high=5e-3)) <= 5e-3
+    assert list(climb(trial, 1e-3, low=1e-3, high=1e-3)) == [1e-3]
+    assert list(climb(lambda rate: -math.inf, 1.0, low=1e-7, high=10.0)) == [1 / 3, 1.0, 3.0]
+
+
+def test_the_ladder_goes_both_ways_while_it_is_flat_but_not_for_ever():
+    found = climb(lambda rate: 1.0, 1e-3, low=1e-7, high=10.0)
+    assert min(found) < 1e-4 < 1e-2 < max(found)
+    assert len(found) <= 10
+
+
+def test_the_middle_of_what_did_well_is_chosen():
+    base = suggest_lr([curve()])
+    chosen = settle(base, {1e-3: 0.5, 1e-2: 0.99, 0.1: 1.0, 1.0: -math.inf}, 50)
+    assert chosen.suggested == pytest.approx(math.sqrt(1e-3))
+    assert (chosen.low, chosen.high) == (1e-2, 0.1)
+    assert chosen.num_steps == base.num_steps + 200
+    broken = settle(base, {1e-2: -math.inf}, 50)
+    assert broken.suggested == base.suggested
+
+
+def test_where_short_trainings_say_nothing_they_are_made_longer():
+    seen = []
+
+    def step_fn(model, batch):
+        if torch.is_grad_enabled():
+            seen.append(1)
+        return 30.0 + cross_entropy(model(batch[0]), batch[1])  # it cannot fall by more than a few per cent
+
+    of = target()
+    of = Target(model=of.model, optimizer=of.optimizer, loader=of.loader, step_fn=step_fn)
+    found = find_lr(of, num_steps=40, repeats=1, trial_steps=10)
+    assert found.suggested is not None
+    assert len(seen) > 40 + 3 * 40
 
 
 def test_the_scale_and_the_floor_of_the_loss_do_not_matter():
@@ -173,7 +227,9 @@ def test_the_scale_and_the_floor_of_the_loss_do_not_matter():
             loss_fn=lambda out, y: factor * cross_entropy(out, y) + offset,
         )
 
-    rates = [find_lr(scaled(*how), repeats=1).suggested for how in ((1.0, 0.0), (100.0, 0.0), (1.0, -5.0))]
+    rates = [
+        find_lr(scaled(*how), repeats=1, trial_steps=0).suggested for how in ((1.0, 0.0), (100.0, 0.0), (1.0, -5.0))
+    ]
     assert max(rates) < 2.0 * min(rates)
 
 
@@ -277,13 +333,15 @@ def test_a_sweep_ends_when_the_loss_leaves():
     assert not any(has_left(noise[: i + 1], 0.0) for i in range(200))
 
 
-def test_one_bad_sweep_shortens_the_curve_but_does_not_move_it():
+def curve(num: int = 60) -> Sweep:
     rates = tuple(float(r) for r in np.geomspace(1e-4, 1.0, 60))
     smooth = tuple(2.0 - 1.5 / (1 + math.exp(-(i - 25) / 4)) + (0.2 * (i - 45) if i > 45 else 0) for i in range(60))
-    whole = Sweep(rates=rates, losses=smooth, smooth=smooth, start=2.0, diverged=False)
-    short = Sweep(rates=rates[:50], losses=smooth[:50], smooth=smooth[:50], start=2.0, diverged=True)
-    alone, both = suggest_lr([whole]), suggest_lr([whole, short])
+    return Sweep(rates=rates[:num], losses=smooth[:num], smooth=smooth[:num], start=2.0, diverged=num < 60)
+
+
+def test_one_bad_sweep_shortens_the_curve_but_does_not_move_it():
+    alone, both = suggest_lr([curve()]), suggest_lr([curve(), curve(50)])
     assert alone.diverged is None
-    assert both.diverged == rates[49]
+    assert both.diverged == curve(50).rates[-1]
     assert (alone.steepest, alone.best) == (both.steepest, both.best)
     assert both.suggested <= alone.suggested

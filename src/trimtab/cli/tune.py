@@ -37,9 +37,12 @@ def lr(
     high: Annotated[float, typer.Option("--max", help="The rate it ends with.")] = 10.0,
     num_steps: Annotated[int, typer.Option("--steps", help="Steps of a sweep.")] = 100,
     repeats: Annotated[int, typer.Option("--repeats", help="Sweeps, each on other batches.")] = 3,
+    trial_steps: Annotated[
+        int, typer.Option("--trial", min=0, help="Steps of the short trainings around the rate found; 0: none.")
+    ] = 50,
     as_json: AsJson = False,
 ) -> int:
-    """Suggest a learning rate: sweep it upwards, and see where the loss falls and where it leaves.
+    """Suggest a learning rate: sweep it to see where the loss falls and leaves, then try a few in short trainings.
 
     The function returns a dict: model, optimizer, loader, and loss_fn(output, target) or step_fn(model, batch);
     also scaler, if there is one. Exit code 1: the loss fell nowhere; 2: the target could not be used.
@@ -48,7 +51,7 @@ def lr(
     from trimtab.train.target import load_target
 
     loaded = load_target(target)
-    found = find_lr(loaded, low=low, high=high, num_steps=num_steps, repeats=repeats)
+    found = find_lr(loaded, low=low, high=high, num_steps=num_steps, repeats=repeats, trial_steps=trial_steps)
     if as_json:
         emit({"target": target, "lr": found})
     else:
@@ -112,17 +115,22 @@ def _show_lr(out: Console, found: LrRange, target: str) -> None:
         for line in (
             "Is the loss connected to the weights, and are they in the optimizer?",
             "Do the targets belong to the inputs?",
-            "If it falls only at rates outside this range: --min, --max.",
+            "If it falls only at rates outside this range: --min, --max; if slowly: --steps 400.",
         ):
             out.print(wrapped(line, width, "  → ", style="green"))
     else:
         out.print(Text.assemble((f" lr = {found.suggested:.2g} ", "bold reverse green"), f" suggested for {target}"))
         out.print(wrapped(f"Worth trying: {found.low:.2g} to {found.high:.2g}.", width, "  "))
         out.print(wrapped(f"{found.reason[0].upper()}{found.reason[1:]}.", width, "  "))
+        if found.trials:
+            tried = ", ".join(
+                f"{by:.3g} at {rate:.2g}" if by > 0 else f"nowhere at {rate:.2g}" for rate, by in found.trials.items()
+            )
+            out.print(wrapped(f"In short trainings at constant rates it fell by {tried}.", width, "  "))
     _draw(out, found, width)
     out.print(
         Text(
-            f"{found.num_sweeps} sweeps, {found.num_steps} steps in all; "
+            f"{found.num_sweeps} sweeps, {found.num_steps:,} steps in all; "
             "model, optimizer, loader and RNG are as they were.",
             style="dim",
         )

@@ -11,7 +11,7 @@ from trimtab.core.norm_limit import SPREAD_FLOOR
 from trimtab.record.reader import Run
 from trimtab.report.incidents import Trouble, find_troubles
 
-MIN_STEPS = 50
+MIN_STEPS = 30
 """Fewer healthy steps say too little about what is usual."""
 PERCENTILE, DEVIATIONS = 99.0, 3.0
 """The threshold is the lower of this percentile of healthy norms and so many robust deviations of their logarithm above
@@ -75,10 +75,8 @@ def _clip(run: Run, name: str, troubles: tuple[Trouble, ...]) -> ClipAdvice:
         )
     threshold = _rounded(_bound(np.log(used)))
     usual, highest = float(np.median(used)), float(norms[usable].max())
-    everywhere = norms[usable]
-    clipped = float(np.mean(everywhere > threshold))
-    worst = max(float(np.mean(part > threshold)) for part in np.array_split(everywhere, 3))
-    chronic = worst > CHRONIC_FRAC or clipped > CHRONIC_FRAC
+    clipped = float(np.mean(norms[usable] > threshold))
+    chronic = any(float(np.mean(part > threshold)) > CHRONIC_FRAC for part in np.array_split(norms[healthy], 3))
     reasons = [
         f"{100 * float(np.mean(used <= threshold)):.3g} % of {len(used):,} healthy steps had no larger gradient norm; "
         f"usual {usual:.3g}, highest {highest:.3g}.",
@@ -172,8 +170,27 @@ def _troubled(run: Run, name: str, troubles: tuple[Trouble, ...], steps: NDArray
         bad |= np.isin(steps, at[flags > 0])
     for one in troubles:
         if one.finding.optimizer == name:
-            bad |= (steps >= one.finding.step - 1) & (steps <= one.last_step + AFTERMATH)
+            end = max(one.last_step + AFTERMATH, _recovered(run, name, one))
+            bad |= (steps >= one.finding.step - 1) & (steps <= end)
     return bad
+
+
+def _recovered(run: Run, name: str, trouble: Trouble) -> float:
+    """The step at which the loss was back where it had been; infinite where it never was.
+
+    A network that was thrown out of its valley trains on, with norms that say nothing about the one it was.
+    """
+    steps, losses = run.series("loss", optimizer=name)
+    steps, losses = steps[np.isfinite(losses)], losses[np.isfinite(losses)]
+    before = losses[steps < trouble.finding.step][-4 * WINDOW :]
+    if len(before) < WINDOW:
+        return float(trouble.last_step)
+    level = float(np.median(before))
+    noise = 1.4826 * float(np.median(np.abs(before - level)))
+    bound = level + max(3.0 * noise, 0.1 * abs(float(losses[0]) - level))
+    after = np.flatnonzero(steps > trouble.last_step)
+    back = [i for i in after if float(np.median(losses[i : i + WINDOW])) <= bound]
+    return float(steps[back[0]]) if back else float("inf")
 
 
 def _rounded(value: float) -> float:
