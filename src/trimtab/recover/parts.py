@@ -12,6 +12,7 @@ from torch import nn
 from trimtab.core.errors import CheckpointError
 from trimtab.recover import gradients, modules, optimizers, rng, schedulers
 from trimtab.recover.compare import copied, missing_and_extra
+from trimtab.recover.loader import ResumableLoader
 
 log = logging.getLogger("trimtab")
 
@@ -65,6 +66,8 @@ def plain_part(name: str, one: Any, saved: Any) -> Part:
     """Anything with `state_dict` and `load_state_dict`; one that has `differences` is asked for them first."""
 
     def keep() -> Callable[[], None]:
+        if isinstance(one, ResumableLoader):
+            return one.keep()
         before = copied(one.state_dict())
         return lambda: one.load_state_dict(before)
 
@@ -72,7 +75,7 @@ def plain_part(name: str, one: Any, saved: Any) -> Part:
         ask = getattr(one, "differences", None)
         if not hasattr(one, "load_state_dict"):
             return [f"{name}: it is a {type(one).__name__}, which has no load_state_dict"]
-        return [f"{name}: {line}" for line in ask(saved)] if callable(ask) else []
+        return list(ask(saved)) if callable(ask) else []
 
     return Part(name=name, differences=differences, load=lambda: one.load_state_dict(copied(saved)), keep=keep)
 

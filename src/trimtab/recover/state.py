@@ -112,18 +112,30 @@ def restore(
     _tell_what_is_missing(sections, given | {"loader": loader, "model": model, "rng": rng})
 
     before = rng.capture()
-    undo: list[Callable[[], None]] = [lambda: rng.restore(before)]
+    undo: list[tuple[str, Callable[[], None]]] = [("rng", lambda: rng.restore(before))]
     for part in parts:
         try:
-            undo.append(part.keep())
+            undo.append((part.name, part.keep()))
             part.load()
         except Exception as error:
-            for back in reversed(undo):
-                back()
+            stuck = _put_back(undo)
+            after = f"and {listed(stuck)} could not be put back as it was" if stuck else "nothing was changed"
             raise CheckpointError(
-                f"{part.name} could not be loaded ({type(error).__name__}: {error}); nothing was changed. "
+                f"{part.name} could not be loaded ({type(error).__name__}: {error}); {after}. "
                 "Build it as it was when the checkpoint was saved, or leave it out"
             ) from error
+
+
+def _put_back(undo: list[tuple[str, Callable[[], None]]]) -> list[str]:
+    """Undo what was done, newest first; the names of the parts that would not go back."""
+    stuck = []
+    for name, back in reversed(undo):
+        try:
+            back()
+        except Exception as error:  # foreign code that fails again must not keep the others from going back
+            log.warning("%s could not be put back (%s: %s)", name, type(error).__name__, error)
+            stuck.append(name)
+    return stuck
 
 
 def _state_of(value: Any) -> Any:
