@@ -1,9 +1,10 @@
 """Do the suggestions of `trimtab tune` help, against a fixed setting and against a random choice?
 
     OMP_NUM_THREADS=1 python benchmarks/aids.py --out benchmarks/results/aids_cpu2_DATE.md
-    OMP_NUM_THREADS=1 python benchmarks/aids.py --part lr --tasks looked-at --seeds 100,101      (while an aid is made)
+    OMP_NUM_THREADS=1 python benchmarks/aids.py --parts lr --tasks looked-at --seeds 100,101     (while an aid is made)
+    python benchmarks/aids.py --read RAW... --out FILE                                           (several runs as one)
 
-Seven small trainings (`aids_tasks.py`), five seeds. For each the validation loss at the end is compared between the
+Ten small trainings (`aids_tasks.py`), five seeds. For each the validation loss at the end is compared between the
 suggested setting, fixed ones, random ones (log-uniform), and the best of a grid, which is the reference and no
 contender. Tasks marked "held out" were not looked at while the aids were made. A run fails when it ends no better than
 it began. All arms of a seed share weights, batches and faults; they take turns.
@@ -12,15 +13,17 @@ it began. All arms of a seed share weights, batches and faults; they take turns.
 from __future__ import annotations
 
 import argparse
+import json
 import logging
 import math
 import platform
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -39,6 +42,13 @@ RATES = (1e-4, 1e-3, 3e-3, 1e-2, 3e-2, 1e-1, 1.0)
 CLIPS = (1.0, 10.0)
 WARMUPS = (0, 15, 50)
 BRAVE = 8.0
+TITLES = {
+    "lr": "Learning rate",
+    "clean": "Clip threshold, nothing goes wrong",
+    "spikes": f"Clip threshold, outlier batches at steps {OUTLIERS} and 10x rate at {LR_SPIKE[0]} to {LR_SPIKE[-1]}",
+    "calm": "Warm-up, at the tuned rate",
+    "brave": f"Warm-up, at {BRAVE:g} times the tuned rate",
+}
 
 
 LEGEND = """\
@@ -163,111 +173,111 @@ def untrained(name: str, seed: int) -> float:
     return validation_loss(build(name, seed, 1e-3))
 
 
-def compare_lr(name: str, seed: int, score: Score, rates: dict[tuple[str, int], float]) -> None:
+Row = tuple[float, str, dict[str, list[float]]]  # the best of the grid, what was suggested, the losses of each arm
+
+
+def compare_lr(name: str, seed: int, tuned: float | None) -> Row:
     draw = np.random.default_rng(seed)
-    found = find_lr(build(name, seed, 1e-3)).suggested
-    rates[name, seed] = found or 1e-3
     grid = {rate: train(name, seed, Setting(lr=rate)) for rate in RATES}
-    score.start[name, seed], score.grid[name, seed] = untrained(name, seed), min(grid.values())
-    score.chosen[name, seed] = f"{rates[name, seed]:.2g}"
-    score.arms[name, seed] = {
-        "tuned": [train(name, seed, Setting(lr=rates[name, seed]))],
+    arms = {
+        "tuned": [train(name, seed, Setting(lr=tuned or 1e-3))],
         "fixed 1e-3": [grid[1e-3]],
         "fixed 0.1": [grid[1e-1]],
         "random": [train(name, seed, Setting(lr=float(10 ** draw.uniform(-5, 0)))) for _ in range(2)],
     }
+    return min(grid.values()), f"{tuned:.2g}" if tuned else "none", arms
 
 
-def compare_clip(name: str, seed: int, score: Score, lr: float, spikes: bool) -> None:
+def compare_clip(name: str, seed: int, lr: float, spikes: bool) -> Row:
     draw = np.random.default_rng(seed)
     with tempfile.TemporaryDirectory() as folder:
         plain = train(name, seed, Setting(lr=lr, spikes=spikes), Path(folder) / "pilot")
         (advice,) = suggest_clip(read_run(Path(folder) / "pilot"))
     grid = {c: train(name, seed, Setting(lr=lr, clip=c, spikes=spikes)) for c in CLIPS}
-    score.start[name, seed], score.grid[name, seed] = untrained(name, seed), min(plain, *grid.values())
-    score.chosen[name, seed] = "none" if advice.threshold is None else f"{advice.threshold:.2g}"
-    random = [float(10 ** draw.uniform(-2, 2))]
-    mine = train(name, seed, Setting(lr=lr, clip=advice.threshold, spikes=spikes))
-    score.arms[name, seed] = {
-        "suggested": [mine],
+    arms = {
+        "suggested": [train(name, seed, Setting(lr=lr, clip=advice.threshold, spikes=spikes))],
         "none": [plain],
         "fixed 1.0": [grid[1.0]],
-        "random": [train(name, seed, Setting(lr=lr, clip=c, spikes=spikes)) for c in random],
+        "random": [train(name, seed, Setting(lr=lr, clip=float(10 ** draw.uniform(-2, 2)), spikes=spikes))],
     }
+    return min(plain, *grid.values()), "none" if advice.threshold is None else f"{advice.threshold:.2g}", arms
 
 
-def compare_warmup(name: str, seed: int, score: Score, lr: float) -> None:
+def compare_warmup(name: str, seed: int, lr: float) -> Row:
     draw = np.random.default_rng(seed)
     with tempfile.TemporaryDirectory() as folder:
         grid = {0: train(name, seed, Setting(lr=lr), Path(folder) / "pilot")}
         (advice,) = suggest_warmup(read_run(Path(folder) / "pilot"))
     grid |= {w: train(name, seed, Setting(lr=lr, warmup=w)) for w in WARMUPS[1:]}
     num = advice.num_steps or 0
-    score.start[name, seed], score.grid[name, seed] = untrained(name, seed), min(grid.values())
-    score.chosen[name, seed] = str(num) if advice.num_steps is not None else "?"
-    random = [round(NUM ** draw.uniform(0, 1))]
-    score.arms[name, seed] = {
+    arms = {
         "suggested": [grid[num] if num in grid else train(name, seed, Setting(lr=lr, warmup=num))],
         "fixed 0": [grid[0]],
         "fixed 50": [grid[50]],
-        "random": [train(name, seed, Setting(lr=lr, warmup=w)) for w in random],
+        "random": [train(name, seed, Setting(lr=lr, warmup=round(NUM ** draw.uniform(0, 1))))],
     }
+    return min(grid.values()), str(num) if advice.num_steps is not None else "?", arms
+
+
+def compare(name: str, seed: int, parts: Iterable[str]) -> Iterator[tuple[str, Row]]:
+    """Every part for one task and seed; the rate that is tuned first is the one of the other parts."""
+    tuned = find_lr(build(name, seed, 1e-3)).suggested
+    lr = tuned or 1e-3
+    bodies: dict[str, Callable[[], Row]] = {
+        "lr": lambda: compare_lr(name, seed, tuned),
+        "clean": lambda: compare_clip(name, seed, lr, spikes=False),
+        "spikes": lambda: compare_clip(name, seed, lr, spikes=True),
+        "calm": lambda: compare_warmup(name, seed, lr),
+        "brave": lambda: compare_warmup(name, seed, BRAVE * lr),
+    }
+    for part in parts:
+        yield part, bodies[part]()
 
 
 def main() -> None:
-    """Run the parts asked for, print the tables, and write them."""
+    """Make the runs asked for, or read their results, and write the tables."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--part", choices=["lr", "clip", "warmup", "all"], default="all")
+    parser.add_argument("--parts", default=",".join(TITLES))
     parser.add_argument("--tasks", choices=["looked-at", "all"], default="all")
     parser.add_argument("--seeds", default="0,1,2,3,4")
+    parser.add_argument("--raw", type=Path, help="one line per comparison, added as soon as it is done")
+    parser.add_argument("--read", type=Path, nargs="*", help="train nothing: the lines of earlier runs")
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
     torch.set_num_threads(1)
     logging.getLogger("trimtab").setLevel(logging.ERROR)
-    tasks = [name for name, task in TASKS.items() if task[3] or args.tasks == "all"]
-    seeds = [int(s) for s in args.seeds.split(",")]
-    rates: dict[tuple[str, int], float] = {}
-    scores = {
-        "lr": Score("Learning rate"),
-        "clean": Score("Clip threshold, nothing goes wrong"),
-        "spikes": Score(
-            f"Clip threshold, outlier batches at steps {OUTLIERS} and 10x rate at {LR_SPIKE[0]} to {LR_SPIKE[-1]}"
-        ),
-        "calm": Score("Warm-up, at the tuned rate"),
-        "brave": Score(f"Warm-up, at {BRAVE:g} times the tuned rate"),
-    }
-    began = time.perf_counter()
-
-    def each(body: Callable[[str, int], None]) -> None:
-        for seed in seeds:
-            for name in tasks:
-                body(name, seed)
-                print(f"{time.perf_counter() - began:6.0f} s  seed {seed}  {name}", file=sys.stderr)
-        if args.out is not None:  # after every part: an hour's work is not lost to the last minute
-            args.out.write_text(document(scores, began))
-
-    if args.part in ("lr", "all"):
-        each(lambda name, seed: compare_lr(name, seed, scores["lr"], rates))
-    else:
-        for seed in seeds:
-            for name in tasks:
-                rates[name, seed] = find_lr(build(name, seed, 1e-3)).suggested or 1e-3
-    if args.part in ("clip", "all"):
-        each(lambda name, seed: compare_clip(name, seed, scores["clean"], rates[name, seed], spikes=False))
-        each(lambda name, seed: compare_clip(name, seed, scores["spikes"], rates[name, seed], spikes=True))
-    if args.part in ("warmup", "all"):
-        each(lambda name, seed: compare_warmup(name, seed, scores["calm"], rates[name, seed]))
-        each(lambda name, seed: compare_warmup(name, seed, scores["brave"], BRAVE * rates[name, seed]))
-    print(document(scores, began))
+    scores = {part: Score(title) for part, title in TITLES.items()}
+    for line in (line for path in args.read or () for line in path.read_text().splitlines()):
+        take(scores, json.loads(line))
+    seeds = [] if args.read else [int(s) for s in args.seeds.split(",")]
+    for seed in seeds:
+        for name in (name for name, task in TASKS.items() if task[3] or args.tasks == "all"):
+            for part, (grid, chosen, arms) in compare(name, seed, args.parts.split(",")):
+                row = {"part": part, "task": name, "seed": seed, "start": untrained(name, seed)}
+                row |= {"grid": grid, "chosen": chosen, "arms": arms}
+                take(scores, row)
+                if args.raw is not None:
+                    with args.raw.open("a") as file:
+                        file.write(json.dumps(row) + "\n")
+            print(f"{time.process_time():6.0f} s of CPU time  seed {seed}  {name}", file=sys.stderr)
+    text = document(scores)
+    print(text)
+    if args.out is not None:
+        args.out.write_text(text)
 
 
-def document(scores: dict[str, Score], began: float) -> str:
-    """The results so far as a page."""
-    took = f"{(time.perf_counter() - began) / 60:.0f} minutes of wall time, {time.process_time() / 60:.0f} of CPU time"
+def take(scores: dict[str, Score], row: dict[str, Any]) -> None:
+    """One comparison into the score of its part."""
+    score, key = scores[row["part"]], (row["task"], row["seed"])
+    score.start[key], score.grid[key] = row["start"], row["grid"]
+    score.chosen[key], score.arms[key] = row["chosen"], row["arms"]
+
+
+def document(scores: dict[str, Score]) -> str:
+    """The results as a page."""
     where = f"torch {torch.__version__}, trimtab {trimtab.__version__}, Python {platform.python_version()}, one thread"
     tables = "\n".join(score.table() for score in scores.values() if score.arms)
-    command = f"Command: `python {' '.join(sys.argv)}`. {took}; {where}."
-    return f"# The aids of `trimtab tune`\n\n{command}\n\n{LEGEND}\n{tables}"
+    return f"# The aids of `trimtab tune`\n\nCommand: `python {' '.join(sys.argv)}`; {where}.\n\n{LEGEND}\n{tables}"
 
 
 if __name__ == "__main__":
