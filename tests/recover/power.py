@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -35,9 +36,9 @@ class Journal(Disk):
         self.notes.append(("create", path, None))
         return super().create(path)
 
-    def write(self, fd: int, data: bytes | memoryview, path: Path) -> None:
-        super().write(fd, data, path)
-        self.notes.append(("write", path, bytes(data)))
+    def write(self, fd: int, pieces: Sequence[memoryview], path: Path) -> None:
+        super().write(fd, pieces, path)
+        self.notes.append(("write", path, b"".join(pieces)))
 
     def fsync(self, fd: int, path: Path) -> None:
         super().fsync(fd, path)

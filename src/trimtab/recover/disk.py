@@ -5,11 +5,12 @@ A test gives `Disk` a gate and with it kills, fails, shortens or slows the Nth o
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import io
 import os
 import stat
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from trimtab.core.errors import CheckpointError
@@ -19,7 +20,19 @@ Gate = Callable[[str, Path], int | None]
 
 _NO_DIR_SYNC = (errno.EINVAL, errno.ENOTSUP, errno.EBADF)  # some network file systems have no such thing
 _FOLLOW_NOTHING = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)  # a FIFO must not make anybody wait
-_PIECE = 16 << 20
+_MAX_BYTES = 64 << 20
+_MAX_PIECES = 1024  # what POSIX promises
+
+
+def _batch(pieces: Sequence[memoryview]) -> list[memoryview]:
+    """As much as one call should take: whole tensors, so that the interpreter is let go of seldom and for long."""
+    batch, num_bytes = [], 0
+    for piece in pieces[:_MAX_PIECES]:
+        batch.append(piece[: _MAX_BYTES - num_bytes])
+        num_bytes += batch[-1].nbytes
+        if num_bytes >= _MAX_BYTES:
+            break
+    return batch
 
 
 class Disk:
@@ -41,12 +54,25 @@ class Disk:
         self._passes("create", path)
         return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0), 0o666)
 
-    def write(self, fd: int, data: bytes | memoryview, path: Path) -> None:
-        """Write all of `data`, however little the system takes at a time."""
-        rest = memoryview(data)
+    def write(self, fd: int, pieces: Sequence[memoryview], path: Path) -> None:
+        """Write all of `pieces` one after the other, however little the system takes at a time."""
+        rest = [piece for piece in pieces if piece.nbytes]
         while rest:
             limit = self._passes("write", path)
-            rest = rest[os.write(fd, rest[: limit or _PIECE]) :]
+            now = [rest[0][:limit]] if limit is not None else _batch(rest)
+            taken = os.writev(fd, now) if hasattr(os, "writev") else os.write(fd, now[0])
+            while rest and taken >= rest[0].nbytes:
+                taken -= rest.pop(0).nbytes
+            if taken:
+                rest[0] = rest[0][taken:]
+            if rest:
+                self.start_writeback(fd)
+
+    def start_writeback(self, fd: int) -> None:
+        """Let the disk begin with what was written so far, without waiting for it; a hint, so no operation to fail."""
+        if hasattr(os, "posix_fadvise"):
+            with contextlib.suppress(OSError):
+                os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
 
     def fsync(self, fd: int, path: Path) -> None:
         """Wait until the file is on the disk."""
@@ -139,7 +165,7 @@ class Disk:
         """A small new file, complete and on the disk on return."""
         fd = self.create(path)
         try:
-            self.write(fd, data, path)
+            self.write(fd, [memoryview(data)], path)
             self.fsync(fd, path)
         finally:
             os.close(fd)

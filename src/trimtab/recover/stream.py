@@ -18,38 +18,9 @@ from trimtab.recover.disk import Disk
 from trimtab.recover.manifest import MAX_JSON, Stored
 from trimtab.recover.tensors import SAFE_NAMES, flat
 
-_PACK = 1 << 20  # tensors smaller than this are written together: a system call for each of thousands is slow
 _ON_THE_WAY = 8  # copies from a device that may wait to be hashed
 
 _Item = tuple[str, memoryview]
-
-
-class Hasher:
-    """SHA-256 of everything put into it, computed on a thread of its own (hashlib lets go of the interpreter)."""
-
-    def __init__(self, max_waiting: int = 0) -> None:
-        self._queue: queue.Queue[_Item | None] = queue.Queue(max_waiting)
-        self._digest = hashlib.sha256()
-        self._marks: dict[str, str] = {}
-        self._thread = threading.Thread(target=self._work, name="trimtab-sha256", daemon=True)
-        self._thread.start()
-
-    def put(self, key: str, data: memoryview) -> None:
-        """Hash `data`, and remember under `key` where the hash stood after it."""
-        self._queue.put((key, data))
-
-    def finish(self) -> tuple[str, dict[str, str]]:
-        """Wait for everything put so far: the SHA-256, and how it began after each key."""
-        if self._thread.is_alive():
-            self._queue.put(None)
-            self._thread.join()
-        return self._digest.hexdigest(), self._marks
-
-    def _work(self) -> None:
-        while (item := self._queue.get()) is not None:
-            key, data = item
-            self._digest.update(data)
-            self._marks[key] = self._digest.copy().hexdigest()[:16]
 
 
 def in_file_order(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -71,35 +42,72 @@ def header_of(tensors: Mapping[str, Tensor]) -> bytes:
     return len(text).to_bytes(8, "little") + text
 
 
-def write_tensors(path: Path, tensors: Mapping[str, Tensor], header: bytes, disk: Disk) -> Hasher:
-    """Write and sync a safetensors file; the returned hasher may still be busy.
+class TensorFile:
+    """A safetensors file to be: hashed on a thread of its own (hashlib lets go of the interpreter) while it is written.
 
-    Nothing is copied but what is on another device and tensors below 1 MiB, so nobody may change the values meanwhile.
+    Hashing begins at once, for all the files of a checkpoint, and goes on while the disk is waited for. Nothing is
+    copied but what is on another device, so nobody may change the values meanwhile.
     """
-    local = all(tensor.device.type == "cpu" for tensor in tensors.values())
-    hasher = Hasher(0 if local else _ON_THE_WAY)
-    fd = disk.create(path)
-    try:
-        hasher.put("", memoryview(header))
-        pack, num_packed = [memoryview(header)], len(header)
-        for key, data in _views(tensors):
-            hasher.put(key, data)
-            if data.nbytes < _PACK:
-                pack.append(data)
-                num_packed += data.nbytes
-            if data.nbytes >= _PACK or num_packed >= _PACK:
-                disk.write(fd, b"".join(pack), path)
-                pack, num_packed = [], 0
-            if data.nbytes >= _PACK:
-                disk.write(fd, data, path)
-        disk.write(fd, b"".join(pack), path)
-        disk.fsync(fd, path)
-    except BaseException:
-        hasher.finish()
-        raise
-    finally:
-        os.close(fd)
-    return hasher
+
+    def __init__(self, tensors: Mapping[str, Tensor]) -> None:
+        self._tensors = tensors
+        self._header = header_of(tensors)
+        self.num_bytes = len(self._header) + num_bytes_of(tensors)
+        self._local = all(tensor.device.type == "cpu" for tensor in tensors.values())
+        self._queue: queue.Queue[_Item | None] = queue.Queue(0 if self._local else _ON_THE_WAY)
+        self._digest = hashlib.sha256()
+        self._marks: dict[str, str] = {}
+        self._given_up = False
+        self._path = Path()
+        self._fd: int | None = None
+        self._thread = threading.Thread(target=self._hash, name="trimtab-sha256", daemon=True)
+        self._thread.start()
+        self._queue.put(("", memoryview(self._header)))
+        self._items = list(_views(tensors)) if self._local else []
+        for item in self._items:
+            self._queue.put(item)
+
+    def write(self, path: Path, disk: Disk) -> None:
+        """Hand all of it to the system, which may begin to store it."""
+        self._path, self._fd = path, (fd := disk.create(path))
+        if self._local:
+            disk.write(fd, [memoryview(self._header), *(data for _, data in self._items)], path)
+        else:
+            disk.write(fd, [memoryview(self._header)], path)
+            for item in _views(self._tensors):  # one copy at a time
+                self._queue.put(item)
+                disk.write(fd, [item[1]], path)
+        disk.start_writeback(fd)
+
+    def sync(self, disk: Disk) -> None:
+        """Wait until it is stored."""
+        assert self._fd is not None
+        disk.fsync(self._fd, self._path)
+        self._close()
+
+    def finish(self) -> tuple[str, dict[str, str]]:
+        """Wait for the SHA-256 of the file; it comes with how it began after the header and after each tensor."""
+        self._queue.put(None)
+        self._thread.join()
+        return self._digest.hexdigest(), self._marks
+
+    def give_up(self) -> None:
+        """End the thread without an answer."""
+        self._given_up = True
+        self._close()
+        self.finish()
+
+    def _close(self) -> None:
+        if self._fd is not None:
+            os.close(self._fd)
+            self._fd = None
+
+    def _hash(self) -> None:
+        while (item := self._queue.get()) is not None:
+            key, data = item
+            if not self._given_up:
+                self._digest.update(data)
+                self._marks[key] = self._digest.copy().hexdigest()[:16]
 
 
 def _views(tensors: Mapping[str, Tensor]) -> Iterator[_Item]:

@@ -99,16 +99,20 @@ def _describe(
 def _fill(
     folder: Path, body: dict[str, Json], tensors: Mapping[str, Mapping[str, Tensor]], state: bytes, disk: Disk
 ) -> tuple[str, int]:
-    files: dict[str, tuple[int, stream.Hasher]] = {}
+    files: dict[str, stream.TensorFile] = {}
     try:
         for name, found in tensors.items():
             if found:
-                header = stream.header_of(found)
-                path = folder / manifest.file_of(name)
-                num_bytes = len(header) + stream.num_bytes_of(found)
-                files[name] = num_bytes, stream.write_tensors(path, found, header, disk)
-    finally:
-        sums = {name: (num_bytes, *hasher.finish()) for name, (num_bytes, hasher) in files.items()}
+                files[name] = stream.TensorFile(found)
+        for name, file in files.items():
+            file.write(folder / manifest.file_of(name), disk)
+        for file in files.values():  # only now: the disk has been at work on them meanwhile
+            file.sync(disk)
+    except BaseException:
+        for file in files.values():
+            file.give_up()
+        raise
+    sums = {name: (file.num_bytes, *file.finish()) for name, file in files.items()}
     for name, skeleton in body["sections"].items():
         num_bytes, sha256, marks = sums.get(name, (0, "", {"": ""}))
         section = Section(
@@ -126,7 +130,7 @@ def _fill(
     disk.write_file(folder / STATUS, state)
     disk.write_file(folder / MARKER, f"{digest}\n".encode())
     disk.sync_dir(folder)
-    return digest, len(data) + sum(num_bytes for num_bytes, _ in files.values())
+    return digest, len(data) + sum(file.num_bytes for file in files.values())
 
 
 def _make_way(final: Path, disk: Disk) -> None:
