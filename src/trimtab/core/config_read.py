@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from trimtab.core.errors import ConfigError
-from trimtab.core.types import Severity
+from trimtab.core.severity import Severity
 
 Reader = Callable[[Any, str], Any]
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from enum import IntEnum, StrEnum
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
+
+from trimtab.core.severity import Severity as Severity
 
 if TYPE_CHECKING:
     from trimtab.core.window import Window
@@ -50,22 +52,6 @@ class Column(StrEnum):
 
 FULL_COLUMNS: tuple[Column, ...] = tuple(Column)
 NORM_COLUMNS: tuple[Column, ...] = (Column.L2,)
-
-
-class Severity(IntEnum):
-    """How bad a finding is. There is no INFO: a finding is always an alarm, notices go to the log."""
-
-    WARN = 1
-    ERROR = 2
-    FATAL = 3
-
-    @classmethod
-    def parse(cls, text: str | int | Severity) -> Severity:
-        """Read `"warn"`, `"ERROR"`, `2` or a Severity."""
-        try:
-            return cls[text.upper()] if isinstance(text, str) else cls(text)
-        except (KeyError, ValueError):
-            raise ValueError(f"severity {text!r} is none of warn, error, fatal") from None
 
 
 _NOWHERE = slice(0, 0)

@@ -51,8 +51,9 @@ def run_program(program: Program) -> None:
 def _script(target: str) -> tuple[Any, types.ModuleType, str]:
     path = Path(target)
     if path.is_dir() or target.endswith((".zip", ".pyz")):
-        sys.path[0] = str(path)
-        code, main, _ = _module("__main__")
+        sys.path[0] = os.path.abspath(path)
+        spec = importlib.machinery.PathFinder.find_spec("__main__", [str(path)])
+        code, main, _ = _loaded(spec, f"{target} holds no __main__.py; expected a folder or archive that does")
         return code, main, target
     try:
         with io.open_code(os.path.abspath(target)) as file:
@@ -69,6 +70,7 @@ def _script(target: str) -> tuple[Any, types.ModuleType, str]:
         __file__=where,
         __cached__=None,
         __builtins__=builtins,
+        __annotations__={},
         __loader__=importlib.machinery.SourceFileLoader("__main__", where),
     )
     sys.modules["__main__"] = main
@@ -84,8 +86,7 @@ def _compiled(source: bytes, where: str) -> Any:
 
 
 def _module(name: str) -> tuple[Any, types.ModuleType, str]:
-    if name != "__main__":
-        sys.path[0] = os.getcwd()
+    sys.path[0] = os.getcwd()
     try:
         spec = importlib.util.find_spec(name)
         if spec is not None and spec.submodule_search_locations is not None:
@@ -94,16 +95,21 @@ def _module(name: str) -> tuple[Any, types.ModuleType, str]:
         raise CannotStart(
             f"cannot import {name!r} ({error}); expected the name of a module, as for `python -m`"
         ) from None
+    return _loaded(spec, f"no module named {name!r} that can be run; expected a module, as for `python -m`")
+
+
+def _loaded(spec: importlib.machinery.ModuleSpec | None, otherwise: str) -> tuple[Any, types.ModuleType, str]:
     loader = None if spec is None else spec.loader
     get_code = getattr(loader, "get_code", None)
     code = None if spec is None or get_code is None else get_code(spec.name)
     if spec is None or code is None:
-        raise CannotStart(f"no module named {name!r} that can be run; expected a module, as for `python -m`")
+        raise CannotStart(otherwise)
     main = types.ModuleType("__main__")
     main.__dict__.update(
         __file__=spec.origin,
         __cached__=spec.cached,
         __builtins__=builtins,
+        __annotations__={},
         __loader__=loader,
         __package__=spec.parent,
         __spec__=spec,
