@@ -15,6 +15,7 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 import trimtab
 from trimtab.core.errors import CheckpointError
 from trimtab.recover import state
+from trimtab.recover.health import nonfinite
 from trimtab.recover.tree import flatten, unflatten
 
 
@@ -437,3 +438,86 @@ def test_a_guard_goes_on_and_takes_the_load_for_what_it_is() -> None:
         for _ in range(4):
             step()
         assert guard.findings == []
+
+
+def test_a_part_that_would_not_go_back_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    class Stuck(Fails):
+        def load_state_dict(self, given: dict[str, Any]) -> None:
+            raise KeyError("never")
+
+    model = nn.Linear(2, 2)
+    before = bits(dict(model.state_dict()))
+    saved = state.capture(model=nn.Linear(2, 2), guard=Stuck())
+    with pytest.raises(CheckpointError, match="and guard could not be put back as it was"):
+        state.restore(saved, model=model, guard=Stuck())
+    assert "guard could not be put back (KeyError: 'never')" in caplog.text
+    assert bits(dict(model.state_dict())) == before
+
+
+def test_a_module_too_large_to_be_kept_is_told_when_its_own_hook_fails(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("trimtab.recover.modules.KEPT_BYTES", 8)
+    model = nn.Linear(2, 2)
+    model.register_load_state_dict_pre_hook(_raise)
+    with pytest.raises(CheckpointError, match="model could not be loaded"):
+        state.restore(state.capture(model=nn.Linear(2, 2)), model=model)
+    assert "too large to be kept" in caplog.text
+
+
+needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+
+
+@needs_cuda
+@pytest.mark.parametrize("now", ["fused", "capturable", "foreach"])
+@pytest.mark.parametrize("was", ["fused", "capturable", "foreach"])
+def test_step_counts_are_on_the_device_that_the_step_wants(was: str, now: str) -> None:
+    def build(how: str) -> tuple[nn.Parameter, torch.optim.Optimizer]:
+        weight = nn.Parameter(torch.ones(3, device="cuda"))
+        return weight, torch.optim.AdamW([weight], lr=0.1, **{how: True})
+
+    first, before = build(was)
+    first.grad = torch.ones_like(first)
+    before.step()
+    saved = state.to_host(state.capture(optimizer=before))
+    assert all(one.device.type == "cpu" for one in saved["optimizer"]["0"]["state"]["state"][0].values())
+    second, after = build(now)
+    state.restore(saved, optimizer=after)
+    held = after.state[second]
+    assert held["step"].device.type == ("cpu" if now == "foreach" else "cuda")
+    assert held["exp_avg"].device.type == "cuda"
+    second.grad = torch.ones_like(second)
+    after.step()
+    assert float(held["step"]) == 2.0
+
+
+@needs_cuda
+def test_on_a_device_a_run_goes_on_with_the_same_bits() -> None:
+    def build(seed: int) -> dict[str, Any]:
+        torch.manual_seed(seed)
+        model = Net().cuda()
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, fused=True)
+        return {"model": model, "optimizer": optimizer, "scaler": torch.amp.GradScaler("cuda", growth_interval=2)}
+
+    def train(run: dict[str, Any], steps: int) -> None:
+        for _ in range(steps):
+            with torch.autocast("cuda", torch.float16):
+                loss = run["model"](torch.randn(16, 4, device="cuda")).square().mean()
+            run["scaler"].scale(loss).backward()
+            run["scaler"].step(run["optimizer"])
+            run["scaler"].update()
+            run["optimizer"].zero_grad()
+
+    first = build(0)
+    train(first, 4)
+    saved = state.to_host(state.capture(**first))
+    again = state.to_host(state.capture(**first), into=state.to_host(state.capture(**first)))
+    assert bits(again) == bits(saved)
+    assert nonfinite(state.capture(**first)) == ()
+    train(first, 4)
+    expected = bits(state.to_host(state.capture(**first)))
+    second = build(1)
+    train(second, 1)
+    state.restore(through_storage(saved), **second)
+    train(second, 4)
+    assert bits(state.to_host(state.capture(**second))) == expected
