@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 from trimtab import Checkpointer, Guard, InputError
+from trimtab.recover.loader import ResumableLoader
 from trimtab.recover.signals import SignalWatch
 
 
@@ -179,3 +180,59 @@ def test_a_signal_is_answered_once_the_state_is_saved() -> None:
         assert watch.pending is None
     finally:
         watch.remove()
+
+
+class Numbers(torch.utils.data.Dataset[torch.Tensor]):
+    """Rows that are told by their first value, with noise drawn when they are fetched."""
+
+    def __len__(self) -> int:
+        return 64
+
+    def __getitem__(self, i: int) -> torch.Tensor:
+        return torch.cat([torch.tensor([float(i)]), torch.randn(3)])
+
+
+class Killed(BaseException):
+    """Stands for the end of a process: nothing of the loop runs any more."""
+
+
+def epochs(folder: Path, seed: int, stop_at: int | None, log: list[float]) -> list[bytes]:
+    """Train two epochs with everything that has a state, resuming if there is something to resume from."""
+    torch.manual_seed(seed)
+    model = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Dropout(0.3), nn.Linear(8, 1))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, 1e-2, total_steps=64)
+    loader = ResumableLoader(torch.utils.data.DataLoader(Numbers(), batch_size=4, shuffle=True))
+    settings = {"checkpoint_every": 3}
+    guard = Guard(model, optimizer, settings, scheduler=scheduler, loader=loader, run_dir=False, checkpoint=folder)
+    try:
+        guard.resume()
+        while loader.epoch < 2:
+            for x in loader:
+                log += x[:, 0].tolist()
+                loss = model(x).square().mean() / 4
+                loss.backward()
+                if len(log) // 4 % 2 == 0:  # accumulates over two batches
+                    guard.step(loss)
+                    scheduler.step()
+                    optimizer.zero_grad()
+                if stop_at is not None and len(log) // 4 == stop_at:
+                    raise Killed
+    except Killed:
+        guard._keeper = None  # a killed process closes nothing
+    guard.close()
+    states = [*model.state_dict().values(), *(v for s in optimizer.state.values() for v in s.values())]
+    return [v.detach().numpy().tobytes() for v in states]
+
+
+@pytest.mark.parametrize("stop_at", [9, 16, 17, 27])
+def test_a_run_that_was_cut_short_goes_on_bit_for_bit(tmp_path: Path, stop_at: int) -> None:
+    whole: list[float] = []
+    wanted = epochs(tmp_path / "whole", 0, None, whole)
+    first: list[float] = []
+    epochs(tmp_path / "cut", 0, stop_at, first)
+    assert Checkpointer(tmp_path / "cut").list()
+    rest: list[float] = []
+    found = epochs(tmp_path / "cut", 1, None, rest)
+    assert whole[-len(rest) :] == rest  # the same samples in the same order
+    assert found == wanted

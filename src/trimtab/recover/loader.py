@@ -52,6 +52,8 @@ class ResumableLoader:
         if not getattr(loader, "in_order", True):
             raise InputError("the loader has in_order=False: its place cannot be known; build it with in_order=True")
         self.quarantine = Quarantine() if quarantine is None else quarantine
+        self.before_next: Callable[[], None] | None = None
+        """Called between two iterations, before the next batch is fetched: the moment at which a state is whole."""
         self._loader = loader
         self._indexed = not isinstance(loader.dataset, IterableDataset)
         self._order = Order(loader, self.quarantine)
@@ -95,6 +97,8 @@ class ResumableLoader:
 
     def _batches(self, run: Run) -> Iterator[Any]:
         while True:
+            if run is self._live and self.before_next is not None:
+                self.before_next()
             if run is self._live and self._outdated(run):
                 run = self._begin()
             delivery = next(run.iterator, None)
