@@ -36,6 +36,13 @@ def test_a_nan_does_no_harm(case: Case, workplace: Workplace) -> None:
     assert guarded.our_err != []
 
 
+@pytest.mark.parametrize("script", ["accumulation", "compiled_after", "complex_model", "container", "policy"])
+def test_a_nan_in_the_very_first_batch_does_no_harm(script: str, workplace: Workplace) -> None:
+    assert workplace.plain(f"{script}.py", NAN_AT="0").finite is False
+    guarded = workplace.guarded(f"{script}.py", NAN_AT="0")
+    assert (guarded.code, guarded.finite) == (0, True), guarded
+
+
 @pytest.mark.parametrize("where", ["forward", "shape", "backward", "build", "clip", "scaler", "closure", "thread"])
 def test_an_error_of_the_scripts_own_is_told_as_without(where: str, workplace: Workplace) -> None:
     """A model with a hook is called through one frame of PyTorch more: those frames are left out of the comparison."""
