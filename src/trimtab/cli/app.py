@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from trimtab.cli import demo, explain, presets, replay, report, rules, run, selftest, tune
+from trimtab.cli import checkpoint, demo, explain, presets, replay, report, rules, run, selftest, tune
 from trimtab.cli._argv import normalise, options_of
 
 app = typer.Typer(
@@ -23,6 +23,7 @@ app = typer.Typer(
 for module in (demo, run, report, replay, rules, explain, presets, selftest):
     app.command(module.NAME)(module.run)
 app.add_typer(tune.app, name=tune.NAME)
+app.add_typer(checkpoint.app, name=checkpoint.NAME)
 
 
 def _version(wanted: bool) -> None:

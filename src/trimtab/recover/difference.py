@@ -116,7 +116,7 @@ def _ratio(change: float, size: float) -> float:
 
 
 def _sparse_change(a: Tensor, b: Tensor) -> float | None:
-    one, two = (t.to_sparse_coo().coalesce() for t in (a, b))
+    one, two = (t.to_sparse(layout=torch.sparse_coo).coalesce() for t in (a, b))
     parts = ((one.indices(), two.indices()), (one.values(), two.values()))
     if all(torch.equal(x, y) for x, y in parts):
         return None
@@ -128,16 +128,15 @@ def _pieces(tensor: Tensor) -> Iterator[Tensor]:
     tensor = tensor.detach().cpu().contiguous()
     if tensor.is_complex():
         tensor = torch.view_as_real(tensor.resolve_conj()).contiguous()
-    yield from tensor.reshape(-1).split(_PIECE)
+    flat = tensor.reshape(-1)
+    yield from (flat[start : start + _PIECE] for start in range(0, len(flat), _PIECE))
 
 
 def _changed(name: str, a: Tensor | None, b: Tensor | None) -> TensorChange | None:
     if a is None or b is None:
-        there = b if a is None else a
-        assert there is not None
-        what = "only_b" if a is None else "only_a"
-        told = {"b" if a is None else "a": kind_of(there)}
-        return TensorChange(name=name, what=what, num_elements=there.numel(), **told)
+        if b is not None:
+            return TensorChange(name=name, what="only_b", b=kind_of(b), num_elements=b.numel())
+        return None if a is None else TensorChange(name=name, what="only_a", a=kind_of(a), num_elements=a.numel())
     if kind_of(a) != kind_of(b) or a.layout is not b.layout:
         return TensorChange(name=name, what="kind", a=kind_of(a), b=kind_of(b), num_elements=b.numel())
     relative = _change(a, b)

@@ -9,11 +9,12 @@ from pathlib import Path
 
 from trimtab.core.errors import CheckpointError
 from trimtab.core.types import Snapshot
-from trimtab.recover import container
+from trimtab.recover import container, swap
 from trimtab.recover.foreign import SAFE_SUFFIX, TORCH_SUFFIXES
 from trimtab.recover.house import QUARANTINE
 from trimtab.recover.manifest import MANIFEST, MARKER
 
+ADVICE = "; use another checkpoint (nothing was loaded)"  # of no use where nothing was to be loaded
 RECORD = "run.jsonl"  # a folder with it is the record of a run
 
 
@@ -54,8 +55,9 @@ def survey(folder: Path) -> list[Seen]:
 def find(path: Path, step: int | None = None) -> Path:
     """The one checkpoint meant by a path: itself, `folder/500`, or the one of `step`, or what resume would take."""
     path = Path(path)
-    if is_checkpoint(path):
-        return path
+    here = next(swap.candidates(path), path)  # a killed save may have left it under another name
+    if is_checkpoint(here):
+        return here
     if step is None and path.name.isdigit() and not path.exists() and path.parent.is_dir():
         path, step = path.parent, int(path.name)
     seen = survey(path)
@@ -102,7 +104,8 @@ def snapshot_of(path: Path) -> Snapshot:
             step, branch = container.step_of(path.name)
         except CheckpointError:  # it has a name of its own
             step, branch = 0, 0
-        return Snapshot(step=step, branch=branch, path=path, state="bad", digest="", reason=str(error))
+        reason = str(error).removeprefix(f"{path} cannot be used: ").removesuffix(ADVICE)
+        return Snapshot(step=step, branch=branch, path=path, state="bad", digest="", reason=reason)
     told = container.get_status(path)
     return Snapshot(
         step=manifest.step,
