@@ -79,6 +79,7 @@ def find_lr(
     bound = high if found.diverged is None else found.diverged / MARGIN
     trials = try_rates(target, found.suggested, low=low, high=bound, num_steps=trial_steps)
     if max(trials.values()) < FAINT * abs(found.start):
+        found = replace(found, num_steps=found.num_steps + trial_steps * len(trials))
         trial_steps *= LONGER
         trials = try_rates(target, found.suggested, low=low, high=bound, num_steps=trial_steps)
     return settle(found, trials, trial_steps)
