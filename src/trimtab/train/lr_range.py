@@ -74,14 +74,15 @@ def find_lr(
         True
     """
     found = suggest_lr(sweep_rates(target, low=low, high=high, num_steps=num_steps, repeats=repeats))
-    if found.suggested is None or not trial_steps:
+    guess = found.suggested
+    if guess is None or not trial_steps:
         return found
     bound = high if found.diverged is None else found.diverged / MARGIN
-    trials = try_rates(target, found.suggested, low=low, high=bound, num_steps=trial_steps)
+    trials = try_rates(target, guess, low=low, high=bound, num_steps=trial_steps)
     if max(trials.values()) < FAINT * abs(found.start):
         found = replace(found, num_steps=found.num_steps + trial_steps * len(trials))
         trial_steps *= LONGER
-        trials = try_rates(target, found.suggested, low=low, high=bound, num_steps=trial_steps)
+        trials = try_rates(target, guess, low=low, high=bound, num_steps=trial_steps)
     return settle(found, trials, trial_steps)
 
 
