@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import random
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -29,6 +30,7 @@ from trimtab.recover import rng, state
 from trimtab.recover.loader import ResumableLoader, resumable
 from trimtab.recover.sampler import Quarantine, QuarantineSampler, content_hash
 from trimtab.recover.tree import flatten, unflatten
+from trimtab.recover.workers import Begin
 
 SIZE, EPOCHS = 14, 3
 
@@ -574,6 +576,14 @@ def test_a_loader_with_a_state_of_its_own_is_used_as_it_is() -> None:
 def test_a_loader_that_gives_up_its_order_is_refused() -> None:
     with pytest.raises(InputError, match="in_order=False"):
         ResumableLoader(DataLoader(Noisy(), num_workers=1, in_order=False))
+
+
+def test_what_workers_are_given_can_be_sent_to_another_process() -> None:
+    loader = ResumableLoader(build("shuffled", 0, num_workers=2), quarantine=Quarantine(hashes=["x"]))
+    copied = pickle.loads(pickle.dumps(loader._copy(Begin(None, {0: rng.capture_host()}, 3, 1)).collate_fn))
+    assert copied([torch.ones(1)]).data.tolist() == [[1.0]]
+    begin = pickle.loads(pickle.dumps(Begin(None, {0: rng.capture_host()}, 3, 1)))
+    assert isinstance(begin, Begin)
 
 
 def test_the_loader_that_was_given_stays_as_it_is_and_its_attributes_are_there() -> None:

@@ -293,7 +293,7 @@ def test_missing_parts_are_told_by_name_on_both_sides(caplog: pytest.LogCaptureF
     del part["rng"]
     state.restore(part, model=run.model, scaler=run.scaler, ema=run.ema, extra={"epoch": 0, "best": 0.5})
     assert "scaler, ema, rng is not in the checkpoint" in caplog.text
-    assert "scheduler is in the checkpoint but was not given: the learning rate may jump" in caplog.text
+    assert "scheduler is in the checkpoint, and nothing was given to take it: the learning rate may jump" in caplog.text
     assert "extra: entries here but not in the checkpoint: best" in caplog.text
 
 
@@ -321,8 +321,25 @@ def test_a_scaler_that_was_off_and_is_on_is_told(caplog: pytest.LogCaptureFixtur
 
 
 def test_a_plain_loader_is_told_to_be_without_a_position(caplog: pytest.LogCaptureFixture) -> None:
+    state._tell_no_position.cache_clear()
     assert "loader" not in state.capture(loader=[1, 2])
-    assert "wrap it in ResumableLoader" in caplog.text
+    assert "loader" not in state.capture(loader=[1, 2])
+    assert caplog.text.count("wrap it in ResumableLoader") == 1
+    state.restore({"loader": {}}, loader=[1, 2])
+    assert "loader is in the checkpoint, and nothing was given to take it" in caplog.text
+
+
+def test_a_section_of_another_form_is_refused_not_crashed_on() -> None:
+    run = Setup()
+    with pytest.raises(CheckpointError, match=r"optimizer: what the checkpoint holds makes no sense here \(KeyError"):
+        state.restore({"optimizer": {"0": {"param_groups": []}}}, optimizer=run.optimizer)
+
+
+def test_a_schedule_of_another_length_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    optimizer = torch.optim.SGD([nn.Parameter(torch.ones(1))], lr=0.1)
+    saved = state.capture(scheduler=CosineAnnealingLR(optimizer, T_max=10))
+    state.restore(saved, scheduler=CosineAnnealingLR(optimizer, T_max=99))
+    assert "T_max is 10 in the checkpoint, 99 here" in caplog.text
 
 
 def test_moments_in_float32_of_parameters_in_bfloat16_keep_their_lower_half() -> None:

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from trimtab.recover.compare import copied, different, labelled, missing_and_extra
+
+log = logging.getLogger("trimtab")
+
+PLANNED = ("total_steps", "T_max", "T_0", "step_size", "total_iters")
+"""How long a schedule is meant to be; loading one of another length is easily overlooked."""
 
 
 def capture(scheduler: Any) -> dict[str, Any]:
@@ -32,9 +38,14 @@ def differences(scheduler: Any, saved: Mapping[str, Any]) -> list[str]:
 
 
 def load(scheduler: Any, saved: Mapping[str, Any]) -> None:
-    """Load the state of every scheduler."""
+    """Load the state of every scheduler; a plan that was made for another length is told."""
     for label, one in labelled(scheduler).items():
-        one.load_state_dict(copied(saved[label]["state"]))
+        state = copied(saved[label]["state"])
+        for name in PLANNED:
+            if name in state and getattr(one, name, state[name]) != state[name]:
+                told = "scheduler: %s is %s in the checkpoint, %s here; the one of the checkpoint is used"
+                log.warning(told, name, state[name], getattr(one, name))
+        one.load_state_dict(state)
 
 
 def keep(scheduler: Any) -> Callable[[], None]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, MutableMapping
+from functools import cache
 from typing import Any
 
 from torch import nn
@@ -13,7 +14,7 @@ from trimtab.recover import gradients as grads
 from trimtab.recover import modules, optimizers, rng, schedulers
 from trimtab.recover.compare import listed, refuse
 from trimtab.recover.host import to_host as to_host
-from trimtab.recover.parts import parts_of
+from trimtab.recover.parts import Part, parts_of
 
 log = logging.getLogger("trimtab")
 
@@ -76,8 +77,7 @@ def capture(
     if hasattr(loader, "state_dict"):
         sections["loader"] = loader.state_dict()
     elif loader is not None:
-        told = "a %s cannot say where it is: the checkpoint holds no position in the data; wrap it in ResumableLoader"
-        log.warning(told, type(loader).__name__)
+        _tell_no_position(type(loader).__name__)
     if extra is not None:
         sections["extra"] = {name: _state_of(value) for name, value in extra.items()}
     if gradients and model is not None:
@@ -108,8 +108,8 @@ def restore(
     given = {"optimizer": optimizer, "scheduler": scheduler, "scaler": scaler, "ema": ema, "guard": guard}
     given["loader"] = loader if hasattr(loader, "load_state_dict") else None
     parts = list(parts_of(sections, given, model, extra, gradients))
-    refuse([line for part in parts for line in part.differences()])
-    _tell_what_is_missing(sections, given | {"loader": loader, "model": model, "rng": rng})
+    refuse([line for part in parts for line in _differences(part)])
+    _tell_what_is_missing(sections, given | {"model": model, "rng": rng})
 
     before = rng.capture()
     undo: list[tuple[str, Callable[[], None]]] = [("rng", lambda: rng.restore(before))]
@@ -126,6 +126,13 @@ def restore(
             ) from error
 
 
+def _differences(part: Part) -> list[str]:
+    try:
+        return part.differences()
+    except (KeyError, TypeError, AttributeError, ValueError, IndexError) as error:
+        return [f"{part.name}: what the checkpoint holds makes no sense here ({type(error).__name__}: {error})"]
+
+
 def _put_back(undo: list[tuple[str, Callable[[], None]]]) -> list[str]:
     """Undo what was done, newest first; the names of the parts that would not go back."""
     stuck = []
@@ -138,6 +145,14 @@ def _put_back(undo: list[tuple[str, Callable[[], None]]]) -> list[str]:
     return stuck
 
 
+@cache
+def _tell_no_position(kind: str) -> None:
+    """Once is enough: it is asked with every checkpoint."""
+    log.warning(
+        "a %s cannot say where it is: checkpoints hold no position in the data; wrap it in ResumableLoader", kind
+    )
+
+
 def _state_of(value: Any) -> Any:
     """An object's own state, or the plain value itself."""
     return value.state_dict() if hasattr(value, "state_dict") else value
@@ -146,6 +161,7 @@ def _state_of(value: Any) -> Any:
 def _tell_what_is_missing(sections: Mapping[str, Any], given: Mapping[str, Any]) -> None:
     absent = [name for name, one in given.items() if one is not None and name not in sections]
     unused = [name for name, one in given.items() if one is None and name in sections]
-    for names, what in ((absent, "is not in the checkpoint"), (unused, "is in the checkpoint but was not given")):
+    nobody = "is in the checkpoint, and nothing was given to take it"
+    for names, what in ((absent, "is not in the checkpoint"), (unused, nobody)):
         if names:
             log.warning("%s %s: %s", listed(names, len(names)), what, "; ".join(LOST[name] for name in names))
