@@ -9,6 +9,7 @@ from typing import Any
 
 from torch import nn
 
+from trimtab.act.contain import Contained
 from trimtab.core.config import Config
 from trimtab.core.errors import CheckpointError, InputError
 from trimtab.core.types import Severity, Snapshot, Verdict
@@ -40,6 +41,7 @@ class Keeper:
         self._saved = 0
         self._last_trouble = -1
         self._failed = False
+        self._contained = Contained()
         self._signals = SignalWatch() if config.checkpoint_on_signal else None
         self._undo: list[Callable[[], None]] = []
         loader: Any = objects.get("loader")
@@ -51,13 +53,16 @@ class Keeper:
 
     def between(self) -> None:
         """Between two iterations: save if it is time to, or if the process is asked to end."""
+        self._contained.call("saving a checkpoint", self._between)  # it runs inside the user's own calls
+
+    def _between(self) -> None:
         step = self._steps()
         ending = self._signals is not None and self._signals.pending is not None
         due = self._every > 0 and step - self._saved >= self._every
         if ending or (due and step - self._last_trouble > 1):
             self.save(step)
         if ending and self._signals is not None:
-            self.checkpointer.wait()
+            self._finish()
             self._signals.answer()
 
     def save(self, step: int, **verdict: Any) -> Snapshot | None:
@@ -99,6 +104,9 @@ class Keeper:
             self._signals.remove()
         if reason not in ("closed", "stopped") and self._steps() > self._saved:
             self.save(self._steps(), ended_by=reason)
+        self._finish()
+
+    def _finish(self) -> None:
         try:
             self.checkpointer.wait()
         except CheckpointError as error:

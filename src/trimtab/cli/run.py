@@ -81,6 +81,13 @@ def run(
     runs_dir: Annotated[
         str | None, typer.Option("--dir", help="Where to record; `runs` unless set.", show_default=False)
     ] = None,
+    checkpoint: Annotated[
+        Path | None, typer.Option("--checkpoint", help="Save certified checkpoints there.", show_default=False)
+    ] = None,
+    resume: Annotated[
+        str | None,
+        typer.Option("--resume", metavar="auto|DIR", help="Begin with the weights and moments last saved there."),
+    ] = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Say nothing on stderr.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="End with one JSON object on stderr.")] = False,
 ) -> int:
@@ -102,6 +109,7 @@ def run(
         _ready.append(lambda: run_program(what))
         return OK
     settings = _settings(config=config, mode=mode, clip=clip, preset=preset, runs_dir=runs_dir)
+    settings |= _places(checkpoint, resume)
     _ready.append(lambda: fly(what, settings, quiet=quiet, as_json=as_json))
     return OK
 
@@ -116,6 +124,19 @@ def _settings(
     found = resolve(config, preset=preset, **changes)
     # Absolute: a script may change its working directory before it begins to train.
     return {"config": found.with_changes({"dir": os.path.abspath(found.dir)})}
+
+
+def _places(checkpoint: Path | None, resume: str | None) -> dict[str, Any]:
+    """Where to save, and whether to go on from there; absolute, as a script may change its working directory."""
+    if resume is not None and resume != "auto":
+        checkpoint = checkpoint or Path(resume)
+        if Path(resume).absolute() != checkpoint.absolute():
+            raise typer.BadParameter("resume from the folder that is saved to, or leave --checkpoint out")
+    if checkpoint is None:
+        if resume is not None:
+            raise typer.BadParameter("--resume auto needs --checkpoint DIR: the folder to go on from")
+        return {}
+    return {"checkpoint": checkpoint.absolute(), "resume": resume is not None}
 
 
 def _number(text: str) -> float | str:

@@ -34,7 +34,10 @@ class Door:
         self._called(module)
         for key, hook in list(module._forward_pre_hooks.items()):
             if key not in before:  # came too late to be called by PyTorch this time
-                hook(module, args, kwargs)
+                if key in module._forward_pre_hooks_with_kwargs:
+                    hook(module, args, kwargs)
+                else:
+                    hook(module, args)
 
     def close(self) -> None:
         """Wait no longer."""

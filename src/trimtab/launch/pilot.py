@@ -27,11 +27,12 @@ from trimtab.launch.clipping import wrap_clip_grad_norm
 from trimtab.launch.door import Door
 from trimtab.launch.losses import Losses
 from trimtab.launch.models import Kept, Parts, bystanders, copies_of, owners_of, seen_from_outside, uncalled
+from trimtab.launch.optimizers import marks_of, params_of, still_scaled, wrap_method
 from trimtab.launch.scripting import wrap_jit_script
 from trimtab.launch.tally import Flight
 
 log = logging.getLogger("trimtab")
-MAX_GUARDS, NUM_MARKED = 64, 16
+MAX_GUARDS = 64
 """A script that builds more optimizers than this (one per inner loop, say) runs on with the later ones unguarded."""
 
 
@@ -67,9 +68,9 @@ class Pilot:
         self._losses.listen()
         self._undo = [
             self._losses.remove,
-            _wrap(Optimizer, "__init__", self._building),
-            _wrap(Guard, "__init__", self._their_own),
-            _wrap(torch.amp.GradScaler, "step", self._scaler_steps),
+            wrap_method(Optimizer, "__init__", self._building),
+            wrap_method(Guard, "__init__", self._their_own),
+            wrap_method(torch.amp.GradScaler, "step", self._scaler_steps),
             wrap_clip_grad_norm(self._clipped),
             wrap_jit_script(),
             register_optimizer_step_pre_hook(self._stepping).remove,
@@ -125,9 +126,17 @@ class Pilot:
         self._retire(optimizers)
         flight = Flight(type(getattr(model, "_orig_mod", model)).__name__)
         given = optimizers[0] if len(optimizers) == 1 else optimizers
+        settings = {**self._settings, "sinks": [*self._settings.get("sinks", ()), flight]}
+        resume = settings.pop("resume", False)
+        if settings.get("checkpoint") is not None and self._num > 1:  # one folder for each of several trainings
+            settings["checkpoint"] = settings["checkpoint"] / f"training-{self._num}"
         self._ours = True
-        guard = Guard.attach(model, given, sinks=[*self._settings.get("sinks", ()), flight], **self._without_sinks())
-        self._ours = False
+        try:
+            guard = Guard.attach(model, given, **settings)
+        finally:
+            self._ours = False
+        if resume and (snapshot := guard.resume()) is not None:
+            log.warning("%s goes on from %s; the script itself begins anew", flight.model, snapshot.path.name)
         flight.run_dir, flight.recorder = guard.run_dir, guard._recorder
         self._look_after_buffers(guard, model, optimizers)
         self._flights[id(guard)] = flight
@@ -145,9 +154,6 @@ class Pilot:
         shadow.include(bystanders(model, owned))
         for one in optimizers:
             shadow.go_back_to(self._early.pop(id(one), []))
-
-    def _without_sinks(self) -> dict[str, Any]:
-        return {k: v for k, v in self._settings.items() if k != "sinks"}
 
     def _their_own(
         self, inner: Callable[..., Any], guard: Guard, model: Any, optimizer: Any, *args: Any, **kw: Any
@@ -207,14 +213,7 @@ class Pilot:
                 self._contain("noting a loss", guard.observe, loss)
 
     def _marks(self) -> dict[int, object]:
-        """What of each optimizer's gradients changes when a backward pass adds to them."""
-        out: dict[int, object] = {}
-        for guard in set(self._guards.values()):
-            for lane in guard._lanes.values():
-                params = params_of(lane.optimizer)
-                some = params[:: len(params) // NUM_MARKED + 1]
-                out[id(lane.optimizer)] = [None if p.grad is None else (id(p.grad), p.grad._version) for p in some]
-        return out
+        return marks_of(lane.optimizer for guard in set(self._guards.values()) for lane in guard._lanes.values())
 
     def _lane_of(self, optimizer: Any) -> Any:
         optimizer = innermost(optimizer)
@@ -241,7 +240,7 @@ class Pilot:
                 live = [p for p in params_of(lane.optimizer) if p.grad is not None]
                 if not any(id(p) in mine for p in live):
                     continue
-                if all(id(p) in mine for p in live) and not _still_scaled(lane):
+                if all(id(p) in mine for p in live) and not still_scaled(lane):
                     self._contain("noting a norm", functools.partial(guard.observe, norm_before=norm))
                 return bool(guard.config.mode != "observe" and guard.config.reject_nonfinite)
         return False
@@ -287,29 +286,3 @@ class Pilot:
         if flight is not None:
             flight.ended()
             self._landed(flight)
-
-
-def params_of(optimizer: Any) -> list[Tensor]:
-    """All tensors that an optimizer moves."""
-    return [p for group in optimizer.param_groups for p in group["params"]]
-
-
-def _wrap(home: type, name: str, around: Callable[..., Any]) -> Callable[[], None]:
-    """Put `around(inner, *args)` in the place of a method; returns how to take it off again."""
-    inner = getattr(home, name)
-
-    @functools.wraps(inner)
-    def wrapper(*args: Any, **kwargs: Any) -> Any:
-        return around(inner, *args, **kwargs)
-
-    setattr(home, name, wrapper)
-    return lambda: setattr(home, name, inner)
-
-
-def _still_scaled(lane: Any) -> bool:
-    """Whether a GradScaler has yet to unscale these gradients: their norm is not a true one."""
-    scaler = lane.scaler
-    if scaler is None or not scaler.is_enabled():
-        return False
-    states = getattr(scaler, "_per_optimizer_states", {})
-    return id(lane.optimizer) not in states or states[id(lane.optimizer)]["stage"].name == "READY"
