@@ -28,8 +28,8 @@ class ResumableLoader:
     workers, whose own random numbers go on too. Samples that were already seen are not loaded again; only data without
     indices (`IterableDataset`) is read from the beginning of the epoch and dropped. A state taken after the last batch,
     inside the loop, resumes with none left; one taken after the loop resumes with the next epoch. Loading while a loop
-    is under way makes that loop go on from the place loaded. What a dataset draws from a generator that it owns itself is
-    out of reach, and so is a random stream without indices whose workers outlast the epoch.
+    is under way makes that loop go on from the place loaded. What a dataset draws from a generator of its own is out
+    of reach, and so is a random stream without indices whose workers outlast the epoch.
 
     Example:
         >>> from torch.utils.data import DataLoader
