@@ -11,12 +11,14 @@ from typing import Any
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import LRScheduler
 
+from trimtab.act.batches import Batches
 from trimtab.act.buffers import BufferShadow
 from trimtab.act.contain import Contained, ContainedLane
+from trimtab.act.ring import Ring
 from trimtab.act.seam import ScalerSeam, Seam, innermost
 from trimtab.core.config import Config
 from trimtab.core.errors import AttachError, InputError
-from trimtab.core.types import Sample
+from trimtab.core.types import Sample, Verdict
 from trimtab.lane import Lane
 from trimtab.sample.activations import ActivationTap
 from trimtab.sample.batch import Epoch
@@ -137,7 +139,7 @@ class Attachment:
         lag: int,
         observed: Observed,
         contained: Contained,
-        deliver: Callable[[Lane, Sample], None],
+        deliver: Callable[[Lane, Sample], Verdict | None],
     ) -> None:
         self._model = model
         shadow = BufferShadow(model)
@@ -168,6 +170,8 @@ class Attachment:
             )
             for i, (label, one) in enumerate(optimizers.items())
         }
+        if config.mode == "act":
+            self._make_ready_to_go_back(optimizers, ema, loader, config, lag, observed)
         passengers = {id(lane.optimizer): ContainedLane(lane, contained) for lane in self.lanes.values()}
         self._undo = [Seam(lane.optimizer, passengers[id(lane.optimizer)]).remove for lane in self.lanes.values()]
         if scaler is not None:
@@ -179,6 +183,22 @@ class Attachment:
         if activations is not None:
             self._undo.append(activations.remove)
         _GUARDED.update(optimizers.values())
+
+    def _make_ready_to_go_back(
+        self, optimizers: Mapping[str, Any], ema: Any, loader: Any, config: Config, lag: int, observed: Observed
+    ) -> None:
+        """States in memory and the samples of the last steps, for the remedies that need them."""
+        ring = Ring(self._model, optimizers, ema, self.lanes, config.policy)
+        batches, on_batch = Batches(loader, lag), observed.on_batch
+
+        def told(batch: Any) -> None:
+            on_batch(batch)
+            batches.told(batch)
+
+        observed.on_batch = told
+        for i, lane in enumerate(self.lanes.values()):
+            lane.ring = ring
+            lane.batches = batches if i == 0 else None
 
     def _row_maker(
         self, optimizer: Any, label: str, optimizers: Mapping[str, Any], *, with_others: bool

@@ -11,12 +11,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from trimtab.act.batches import Batches
+from trimtab.act.branches import Branches
 from trimtab.act.buffers import BufferShadow
 from trimtab.act.cut_lr import LrMultiplier
 from trimtab.act.judge import Judge
+from trimtab.act.ring import Ring
 from trimtab.act.scaler import scale_of
 from trimtab.core.config import Config
-from trimtab.core.types import Layout, Sample
+from trimtab.core.types import Layout, Sample, Verdict
 from trimtab.sample.exceptions import told_by
 from trimtab.sample.forward import ForwardTap
 from trimtab.sample.full import FullLook
@@ -43,11 +46,15 @@ class Lane:
         shadow: BufferShadow,
         tap: ForwardTap,
         watch: Watch,
-        deliver: Callable[[Lane, Sample], None],
+        deliver: Callable[[Lane, Sample], Verdict | None],
     ) -> None:
         self.optimizer, self.label = optimizer, label
         self.attempts = self.rejected = 0
         self.last_rejected = self.stop_requested = False
+        self.last_step = self.rewound_at = -1
+        self.ring: Ring | None = None  # this and the next: in mode act, states to go back to, samples to put aside
+        self.batches: Batches | None = None
+        self._branches = Branches()
         self.scaler: Any = None  # set where there is one: its scale is read, and a remedy may have to lower it
         self.multiplier = LrMultiplier(optimizer, config.policy)
         self._config, self._build_rows, self._observed = config, rows, observed
@@ -97,6 +104,8 @@ class Lane:
             if step.loss is not None:
                 step.scalars["loss"] = step.loss
         self.abandon()
+        if self.batches is not None:
+            self.batches.step_done(step.number)
         self._mailbox.post(
             step.number,
             step.layout,
@@ -108,8 +117,11 @@ class Lane:
         )
         self.multiplier.recover()
         self._tap.step_done()
+        branch = self._branches.now
         for sample in self._mailbox.due(step.number):
             self._hand_over(sample)
+        if self.ring is not None and self._branches.now == branch:
+            self.ring.after(self.label, step)
 
     def skipped(self) -> None:
         """A GradScaler found non-finite gradients and did not call the optimizer: the attempt counts all the same."""
@@ -152,8 +164,8 @@ class Lane:
             if "lr" in group:
                 lr = group["lr"]
                 step.scalars[f"lr/{g}"] = lr.clone() if isinstance(lr, Tensor) else lr  # schedulers write into a tensor
-        if self.multiplier.value != 1.0:
-            step.scalars["lr_multiplier"] = self.multiplier.value
+        if (multiplier := self.multiplier.now) != 1.0:
+            step.scalars["lr_multiplier"] = multiplier
         if (scale := scale_of(self.scaler)) is not None:
             step.scalars["scale"] = scale
         return step
@@ -207,7 +219,10 @@ class Lane:
         self.last_rejected = sample.scalars.get("rejected", 0.0) > 0
         if not self._rows.on_host:
             sample = replace(sample, scalars=resolved(dict(sample.scalars)))
-        self._deliver(self, sample)
+        self.last_step = sample.step
+        verdict = self._deliver(self, self._branches.marked(sample))
+        if self.ring is not None and sample.phase == "train":
+            self.ring.heard(self.label, sample.step, verdict, rejected=self.last_rejected)
 
     def _told_by_device(self, scalars: Mapping[str, float]) -> dict[str, float]:
         """What a device decided, in the words the host would have used for it."""
@@ -223,6 +238,18 @@ class Lane:
         return out
 
     # -- outside the step ----------------------------------------------------------------------------------------
+
+    def memory(self) -> dict[str, Any]:
+        """What the reflexes remember of gradients: put back along with the weights."""
+        return {"suspicion": self._judge.suspicion.state_dict(), "clip": self._judge.state_dict()}
+
+    def was_put_back(self, memory: Mapping[str, Any] | None) -> None:
+        """Weights and moments of an earlier step are in place, on purpose: a new branch begins with the next step."""
+        self.watch.renew()
+        self._branches.begin(self.attempts)
+        if memory is not None:
+            self._judge.suspicion.load_state_dict(memory["suspicion"])
+            self._judge.load_state_dict(memory["clip"])
 
     def validated(self, scalars: Mapping[str, float | Tensor]) -> None:
         """Post what a validation gave; it is judged in its place between the steps."""
@@ -251,6 +278,7 @@ class Lane:
             "multiplier": self.multiplier.state_dict(),
             "suspicion": self._judge.suspicion.state_dict(),
             "clip": self._judge.state_dict(),
+            "branch": self._branches.now,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -259,6 +287,7 @@ class Lane:
         self.multiplier.load_state_dict(state["multiplier"])
         self._judge.suspicion.load_state_dict(state["suspicion"])
         self._judge.load_state_dict(state.get("clip", {}))
+        self._branches = Branches(int(state.get("branch", 0)))
 
 
 def _before_their_clipping(scalars: dict[str, float]) -> dict[str, float]:

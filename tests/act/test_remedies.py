@@ -30,7 +30,7 @@ def apply(target: Any, kind: str, **args: float) -> Outcome:
 def test_every_action_of_the_policy_has_its_remedy() -> None:
     wanted = {a.kind for rungs in LADDERS.values() for _, actions in rungs for a in actions}
     assert wanted <= set(BUILTIN)
-    assert set(BUILTIN) == {"skip", "stop", "cut_lr", "raise_weight_decay", "back_off_scaler"}
+    assert set(BUILTIN) == {"skip", "skip_data", "stop", "cut_lr", "raise_weight_decay", "back_off_scaler", "rewind"}
 
 
 def test_skip_and_stop() -> None:

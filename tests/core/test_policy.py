@@ -39,34 +39,36 @@ def args(action: Action) -> tuple[str, float | None]:
     return action.kind, action.args.get("factor")
 
 
+CUT = ("cut_lr", 0.1)
+BACK = ("rewind", None)
 FIRST = {
     "nonfinite-gradient": [("skip", None), ("cut_lr", 0.5)],
     "nonfinite-loss": [("skip", None), ("cut_lr", 0.5)],
-    "exploding-gradient": [("cut_lr", 0.1)],
-    "loss-spike": [("cut_lr", 0.1)],
-    "diverging-loss": [("cut_lr", 0.1)],
-    "weight-jump": [("cut_lr", 0.1)],
-    "learning-rate": [("cut_lr", 0.1)],
-    "update-ratio": [("cut_lr", 0.1)],
+    "exploding-gradient": [BACK, CUT],
+    "loss-spike": [BACK, CUT],
+    "diverging-loss": [BACK, CUT],
+    "weight-jump": [BACK, CUT],
+    "learning-rate": [CUT],  # a leap of it goes back; one that is 0 or NaN moved nothing
+    "update-ratio": [BACK, CUT],
+    "weight-corrupted": [BACK],
+    "optimizer-state-lost": [BACK],
+    "outlier-batch": [BACK, ("skip_data", None)],
+    "nonfinite-input": [("skip_data", None)],
+    "label-range": [("skip_data", None)],
     "oscillating-loss": [("cut_lr", 0.5)],
     "nonfinite-validation": [("cut_lr", 0.5)],
     "overfitting": [("raise_weight_decay", 1.5)],
     "scale-collapse": [("cut_lr", 0.5)],
-    "nonfinite-weight": [],
-    "nonfinite-optimizer-state": [],
+    "nonfinite-weight": [BACK],
+    "nonfinite-optimizer-state": [BACK],
 }
-STOPS = {
+STOPS = dict.fromkeys(FIRST) | {
     "nonfinite-gradient": 50,
     "nonfinite-loss": 50,
     "exploding-gradient": 100,
     "loss-spike": 100,
     "diverging-loss": 100,
     "weight-jump": 100,
-    "learning-rate": None,
-    "update-ratio": None,
-    "oscillating-loss": None,
-    "nonfinite-validation": None,
-    "overfitting": None,
     "scale-collapse": 50,
     "nonfinite-weight": 3,
     "nonfinite-optimizer-state": 3,
@@ -81,10 +83,7 @@ def test_every_ladder_is_tested() -> None:
 def test_the_first_rung(name: str) -> None:
     decision = Run().see(7, finding(name, 7))
     assert [args(a) for a in decision.actions] == FIRST[name]
-    if FIRST[name]:
-        assert decision == Decision(about=7, at=8, optimizer="gen", because=(name.upper(),), actions=decision.actions)
-    else:
-        assert decision == Decision(about=7, at=8, optimizer="gen")
+    assert decision == Decision(about=7, at=8, optimizer="gen", because=(name.upper(),), actions=decision.actions)
 
 
 @pytest.mark.parametrize("name", STOPS)
@@ -123,7 +122,7 @@ def test_the_gravest_is_acted_on_and_of_equals_the_first_cause() -> None:
     assert Run().see(0, second, first).because == ("EXPLODING-GRADIENT",)
     assert Run().see(0, finding("overfitting", 0, WARN), second).because == ("EXPLODING-GRADIENT",)
     assert Run().see(0, finding("unheard-of", 0, FATAL), second).because == ("EXPLODING-GRADIENT",)
-    assert Run().see(0, second, finding("nonfinite-weight", 0, FATAL)).actions == ()
+    assert [a.kind for a in Run().see(0, second, finding("nonfinite-weight", 0, FATAL)).actions] == ["rewind"]
 
 
 def test_strikes_are_kept_per_name_whichever_is_acted_on() -> None:
@@ -142,16 +141,16 @@ def test_strikes_are_kept_per_name_whichever_is_acted_on() -> None:
 
 def test_cooldown_is_between_actions_of_one_kind() -> None:
     run = Run(cooldown=20, quiet=3)
-    assert run.kinds(0, finding("loss-spike", 0)) == ["cut_lr"]
-    assert run.kinds(10, finding("loss-spike", 10)) == []  # new trouble, but too early
+    assert run.kinds(0, finding("nonfinite-loss", 0)) == ["skip", "cut_lr"]
+    assert run.kinds(10, finding("nonfinite-loss", 10)) == ["skip"]  # new trouble, but too early
     assert run.kinds(10, finding("overfitting", 10, WARN)) == ["raise_weight_decay"]
     assert run.kinds(19, finding("oscillating-loss", 19)) == []
-    assert run.kinds(20, finding("diverging-loss", 20)) == ["cut_lr"]
+    assert run.kinds(20, finding("diverging-loss", 20)) == ["rewind", "cut_lr"]
 
 
 def test_budget_counts_every_kind_but_never_holds_back_a_stop() -> None:
     run = Run(budget=2, cooldown=0, quiet=0)
-    assert run.kinds(0, finding("loss-spike", 0)) == ["cut_lr"]
+    assert run.kinds(0, finding("nonfinite-loss", 0)) == ["skip", "cut_lr"]
     assert run.kinds(10, finding("overfitting", 10, WARN)) == ["raise_weight_decay"]
     assert run.kinds(20, finding("loss-spike", 20)) == []
     assert run.kinds(30, finding("overfitting", 30, WARN)) == []
@@ -165,7 +164,8 @@ def test_skips_cost_nothing() -> None:
     run = Run(budget=20)
     for step in range(49):
         run.see(step, finding("nonfinite-loss", step))
-    assert run.state["spent"] == 2  # the cuts at strikes 1 and 25; the one at 10 fell into the cool-down
+    # the cuts at strikes 1 and 25 (the one at 10 fell into the cool-down), and going back at 5 and 25
+    assert run.state["spent"] == 4
 
 
 def test_trouble_after_a_quiet_spell_is_new() -> None:
@@ -176,7 +176,7 @@ def test_trouble_after_a_quiet_spell_is_new() -> None:
     run = Run(quiet=100, cooldown=0)
     for step in range(2):
         run.see(step, finding("nonfinite-weight", step, FATAL))
-    assert run.kinds(102, finding("nonfinite-weight", 102, FATAL)) == []
+    assert run.kinds(102, finding("nonfinite-weight", 102, FATAL)) == ["rewind"]
 
 
 def test_the_state_is_plain_data() -> None:
@@ -191,3 +191,65 @@ def test_a_healthy_verdict_changes_nothing() -> None:
     before = run.state
     assert run.see(0) == Decision(about=0, at=1, optimizer="gen")
     assert run.state is before
+
+
+class TestRewind:
+    def see(
+        self, run: Run, step: int, name: str = "loss-spike", **evidence: float
+    ) -> list[tuple[str, dict[str, float]]]:
+        what = Finding(code="X", name=name, step=step, severity=ERROR, message="", evidence=evidence)
+        return [(a.kind, dict(a.args)) for a in run.see(step, what).actions]
+
+    def test_it_is_aimed_at_the_onset(self) -> None:
+        (back, _) = self.see(Run(), 50, onset=41.0)
+        assert back == ("rewind", {"before": 41.0, "back": 0.0, "limit": 1.0})
+
+    def test_what_was_kept_out_of_the_weights_is_not_taken_back(self) -> None:
+        assert [k for k, _ in self.see(Run(), 50, "exploding-gradient", update_applied=0.0)] == ["cut_lr"]
+        assert [k for k, _ in self.see(Run(), 50, "exploding-gradient", update_applied=1.0)] == ["rewind", "cut_lr"]
+        assert [k for k, _ in self.see(Run(), 50, "weight-corrupted", update_applied=0.0)] == ["rewind"]
+
+    def test_only_a_rate_that_leapt_is_a_reason(self) -> None:
+        assert [k for k, _ in self.see(Run(), 50, "learning-rate", lr=0.0)] == ["cut_lr"]
+        assert [k for k, _ in self.see(Run(), 50, "learning-rate", lr=1.0, highest=0.01)] == ["rewind", "cut_lr"]
+        assert self.see(Run(), 50, "update-ratio", update_ratio=1e-7) == []
+        assert [k for k, _ in self.see(Run(), 50, "diverging-loss", factor=-1.0)] == ["cut_lr"]
+
+    def test_while_the_cause_lasts_it_is_done_again_at_no_price(self) -> None:
+        run = Run()
+        seen = [self.see(run, 50 + i) for i in range(4)]
+        assert [[k for k, _ in s] for s in seen] == [["rewind", "cut_lr"], ["rewind"], ["rewind"], ["rewind"]]
+        assert {s[0][1]["back"] for s in seen} == {0.0}
+        assert run.state["spent"] == 2
+
+    def test_when_it_comes_back_it_goes_further_and_the_cut_is_deeper(self) -> None:
+        run = Run()
+        seen = [self.see(run, 50 + 30 * i) for i in range(5)]
+        assert [s[0][1].get("back") for s in seen[:4]] == [0.0, 1.0, 2.0, 3.0]
+        assert [dict(s[1][1]) for s in seen[1:4]] == [{"factor": 0.1}] * 3
+        assert seen[4] == []  # it did not help: no more of it
+        assert self.see(run, 50 + 30 * 5 + 200)[0][1]["back"] == 0.0  # after a quiet spell it is new trouble
+
+    def test_it_does_not_go_on_for_ever(self) -> None:
+        run = Run()
+        kinds = [[k for k, _ in self.see(run, i)] for i in range(100)]
+        assert sum("rewind" in k for k in kinds) == 4 * 9
+        assert kinds[-1] == ["stop"]
+
+    def test_damage_and_bad_data_are_no_reason_to_cut_the_rate(self) -> None:
+        run = Run()
+        spike, outlier = finding("loss-spike", 50), finding("outlier-batch", 50)
+        actions = {a.kind: dict(a.args) for a in run.see(50, spike, outlier).actions}
+        assert actions["rewind"]["limit"] == 0.0
+        assert actions["cut_lr"]["after_rewind"] == 1.0
+        assert "skip_data" in actions
+
+    def test_steps_under_way_when_it_went_back_are_not_judged(self) -> None:
+        run = Run()
+        verdict = Verdict(step=50, seen_at=53, findings=(finding("loss-spike", 50),))
+        run.state, decision = run.ladder.decide(run.state, verdict)
+        assert decision.actions
+        before = run.state
+        assert run.kinds(53, finding("loss-spike", 53)) == []
+        assert run.state is before
+        assert "rewind" in run.kinds(54, finding("loss-spike", 54))

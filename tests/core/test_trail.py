@@ -85,7 +85,7 @@ def test_what_was_not_measured_or_not_finite() -> None:
 
 def test_the_state_is_plain_and_small_and_goes_on_exactly_there() -> None:
     trail, trace = Trail(), Trace(1, num_rows=100)
-    for step in range(250):
+    for step in range(220):
         trail.push(trace.sample(step))
     state = json.loads(json.dumps(trail.state_dict()))
     assert len(json.dumps(state)) < 60_000

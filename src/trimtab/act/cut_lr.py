@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import functools
+import math
 import types
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 from torch import Tensor
@@ -24,6 +25,7 @@ class LrMultiplier:
         self._saved: list[tuple[dict[str, Any], Any]] = []
         self._shim: Any = None
         self._shimmed: Any = None
+        self._most: list[float] = []
         self.value = 1.0
 
     def cut(self, factor: float) -> float:
@@ -33,14 +35,42 @@ class LrMultiplier:
         self._shield()
         return self.value
 
+    def limit(self, most: Sequence[float]) -> None:
+        """From now on no group's rate above these, until its own schedule is back there; cuts come on top."""
+        self._most = list(most)
+        self._shield()
+
+    @property
+    def limited(self) -> bool:
+        """Whether a limit is in force."""
+        return bool(self._most)
+
+    @property
+    def now(self) -> float:
+        """What the highest rate is multiplied with in the coming step, limits included."""
+        groups = self._optimizer.param_groups
+        rates = [(g["lr"], m) for g, m in zip(groups, self._most, strict=False) if not isinstance(g["lr"], Tensor)]
+        return self.value * float(min([1.0, *(m / lr for lr, m in rates if lr > m)]))
+
     def apply(self) -> None:
         """Before the step: put the cut rates into the groups."""
-        if self.value == 1.0:
+        if self.value == 1.0 and not self._most:
             return
-        for group in self._optimizer.param_groups:
+        high = [self._is_high(i, group["lr"]) for i, group in enumerate(self._optimizer.param_groups)]
+        if not any(high):
+            self._most = []
+        for i, group in enumerate(self._optimizer.param_groups):
             lr = group["lr"]
             self._saved.append((group, lr))
-            group["lr"] = lr * self.value  # a tensor LR gets a new tensor: the user's own is never written to
+            most = self._most[i] if high[i] else None
+            # a tensor LR gets a new tensor: the user's own is never written to
+            bounded = lr if most is None else lr.clamp(max=most) if isinstance(lr, Tensor) else most
+            group["lr"] = bounded * self.value
+
+    def _is_high(self, group: int, lr: Any) -> bool:
+        if group >= len(self._most) or math.isnan(self._most[group]):
+            return False
+        return not lr.is_cpu or bool(lr > self._most[group]) if isinstance(lr, Tensor) else lr > self._most[group]
 
     def undo(self) -> None:
         """After the step, whether it went well or raised: put the scheduler's rates back."""
@@ -56,7 +86,7 @@ class LrMultiplier:
             self._hold -= 1
             return
         self.value = min(1.0, self.value * 10.0 ** (1.0 / self._settings.recover))
-        if self.value == 1.0:
+        if self.value == 1.0 and not self._most:
             self.remove()
 
     def _shield(self) -> None:
@@ -90,12 +120,13 @@ class LrMultiplier:
 
     def state_dict(self) -> dict[str, Any]:
         """Plain data."""
-        return {"value": self.value, "hold": self._hold}
+        return {"value": self.value, "hold": self._hold, "most": list(self._most)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on where `state_dict` was taken."""
         self.value, self._hold = float(state["value"]), int(state["hold"])
-        if self.value != 1.0:
+        self._most = [float(m) for m in state.get("most", ())]
+        if self.value != 1.0 or self._most:
             self._shield()
 
 
@@ -107,7 +138,13 @@ class CutLR:
     def apply(self, action: Action, target: Any, at: int) -> Outcome:
         """Cut the multiplier of the lane's optimizer."""
         before = target.multiplier.value
-        after = target.multiplier.cut(float(action.args.get("factor", 0.5)))
+        factor = float(action.args.get("factor", 0.5))
+        if getattr(target, "rewound_at", None) == at:
+            factor = float(action.args.get("after_rewind", factor))
+            if "after_rewind" in action.args and (factor == 1.0 or target.multiplier.limited):
+                why = "the rate is held already" if target.multiplier.limited else "the rate is not the cause"
+                return Outcome(at=at, action=action, applied=False, detail=f"the weights are back, and {why}")
+        after = target.multiplier.cut(factor)
         rates = [_rate(g["lr"]) * after for g in target.optimizer.param_groups if not isinstance(g["lr"], Tensor)]
         now = f", effective LR {', '.join(f'{r:.3g}' for r in rates)}" if rates else ""
         return Outcome(

@@ -10,11 +10,13 @@ from trimtab.act.back_off_scaler import BackOffScaler
 from trimtab.act.contain import Contained
 from trimtab.act.cut_lr import CutLR
 from trimtab.act.raise_weight_decay import RaiseWeightDecay
+from trimtab.act.rewind import Rewind
 from trimtab.act.skip import Skip
+from trimtab.act.skip_data import SkipData
 from trimtab.act.stop import Stop
 from trimtab.core.types import Decision, Outcome, Remedy
 
-_ALL: tuple[Remedy, ...] = (CutLR(), RaiseWeightDecay(), BackOffScaler(), Skip(), Stop())
+_ALL: tuple[Remedy, ...] = (Rewind(), CutLR(), RaiseWeightDecay(), BackOffScaler(), Skip(), SkipData(), Stop())
 BUILTIN: dict[str, Remedy] = {remedy.kind: remedy for remedy in _ALL}
 
 
@@ -23,5 +25,7 @@ def carry_out(decision: Decision, lane: Any, contained: Contained) -> Iterator[O
     for action in decision.actions:
         failed = Outcome(at=decision.at, action=action, applied=False, detail="the remedy failed; see the log")
         remedy = BUILTIN[action.kind]
+        if action.kind == "skip_data" and not SkipData.can(lane):
+            continue  # nobody told which samples these are: there is nothing to put on record
         outcome: Outcome | None = contained.call(f"remedy {action.kind}", remedy.apply, action, lane, decision.at)
         yield replace(outcome or failed, optimizer=lane.label)

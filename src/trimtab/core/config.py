@@ -37,7 +37,9 @@ class PolicyConfig:
 
     `cooldown` is the number of steps between two actions of one kind, `budget` how many there are in a run. After
     `quiet` steps without it, trouble counts as new. The LR multiplier does not fall below `floor`, and grows tenfold
-    in `recover` steps. `effect_after` is how many steps later it is put on record what became of an action.
+    in `recover` steps. `effect_after` is how many steps later it is put on record what became of an action. Every
+    `ring_every` good steps the state is copied in memory, to go back to; all copies together take at most `ring_bytes`,
+    and a model of which not three copies fit has none.
     """
 
     cooldown: int = 20
@@ -46,6 +48,8 @@ class PolicyConfig:
     floor: float = 1e-3
     recover: int = 100
     effect_after: int = 20
+    ring_every: int = 10
+    ring_bytes: int = 512_000_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -180,6 +184,8 @@ def _policy(value: Any, name: str) -> PolicyConfig:
         "floor": positive,
         "recover": integer(1),
         "effect_after": integer(1),
+        "ring_every": integer(0),
+        "ring_bytes": integer(0),
     }
     return PolicyConfig(**read_table(value, read, where=name))
 

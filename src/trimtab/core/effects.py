@@ -12,8 +12,8 @@ from typing import Any
 from trimtab.core.types import Action, Outcome, Sample
 
 MAX_WATCHED = 32
-UNMEASURED = frozenset({"skip", "stop"})
-"""A skipped update changes nothing that comes later, and after a stop nothing comes."""
+UNMEASURED = frozenset({"skip", "stop", "skip_data"})
+"""A skipped update or sample changes nothing of what comes right after, and after a stop nothing comes."""
 CLEAR = 0.02
 """Share of the loss by which a median must move to count as moved."""
 NOISE = 0.5
@@ -123,9 +123,19 @@ def _told(watched: _Watched) -> Outcome:
     if any(bad):
         parts.append(f"non-finite steps {bad[0]} -> {bad[1]}")
     told = ", ".join(parts) or "nothing was measured"
-    detail = f"{len(after)} step{'' if len(after) == 1 else 's'} later: {told}: {_judged(losses, norms, bad)}"
     outcome = watched.outcome
+    judged = "helped" if _is_back(outcome, before, after) else _judged(losses, norms, bad)
+    detail = f"{len(after)} step{'' if len(after) == 1 else 's'} later: {told}: {judged}"
     return Outcome(at=outcome.at, action=outcome.action, applied=True, detail=detail, optimizer=outcome.optimizer)
+
+
+def _is_back(outcome: Outcome, before: list[Point], after: list[Point]) -> bool:
+    """Whether a rewind brought the loss back to where it stood before the onset."""
+    if outcome.action.kind != "rewind" or any(p[2] for p in after):
+        return False
+    num_bad = outcome.at - int(outcome.action.args.get("before", outcome.at))
+    losses = _Change([p[0] for p in before[: max(len(before) - num_bad, 0)]], [p[0] for p in after])
+    return losses.known and losses.moved() <= 0
 
 
 class _Change:

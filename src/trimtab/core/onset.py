@@ -50,7 +50,9 @@ def _scores(trail: Trail, num: int, quiet: int) -> F64:
     rows = trail.rows()[:num]
     if rows.shape[1]:
         parts.append(_calibrated(_above(rows, quiet), quiet)[quiet:])
-    return np.max([np.nan_to_num(p, nan=-CAP, posinf=CAP, neginf=-CAP) for p in parts], axis=0)
+    clean = np.stack([np.nan_to_num(p, nan=-CAP, posinf=CAP, neginf=-CAP) for p in parts])
+    scores: F64 = clean.max(axis=0)
+    return scores
 
 
 def _above(values: F64, quiet: int) -> F64:
@@ -63,7 +65,8 @@ def _above(values: F64, quiet: int) -> F64:
     centre = np.nanmedian(past, axis=0)
     spread = np.maximum(1.4826 * np.nanmedian(np.abs(past - centre), axis=0), LOG_FLOOR)
     z = (values[:, known] - centre) / spread
-    return np.where(np.isnan(z), -np.inf, z).max(axis=1)
+    most: F64 = np.where(np.isnan(z), -np.inf, z).max(axis=1)
+    return most
 
 
 def _calibrated(scores: F64, quiet: int) -> F64:

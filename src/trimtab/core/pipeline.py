@@ -10,9 +10,12 @@ from typing import Any
 
 from trimtab.core.config import Config
 from trimtab.core.effects import Effects
+from trimtab.core.onset import onset_of
 from trimtab.core.policy import Ladder
 from trimtab.core.recommendations import advise_on
 from trimtab.core.registry import advice_of, select_rules
+from trimtab.core.rewound import applied, go_back
+from trimtab.core.trail import Trail
 from trimtab.core.types import Decision, Finding, Outcome, Policy, Record, Rule, Sample, Severity, Verdict
 from trimtab.core.window import Window
 
@@ -42,6 +45,8 @@ class Brain:
         self._policy = policy
         self._effects = effects
         self._due: tuple[Outcome, ...] = ()
+        self._trail = Trail()  # kept only where there is a policy: it is what a rewind is aimed by
+        self._branch, self._onset = 0, 0
         self._window = Window()
         self._open: dict[str, dict[str, int]] = {}
         self._policy_state: Mapping[str, Any] = policy.init() if policy is not None else {}
@@ -62,6 +67,8 @@ class Brain:
 
     def advance(self, sample: Sample, *, seen_at: int) -> tuple[Verdict, Decision]:
         """Judge one sample and decide about it."""
+        if sample.branch > self._branch:
+            self._rewound(sample.branch)
         self._window.look(sample)
         self._step = sample.step
         raw = self._ask(sample)
@@ -72,9 +79,36 @@ class Brain:
         )
         if self._policy is None:
             return verdict, Decision(about=sample.step, at=seen_at + 1, optimizer=sample.optimizer)
-        self._policy_state, decision = self._policy.decide(self._policy_state, verdict)
+        self._trail.push(sample)
+        self._policy_state, decision = self._policy.decide(self._policy_state, self._aimed(verdict, sample))
+        self._onset = int(next((a.args["before"] for a in decision.actions if a.kind == "rewind"), self._onset))
         self._due = () if self._effects is None else tuple(self._effects.see(sample))
         return verdict, decision
+
+    def _aimed(self, verdict: Verdict, sample: Sample) -> Verdict:
+        """The verdict as the policy sees it: each grave finding with the onset, and whether the update was let in."""
+        if sample.phase != "train" or not any(f.severity >= Severity.ERROR for f in verdict.findings):
+            return verdict
+        onset = onset_of(self._trail, sample.step)
+        told = [
+            replace(
+                f,
+                evidence={
+                    **f.evidence,
+                    "onset": float(min(onset, f.evidence.get("onset", onset))),
+                    "update_applied": float(applied(sample, f)),
+                },
+            )
+            for f in verdict.findings
+        ]
+        return replace(verdict, findings=tuple(told))
+
+    def _rewound(self, branch: int) -> None:
+        """The first sample after weights were put back: what was seen since the onset is no memory to judge it by."""
+        num = int((self._trail.steps >= self._onset).sum())
+        self._branch = branch
+        self._trail.cut(self._onset)
+        go_back(self._window, num)
 
     def did(self, outcome: Outcome) -> Outcome:
         """Be told what became of an action, to measure its effect from here on; returns the same outcome."""
@@ -152,6 +186,8 @@ class Brain:
             "given": [[c, *self._given[c]] for c in self.open_incidents(self._step) if c in self._given],
             "policy": dict(self._policy_state),
             "effects": {} if self._effects is None else self._effects.state_dict(),
+            "trail": {} if self._policy is None else self._trail.state_dict(),
+            "branch": [self._branch, self._onset],
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -161,5 +197,8 @@ class Brain:
         self._given = {code: tuple(advice) for code, *advice in state.get("given", ())}
         if self._policy is not None:
             self._policy_state = {**self._policy.init(), **state["policy"]}
+        if state.get("trail"):
+            self._trail = Trail.from_state(state["trail"])
+        self._branch, self._onset = (int(v) for v in state.get("branch", (0, 0)))
         if self._effects is not None and state.get("effects"):
             self._effects.load_state_dict(state["effects"])

@@ -7,14 +7,22 @@ from dataclasses import dataclass
 from typing import Any
 
 from trimtab.core.config import Config, PolicyConfig
+from trimtab.core.rewinding import SMALL_UPDATE, culprits, next_rewind
 from trimtab.core.types import Action, Decision, Finding, Severity, Verdict
 
 SKIP = Action(kind="skip")
 STOP = Action(kind="stop")
+REWIND = Action(kind="rewind")
+SKIP_DATA = Action(kind="skip_data")
 
 
 def _cut(factor: float) -> Action:
     return Action(kind="cut_lr", args={"factor": factor})
+
+
+def _explosion_cut() -> Action:
+    """To a tenth; where the weights were put back to before the trouble, to a half."""
+    return Action(kind="cut_lr", args={"factor": 0.1, "after_rewind": 0.5})
 
 
 def _decay(factor: float) -> Action:
@@ -23,17 +31,21 @@ def _decay(factor: float) -> Action:
 
 Rungs = tuple[tuple[int, tuple[Action, ...]], ...]
 
-# (strike, what is done at that strike). A strike is one bad step; the count starts again after a quiet spell.
+# (strike, what is done at that strike). A strike is one bad step; the count starts again after a quiet spell. When a
+# rewind is due is no matter of strikes: see core/rewinding.py. It stands here to show which troubles have it.
 _NONFINITE: Rungs = (
     (1, (SKIP, _cut(0.5))),
     (2, (SKIP,)),
-    (10, (SKIP, _cut(0.5))),
-    (25, (SKIP, _cut(0.5))),
+    (5, (SKIP, REWIND)),  # five in a row, each on other data: the weights are the trouble
+    (10, (SKIP, REWIND, _cut(0.5))),
+    (25, (SKIP, REWIND, _cut(0.5))),
     (50, (STOP,)),
 )
-_EXPLOSION: Rungs = ((1, (_cut(0.1),)), (20, (_cut(0.1),)), (100, (STOP,)))
-_TOO_FAST: Rungs = ((1, (_cut(0.1),)), (20, (_cut(0.1),)))  # a rate can be put right: no reason to stop
-_LOST: Rungs = ((3, (STOP,)),)  # nothing mends it from inside; three, so that one odd reading ends no run
+_EXPLOSION: Rungs = ((1, (REWIND, _explosion_cut())), (20, (REWIND, _cut(0.1))), (100, (STOP,)))
+# A rate can be put right: no reason to stop.
+_TOO_FAST: Rungs = ((1, (REWIND, _explosion_cut())), (20, (REWIND, _cut(0.1))))
+_DAMAGED: Rungs = ((1, (REWIND,)),)  # the rate is not to blame
+_LOST: Rungs = ((1, (REWIND,)), (3, (STOP,)))  # three, so that one odd reading ends no run
 LADDERS: Mapping[str, Rungs] = {
     "nonfinite-gradient": _NONFINITE,
     "nonfinite-loss": _NONFINITE,
@@ -43,6 +55,11 @@ LADDERS: Mapping[str, Rungs] = {
     "weight-jump": _EXPLOSION,
     "learning-rate": _TOO_FAST,
     "update-ratio": _TOO_FAST,
+    "weight-corrupted": _DAMAGED,
+    "optimizer-state-lost": _DAMAGED,
+    "outlier-batch": ((1, (REWIND, SKIP_DATA)),),
+    "nonfinite-input": ((1, (SKIP_DATA,)),),
+    "label-range": ((1, (SKIP_DATA,)),),
     "oscillating-loss": ((1, (_cut(0.5),)), (20, (_cut(0.5),))),
     "nonfinite-validation": ((1, (_cut(0.5),)), (5, (_cut(0.5),))),
     "overfitting": ((1, (_decay(1.5),)), (5, (_decay(1.5),)), (20, (_decay(1.5),))),
@@ -56,8 +73,11 @@ LADDERS: Mapping[str, Rungs] = {
 
 GENTLE = frozenset({"raise_weight_decay", "back_off_scaler"})
 """These may follow a mere warning; every other action needs an ERROR."""
-FREE = frozenset({"skip", "stop"})
-"""These know neither cool-down nor budget: a skip was done inside the step and only goes on record, a stop ends it."""
+FREE = frozenset({"skip", "stop", "skip_data"})
+"""These know neither cool-down nor budget: a skip was done inside the step and only goes on record, a stop ends it, and
+every bad batch is put aside."""
+BLAMELESS = frozenset({"weight-corrupted", "optimizer-state-lost", "outlier-batch", "nonfinite-input", "label-range"})
+"""Where one of these is found the rate is not the cause, and stays."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,39 +93,63 @@ class Ladder:
 
     def init(self) -> Mapping[str, Any]:
         """The state before the first verdict."""
-        return {"strikes": {}, "last_bad": {}, "last_done": {}, "spent": 0}
+        return {"strikes": {}, "last_bad": {}, "last_done": {}, "spent": 0, "rewound": {}}
 
     def decide(self, state: Mapping[str, Any], verdict: Verdict) -> tuple[Mapping[str, Any], Decision]:
         """What to do about a verdict, and the state to decide the next one with."""
         idle = Decision(about=verdict.step, at=verdict.seen_at + 1, optimizer=verdict.optimizer)
         treatable = [f for f in verdict.findings if _allowed(f)]
-        if not treatable:
-            return state, idle
+        if not treatable or verdict.step < state["rewound"].get("at", 0):
+            return state, idle  # of steps that were under way when it was gone back nothing is left
         # The gravest is acted on; of equals the first, which is the first cause.
-        finding = max(treatable, key=lambda f: f.severity)
+        finding = max(treatable, key=lambda f: (f.severity, _priced(f)))
         struck = {f.name: self._strikes(state, f) for f in treatable}
-        last_done, spent = dict(state["last_done"]), int(state["spent"])
-        actions = []
-        for action in self._due(finding, struck[finding.name]):
-            if action.kind not in FREE:
-                last = last_done.get(action.kind)
-                in_cooldown = last is not None and verdict.step - last < self.settings.cooldown
-                if in_cooldown or spent >= self.settings.budget:
-                    continue
-                last_done[action.kind] = verdict.step
-                spent += 1
-            actions.append(action)
         new = {
             "strikes": {**state["strikes"], **struck},
             "last_bad": {**state["last_bad"], **dict.fromkeys(struck, verdict.step)},
-            "last_done": last_done,
-            "spent": spent,
+            "last_done": dict(state["last_done"]),
+            "spent": int(state["spent"]),
+            "rewound": state["rewound"],
         }
+        due = self._due(finding, struck[finding.name])
+        actions = [] if STOP in due else self._rewind(new, verdict, culprits(treatable, struck))
+        again = bool(actions) and new["rewound"]["repeats"] > 0
+        deeper = bool(actions) and not again and new["rewound"]["back"] > 0
+        blameless = any(f.name in BLAMELESS for f in treatable)
+        for action in due:
+            if action.kind == "cut_lr" and (again or deeper):
+                continue
+            if action.kind == "cut_lr" and blameless and "after_rewind" in action.args:
+                action = Action(kind="cut_lr", args={**action.args, "after_rewind": 1.0})
+            if action.kind in FREE or self._affords(new, action, verdict.step):
+                actions.append(action)
+        if deeper and not blameless and self._affords(new, _cut(0.1), verdict.step, cooldown=False):
+            actions.append(_cut(0.1))
+        actions += [SKIP_DATA for f in treatable if f is not finding and SKIP_DATA in LADDERS[f.name][0][1]][:1]
         if not actions:
             return new, idle
         return new, Decision(
             about=idle.about, at=idle.at, optimizer=idle.optimizer, actions=tuple(actions), because=(finding.code,)
         )
+
+    def _rewind(self, state: dict[str, Any], verdict: Verdict, found: list[Finding]) -> list[Action]:
+        """The rewind that is due, if one is; its place in the incident goes into the state."""
+        due = next_rewind(state["rewound"], verdict, found, quiet=self.settings.quiet) if found else None
+        if due is None or (not due[2] and not self._affords(state, REWIND, verdict.step, cooldown=False)):
+            return []
+        state["rewound"], action, _ = due
+        innocent = any(f.name in BLAMELESS for f in verdict.findings)
+        return [Action(kind="rewind", args={**action.args, "limit": 0.0 if innocent else 1.0})]
+
+    def _affords(self, state: dict[str, Any], action: Action, step: int, *, cooldown: bool = True) -> bool:
+        """Whether cool-down and budget allow it; if so it is paid for."""
+        last = state["last_done"].get(action.kind)
+        waits = cooldown and last is not None and step - last < self.settings.cooldown
+        if waits or state["spent"] >= self.settings.budget:
+            return False
+        state["last_done"][action.kind] = step
+        state["spent"] += 1
+        return True
 
     def _strikes(self, state: Mapping[str, Any], finding: Finding) -> int:
         last = state["last_bad"].get(finding.name)
@@ -118,7 +162,12 @@ class Ladder:
         ladder = LADDERS[finding.name]
         rung = next((actions for strike, actions in reversed(ladder) if strikes >= strike), ())
         fresh = any(strike == strikes for strike, _ in ladder)
-        return tuple(a for a in rung if _may(a, finding.severity) and (a.kind in FREE or fresh))
+        return tuple(a for a in rung if a is not REWIND and _may(a, finding.severity) and (a.kind in FREE or fresh))
+
+
+def _priced(finding: Finding) -> bool:
+    """Whether its ladder holds more than going back and putting data aside, which are done whoever is acted on."""
+    return any(a is not REWIND and a is not SKIP_DATA for _, actions in LADDERS[finding.name] for a in actions)
 
 
 def _may(action: Action, severity: Severity) -> bool:
@@ -127,4 +176,6 @@ def _may(action: Action, severity: Severity) -> bool:
 
 def _allowed(finding: Finding) -> bool:
     """Whether the finding's ladder holds anything that its severity allows."""
+    if finding.name == "update-ratio" and finding.evidence.get("update_ratio", 1.0) < SMALL_UPDATE:
+        return False  # too small: no cut would mend that
     return any(_may(a, finding.severity) for _, actions in LADDERS.get(finding.name, ()) for a in actions)

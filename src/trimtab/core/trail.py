@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import math
+import zlib
 from collections.abc import Mapping
 from typing import Any
 
@@ -13,7 +14,7 @@ from numpy.typing import NDArray
 from trimtab.core.schedule import rates_of
 from trimtab.core.types import F32, Column, Kind, Sample
 
-SIZE = 256
+SIZE = 224
 MAX_ROWS = 64
 SCALARS = ("loss", "grad_norm", "update_ratio", "lr")
 F16 = NDArray[np.float16]
@@ -65,9 +66,9 @@ class Trail:
         if sample.phase != "train":
             return
         if self._num == SIZE:
-            half = SIZE // 4  # moving some at a time is cheaper than moving all in every step
-            self._steps[:-half], self._values[:-half] = self._steps[half:].copy(), self._values[half:].copy()
-            self._num -= half
+            some = 32  # moving some at a time is cheaper than moving all in every step
+            self._steps[:-some], self._values[:-some] = self._steps[some:].copy(), self._values[some:].copy()
+            self._num -= some
         at = self._num
         self._num += 1
         scalars = sample.scalars
@@ -96,22 +97,28 @@ class Trail:
     def state_dict(self) -> dict[str, Any]:
         """Everything needed to go on exactly here, as plain data."""
         used = len(SCALARS) + _groups(self._num_names)
-        kept = np.ascontiguousarray(self._values[: self._num, :used], "<f2")
+        # Column by column, high and low bytes apart: that is how neighbours are alike.
+        kept = np.ascontiguousarray(self._values[: self._num, :used].T, "<f2").view(np.uint8).reshape(-1, 2).T
+        first = int(self.steps[0]) if self._num else 0
+        jumps = np.flatnonzero(np.diff(self.steps) != 1) + 1
         return {
-            "steps": self.steps.tolist(),
+            "num": self._num,
+            "from": [[0, first], *([int(i), int(self.steps[i])] for i in jumps)],
             "num_names": self._num_names,
-            "values": base64.b64encode(kept.tobytes()).decode("ascii"),
+            "values": base64.b85encode(zlib.compress(kept.tobytes(), 9)).decode("ascii"),
         }
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> Trail:
         """The trail that `state_dict` described."""
         new = cls()
-        new._num, new._num_names = len(state["steps"]), int(state["num_names"])
-        new._steps[: new._num] = state["steps"]
+        new._num, new._num_names = int(state["num"]), int(state["num_names"])
+        for place, step in state["from"]:
+            new._steps[place : new._num] = np.arange(step, step + new._num - place)
         used = len(SCALARS) + _groups(new._num_names)
-        kept = np.frombuffer(base64.b64decode(state["values"]), "<f2").reshape(new._num, used)
-        new._values[: new._num, :used] = kept
+        raw = np.frombuffer(zlib.decompress(base64.b85decode(state["values"])), np.uint8)
+        kept = np.ascontiguousarray(raw.reshape(2, -1).T).view("<f2").reshape(used, new._num)
+        new._values[: new._num, :used] = kept.T
         return new
 
 

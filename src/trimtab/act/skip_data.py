@@ -1,0 +1,30 @@
+"""The remedy `skip_data`: the samples of a batch that is to blame are put into quarantine."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from trimtab.core.types import Action, Outcome
+
+
+class SkipData:
+    """Adds what is known of the batch (sample ids, else hashes of its content) to the guard's quarantine."""
+
+    kind: ClassVar[str] = "skip_data"
+
+    @staticmethod
+    def can(target: Any) -> bool:
+        """Whether anything is known of the samples of the judged step."""
+        desk = getattr(target, "batches", None)
+        return desk is not None and bool(desk.knows(target.last_step))
+
+    def apply(self, action: Action, target: Any, at: int) -> Outcome:
+        """Put the batch of the judged step aside."""
+        desk = getattr(target, "batches", None)
+        if desk is None:
+            return Outcome(at=at, action=action, applied=False, detail="no quarantine is kept")
+        num, how = desk.put_aside(target.last_step)
+        if not num:
+            return Outcome(at=at, action=action, applied=False, detail=how)
+        detail = f"{num} samples are in quarantine by {how}; a loader that asks it leaves them out from now on"
+        return Outcome(at=at, action=action, applied=True, detail=detail)
