@@ -248,7 +248,8 @@ def test_diff_of_two_steps(trimtab, folder):
     assert "0.weight" in said.out
     assert "optimizer.param_groups.0.lr: 0.01 → 0.001" in said.out
     assert "scheduler.last_epoch: 10 → 20" in said.out
-    assert "Also differ: rng" in said.out
+    assert "also different  rng (" in said.out
+    assert trimtab("checkpoint", "diff", folder, "10", "30").code == 1
     data = trimtab("checkpoint", "diff", folder / "10", folder / "step-00000020", "--json").json()
     assert data["identical"] is False
     ranked = [one["relative"] for one in data["difference"]["tensors"] if isinstance(one["relative"], float)]

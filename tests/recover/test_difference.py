@@ -67,6 +67,15 @@ def test_changes_are_sorted_and_random_numbers_have_no_size() -> None:
     assert found.tensors[-1].name.startswith("rng.")
 
 
+def test_sections_that_are_the_same_are_named_and_random_numbers_anywhere_have_no_size() -> None:
+    a = {"model": {"w": torch.ones(2)}, "loader": {"place": {"rng": {"torch": torch.ones(2)}}}, "extra": {}, "ema": {}}
+    b = {"model": {"w": torch.ones(2)}, "loader": {"place": {"rng": {"torch": torch.zeros(2)}}}, "extra": {}}
+    found = difference(a, b)
+    assert found.same == ("model", "extra")
+    (change,) = found.tensors
+    assert (change.name, change.relative) == ("loader.place.rng.torch", None)
+
+
 def test_missing_extra_and_reshaped_come_first() -> None:
     a = {"model": {"w": torch.ones(2), "gone": torch.ones(3), "d": torch.ones(2), "s": torch.ones(2, 2)}}
     b = {"model": {"w": torch.zeros(2), "new": torch.ones(1), "d": torch.ones(2).half(), "s": torch.ones(4)}}

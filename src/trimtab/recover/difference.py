@@ -14,8 +14,8 @@ from torch import Tensor
 from trimtab.recover import health, tree
 from trimtab.recover.compare import kind_of
 
-OPAQUE = ("rng",)
-"""Sections whose numbers mean nothing by themselves: they are the same or not."""
+OPAQUE = "rng"
+"""Numbers below this name mean nothing by themselves: they are the same or not."""
 _PIECE = 1 << 22  # values turned to float64 at a time
 _WRAPPED = ("optimizer", "scheduler")  # by label, each with its class and its state
 
@@ -47,11 +47,15 @@ class SettingChange:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Difference:
-    """Everything that differs, the largest change first; empty where two states are the same to the bit."""
+    """Everything that differs, the largest change first; empty where two states are the same to the bit.
+
+    `same` names the sections that both have and in which nothing differs.
+    """
 
     tensors: tuple[TensorChange, ...]
     settings: tuple[SettingChange, ...]
     num_tensors: int
+    same: tuple[str, ...] = ()
 
     @property
     def identical(self) -> bool:
@@ -79,7 +83,13 @@ def difference(a: Mapping[str, Any], b: Mapping[str, Any]) -> Difference:
         for name in keys
         if name not in values_a or name not in values_b or not _same(values_a[name], values_b[name])
     ]
-    return Difference(tensors=tuple(sorted(changes, key=_rank)), settings=tuple(settings), num_tensors=len(names))
+    touched = {name.partition(".")[0] for name in (*(one.name for one in changes), *(one.name for one in settings))}
+    return Difference(
+        tensors=tuple(sorted(changes, key=_rank)),
+        settings=tuple(settings),
+        num_tensors=len(names),
+        same=tuple(section for section in a if section in b and section not in touched),
+    )
 
 
 def relative_change(a: Tensor, b: Tensor) -> float:
@@ -142,7 +152,7 @@ def _changed(name: str, a: Tensor | None, b: Tensor | None) -> TensorChange | No
     relative = _change(a, b)
     if relative is None:
         return None
-    told = None if name.partition(".")[0] in OPAQUE else relative
+    told = None if OPAQUE in name.split(".") else relative
     return TensorChange(name=name, what="values", a=kind_of(a), b=kind_of(b), relative=told, num_elements=a.numel())
 
 

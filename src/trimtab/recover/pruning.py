@@ -23,11 +23,6 @@ class Plan:
     keep: tuple[Seen, ...]
     damaged: tuple[Seen, ...]
 
-    @property
-    def num_bytes(self) -> int:
-        """What deleting would free."""
-        return sum(one.num_bytes for one in self.delete)
-
 
 def plan(seen: Sequence[Seen], keep: Retention, *, bad: bool = False) -> Plan:
     """Choose what to delete. The newest and the newest good one are read first: if damaged, an earlier one stays.

@@ -25,7 +25,7 @@ COLOURS = {"good": "green", "candidate": "yellow", "bad": "red"}
 NUM_TENSORS = 12
 NUM_CHANGES = 12
 NUM_SETTINGS = 15
-UNNAMED = ("rng", "guard")  # sections of which only the number of differences is told
+UNNAMED = ("rng", "guard")  # below these names only the number of differences is told
 _UNITS = ("B", "KB", "MB", "GB", "TB")
 
 
@@ -207,6 +207,8 @@ def _difference(found: Difference, a: str, b: str, width: int) -> Iterator[Rende
         if len(settings) > NUM_SETTINGS:
             yield Text(f"  … and {len(settings) - NUM_SETTINGS} more; --json lists them", style="dim")
     yield from _unnamed((*found.tensors, *found.settings))
+    if found.same and not found.identical:
+        yield Text.assemble(("\nidentical", "bold"), f"  {', '.join(found.same)}")
 
 
 def _changes(changes: Sequence[TensorChange]) -> Table:
@@ -244,14 +246,20 @@ def _change(change: TensorChange) -> tuple[str, str]:
 
 
 def _is_unnamed(name: str) -> bool:
-    return name.partition(".")[0] in UNNAMED
+    return not set(UNNAMED).isdisjoint(name.split("."))
 
 
 def _unnamed(changes: Sequence[TensorChange | SettingChange]) -> Iterator[RenderableType]:
-    tally = Counter(one.name.partition(".")[0] for one in changes if _is_unnamed(one.name))
+    tally = Counter(_unnamed_part(one.name) for one in changes if _is_unnamed(one.name))
     if tally:
         told = ", ".join(f"{name} ({count(num, 'value')})" for name, num in tally.items())
-        yield Text(f"\nAlso differ: {told}", style="dim")
+        yield Text.assemble(("\nalso different", "bold"), f"  {told}")
+
+
+def _unnamed_part(name: str) -> str:
+    """The name up to where names end to matter: `loader.place.rng`."""
+    parts = name.split(".")
+    return ".".join(parts[: 1 + next(i for i, part in enumerate(parts) if part in UNNAMED)])
 
 
 def _or_none(value: str | None) -> str:
