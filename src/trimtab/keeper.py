@@ -68,7 +68,7 @@ class Keeper:
     def save(self, step: int, **verdict: Any) -> Snapshot | None:
         """Save now; a failure is told and costs the checkpoint, not the run."""
         try:
-            snapshot = self.checkpointer.save(step, gradients=True, verdict=verdict, **self._objects)
+            snapshot = self.checkpointer.save(step, verdict=verdict, **self._objects)
         except CheckpointError as error:
             if not self._failed:
                 log.warning("step %d could not be saved: %s; training goes on", step, error)

@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from trimtab import Guard, TrainingStopped
+from trimtab.launch.census import Census
 from trimtab.launch.clipping import wrap_clip_grad_norm
 from trimtab.launch.imports import when_imported
 from trimtab.launch.losses import Losses
@@ -267,6 +268,24 @@ def test_a_module_that_is_missing_stays_missing() -> None:
     when_imported("no_such_module_at_all", lambda: pytest.fail("it was not imported"))
     with pytest.raises(ModuleNotFoundError):
         import no_such_module_at_all  # type: ignore[import-not-found]  # noqa: F401
+
+
+def test_the_census_knows_modules_from_their_birth_and_keeps_none_alive() -> None:
+    before = Net()
+    census = Census()
+    inits = nn.Module.__init__, nn.Module.__setstate__
+    stop = census.take()
+    born, copied = Net(), copy.deepcopy(before)
+    assert all(any(m is known for known in census.modules()) for m in (before, born, copied))
+    gone = weakref.ref(born)
+    del born
+    gc.collect()
+    assert gone() is None
+    num = len(census.modules())
+    stop()
+    assert (nn.Module.__init__, nn.Module.__setstate__) == inits
+    Net()
+    assert len(census.modules()) <= num
 
 
 # -- the pilot -------------------------------------------------------------------------------------------------------

@@ -39,8 +39,10 @@ class LooseParameters(nn.Module):
         """There is nothing to compute."""
 
 
-def owners_of(params: Sequence[Tensor]) -> list[nn.Module]:
+def owners_of(params: Sequence[Tensor], among: Sequence[nn.Module] | None = None) -> list[nn.Module]:
     """The modules that hold as many of these parameters as any does: the tightest first, those around it after it.
+
+    They are looked for `among` these modules, else among everything alive.
 
     Example:
         >>> body, head = nn.Linear(2, 2), nn.Linear(2, 1)
@@ -51,7 +53,7 @@ def owners_of(params: Sequence[Tensor]) -> list[nn.Module]:
         True
     """
     wanted = dict.fromkeys(id(p) for p in params)  # in their order
-    modules = [o for o in gc.get_objects() if _is_module(o)]
+    modules = alive() if among is None else among
     parents: dict[int, list[nn.Module]] = {}
     for module in modules:
         for child in module._modules.values():
@@ -84,9 +86,8 @@ def _cover(
     return sorted(chosen, key=lambda m: min(place[id(p)] for p in m.parameters() if id(p) in place))
 
 
-def bystanders(model: nn.Module, owned: Collection[int]) -> list[nn.Module]:
+def bystanders(model: nn.Module, owned: Collection[int], modules: Sequence[nn.Module]) -> list[nn.Module]:
     """Modules beside the model whose buffers training moves though no optimizer does: a frozen trunk, a lone norm."""
-    modules = [o for o in gc.get_objects() if _is_module(o)]
     children = {id(child) for module in modules for child in module._modules.values()}
     mine = {id(part) for part in model.modules()}
     return [
@@ -124,6 +125,11 @@ def uncalled(model: nn.Module) -> nn.Module:
     for name in HOOKS:
         twin.__dict__[name] = OrderedDict()
     return twin
+
+
+def alive() -> list[nn.Module]:
+    """All modules there are."""
+    return [o for o in gc.get_objects() if _is_module(o)]
 
 
 def _is_module(obj: object) -> bool:

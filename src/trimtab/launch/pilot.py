@@ -23,6 +23,7 @@ from trimtab.act.seam import innermost, on_stack
 from trimtab.attach import is_guarded, labelled
 from trimtab.core.errors import TrainingStopped, TrimtabError
 from trimtab.guard import Guard
+from trimtab.launch.census import Census
 from trimtab.launch.clipping import wrap_clip_grad_norm
 from trimtab.launch.door import Door
 from trimtab.launch.losses import Losses
@@ -58,7 +59,7 @@ class Pilot:
         self._contained, self._told = Contained(), set[str]()
         self._num = 0
         self._ours = False
-        self._losses = Losses(self._marks)
+        self._losses, self._census = Losses(self._marks), Census()
         self._now = _Now()
         self._undo: list[Callable[[], None]] = []
         self._pid = os.getpid()
@@ -68,6 +69,7 @@ class Pilot:
         self._losses.listen()
         self._undo = [
             self._losses.remove,
+            self._census.take(),
             wrap_method(Optimizer, "__init__", self._building),
             wrap_method(Guard, "__init__", self._their_own),
             wrap_method(torch.amp.GradScaler, "step", self._scaler_steps),
@@ -89,7 +91,7 @@ class Pilot:
             return
         self._waiting.append(weakref.ref(optimizer))
         self._doors = [door for door in self._doors if door.open and door.model() is not None]
-        owners = owners_of(params_of(optimizer))
+        owners = owners_of(params_of(optimizer), self._census.modules())
         self._early[id(optimizer)] = copies_of(owners[-1])
         for model in owners:
             loose = isinstance(model, Parts)  # never called itself: its parts are
@@ -151,7 +153,7 @@ class Pilot:
         guarded = [o for g in self._guards.values() for o in g._optimizers.values()]
         owned = {id(p) for o in (*self._alive(), *guarded, *optimizers) for p in params_of(o)}
         shadow = next(iter(guard._lanes.values()))._shadow
-        shadow.include(bystanders(model, owned))
+        shadow.include(bystanders(model, owned, self._census.modules()))
         for one in optimizers:
             shadow.go_back_to(self._early.pop(id(one), []))
 
@@ -226,7 +228,7 @@ class Pilot:
 
     def _found(self, optimizer: Any) -> nn.Module:
         """The model of an optimizer that is stepped before its model was seen being called."""
-        owners = owners_of(params_of(optimizer))
+        owners = owners_of(params_of(optimizer), self._census.modules())
         if (compiled := seen_from_outside(owners)) is not None:
             return compiled
         shut = any(door.model() is owners[0] for door in self._doors if door.open)

@@ -91,7 +91,9 @@ class Checkpointer:
 
         A non-finite state gives a `bad` snapshot in quarantine, never one to resume from. `clean=True` replaces its
         non-finite values by zeros and marks it as repaired: it is then resumed from only if asked for by step.
+        Gradients that are there are saved too; `gradients=False` leaves them out where they are not needed.
         """
+        objects.setdefault("gradients", True)  # else a save in the midst of an accumulation would not be exact
         sections = state.capture(**objects)
         bad = health.nonfinite(sections)
         if bad and clean:
