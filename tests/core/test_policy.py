@@ -164,7 +164,7 @@ def test_skips_cost_nothing() -> None:
     run = Run(budget=20)
     for step in range(49):
         run.see(step, finding("nonfinite-loss", step))
-    # the cuts at strikes 1 and 25 (the one at 10 fell into the cool-down), and going back at 5 and 25
+    # the cuts at strikes 1 and 25 (the one at 10 fell into the cool-down), and going back at 10 and 25
     assert run.state["spent"] == 4
 
 

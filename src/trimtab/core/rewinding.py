@@ -29,7 +29,7 @@ UNDOABLE = frozenset(
 )
 STUBBORN = frozenset({"nonfinite-gradient", "nonfinite-loss"})
 """Kept out inside the step: nothing to take back, unless one batch after the other gives it."""
-STUBBORN_AT = (5, 10, 25)
+STUBBORN_AT = (10, 25)
 SMALL_UPDATE = 0.01
 """Below this the finding `update-ratio` says that updates are too small."""
 BEFORE_THE_STEP = frozenset(

@@ -1,0 +1,315 @@
+"""Whether a guard in mode act brings a run that something went wrong in to where it would have been without it.
+
+    python benchmarks/rescue.py [--half tune|report|both] [--only SUBSTR] [--jobs 2] [--out FILE.md] [--verbose]
+
+Each fault happens to each family in three arms with the same seed and data: clean (no fault), unguarded, guarded (mode
+act, everything else at its default). What counts is the loss on held-out data after the last step, as the mean over the
+last few states, which one step's luck does not decide. A guarded run is rescued if it ends within 5 % of its clean run,
+plus an absolute tolerance: how far clean runs of the same family that differ in nothing but the order of their data lie
+from each other (the standard deviation over eight of them). The mechanism was made on the tune half; one family and one
+fault (and all seeds of the report half) were kept out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import math
+import multiprocessing
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parent.parent))
+import torch
+
+from tests.faults.base import Case, Run
+from tests.faults.harness import make_run
+from tests.faults.inject import REAL, alter_once, body, inputs, weight
+from trimtab import Guard, __version__
+
+STEPS = {"mlp": 400, "cnn": 400, "rnn": 400, "lm": 400, "contrastive": 400, "segment": 400}
+ONSET = 150
+LAST = 10  # held-out losses are averaged over the last steps
+WITHIN = 0.05
+HELD_OUT_FAMILY, HELD_OUT_FAULT = "segment", "bits-flipped"
+SEEDS = {"tune": (0, 1, 2), "report": (3000, 3001, 3002)}
+NUM_CLEAN = 8
+
+
+def rates(run: Run, factor: float) -> None:
+    """Set every rate to a multiple of what it was at first."""
+    first = run.extra.setdefault("rates", [g["lr"] for g in run.optimizer.param_groups])
+    for group, lr in zip(run.optimizer.param_groups, first, strict=True):
+        group["lr"] = lr * factor
+
+
+def rate_300_for_5_steps(run: Run) -> None:
+    """The rate is 300 times too high for 5 steps."""
+    rates(run, 300.0 if ONSET <= run.step < ONSET + 5 else 1.0)
+
+
+def inputs_1000_for_3_steps(run: Run) -> None:
+    """The inputs of 3 batches are a thousand times too large (tokens are drawn at random instead)."""
+    if ONSET <= run.step < ONSET + 3:
+        if run.task.family in REAL:
+            alter_once(run, "draw", inputs(lambda x: x * 1000))
+        else:
+            chance = torch.Generator().manual_seed(run.step)
+            alter_once(run, "draw", lambda b: (b[0][torch.randperm(len(b[0]), generator=chance)].flip(1), *b[1:]))
+            alter_once(run, "forward", lambda loss: loss * 100)
+
+
+def targets_of_wrong_scale(run: Run) -> None:
+    """The targets of 3 batches are of another scale, and so is the loss: a thousand times as large."""
+    if ONSET <= run.step < ONSET + 3:
+        alter_once(run, "forward", lambda loss: loss * 1000)
+
+
+def layer_scaled_1000(run: Run) -> None:
+    """A layer's weights are a thousand times too large, once."""
+    if run.step == ONSET:
+        with torch.no_grad():
+            weight(run).mul_(1e3)
+
+
+def bits_flipped(run: Run) -> None:
+    """A high bit of the exponent of 1 % of a layer's weights is flipped."""
+    if run.step == ONSET:
+        with torch.no_grad():
+            bits = weight(run).view(torch.int32).view(-1)
+            hit = torch.randperm(len(bits), generator=torch.Generator().manual_seed(0))[: max(len(bits) // 100, 1)]
+            bits[hit] ^= 1 << 28
+
+
+def stage_2_rate_30(run: Run) -> None:
+    """A frozen part is let go, and from then on every rate is 30 times too high."""
+    if run.step == 0:
+        body(run).requires_grad_(False)
+    if run.step >= ONSET:
+        body(run).requires_grad_(True)
+        rates(run, 30.0)
+
+
+def stage_2_clean(run: Run) -> None:
+    """What the clean arm of the fault above does: the same at the right rate."""
+    if run.step in (0, ONSET):
+        body(run).requires_grad_(run.step == ONSET)
+
+
+def rate_grows_slowly(run: Run) -> None:
+    """The rate grows by 5 % in every step, without end."""
+    rates(run, min(1.05 ** max(run.step - ONSET, 0), 1e6))
+
+
+FAULTS: dict[str, Callable[[Run], None]] = {
+    f.__name__.replace("_", "-"): f
+    for f in (
+        rate_300_for_5_steps, inputs_1000_for_3_steps, targets_of_wrong_scale, layer_scaled_1000, bits_flipped,
+        stage_2_rate_30, rate_grows_slowly,
+    )
+}  # fmt: skip
+CLEAN: dict[str, Callable[[Run], None]] = {"stage-2-rate-30": stage_2_clean}
+
+
+@dataclass(frozen=True)
+class Job:
+    """One run."""
+
+    family: str
+    fault: str
+    seed: int
+    arm: str  # clean, unguarded, guarded
+    order: int = 0  # which order of the data: 0 is the run's own
+
+    @property
+    def name(self) -> str:
+        return f"{self.fault}__{self.family}__{self.seed}"
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How it ended."""
+
+    loss: float
+    deeds: tuple[str, ...] = ()
+    error: str = ""
+    story: tuple[str, ...] = field(default=(), compare=False)
+
+
+class Listen:
+    """Keeps what was found and done."""
+
+    def __init__(self) -> None:
+        self.deeds: list[str] = []
+        self.story: list[str] = []
+        self._done: set[tuple[int, str]] = set()
+
+    def write(self, record: Any) -> None:
+        kind = type(record).__name__
+        if kind == "Verdict":
+            self.story.append(f"step {record.step}: {', '.join(f.name for f in record.findings)}")
+        elif kind == "Outcome":
+            self.story.append(f"  before {record.at}: {record.action.kind} {dict(record.action.args)} {record.detail}")
+            if record.applied and (record.at, record.action.kind) not in self._done:
+                self._done.add((record.at, record.action.kind))
+                self.deeds.append(record.action.kind)
+
+    def close(self) -> None:
+        pass
+
+
+def held_out(run: Run) -> float:
+    """The loss on held-out data, in evaluation mode."""
+    modes = [(m, m.training) for m in run.model.modules()]
+    run.model.eval()
+    with torch.no_grad():
+        loss = float(run.task.loss(run.model, run.task.val_batch))
+    for module, mode in modes:
+        module.training = mode
+    return loss
+
+
+def one(job: Job) -> Ended:
+    """Train it."""
+    torch.set_num_threads(1)
+    logging.getLogger("trimtab").setLevel(logging.CRITICAL)
+    fault = CLEAN.get(job.fault, lambda run: None) if job.arm == "clean" else FAULTS[job.fault]
+    case = Case(job.fault, "rescue", at=fault, steps=STEPS[job.family])
+    run = make_run(case, job.family, job.seed)
+    if job.order:
+        original = run.task.batch
+        run.task.batch = lambda step, micro: original(step, micro + 7 * job.order)
+    listen, last = Listen(), []
+    after = run.after_update
+
+    def also() -> None:
+        after()
+        if run.step >= case.steps - LAST:
+            last.append(held_out(run))
+
+    run.after_update = also  # type: ignore[method-assign]
+
+    def attach(run: Run) -> Guard | None:
+        if job.arm != "guarded":
+            return None
+        return Guard.attach(run.model, run.optimizer, {"mode": "act"}, run_dir=False, sinks=[listen])
+
+    run.train(attach)
+    loss = statistics.fmean(last) if last else math.inf
+    error = run.extra.get("error")
+    told = f"{type(error).__name__}: {str(error).splitlines()[0]}" if error is not None else ""
+    return Ended(loss if math.isfinite(loss) else math.inf, tuple(listen.deeds), told, tuple(listen.story))
+
+
+def jobs(args: argparse.Namespace) -> Iterator[Job]:
+    """Every run that is needed."""
+    for half in args.half:
+        for family in STEPS:
+            for fault in FAULTS:
+                for seed in SEEDS[half]:
+                    for arm in ("clean", "unguarded", "guarded"):
+                        job = Job(family, fault, seed, arm)
+                        if args.only in job.name and (half == "report" or not kept_out(job)):
+                            yield job
+
+
+def kept_out(job: Job) -> bool:
+    """Whether the mechanism was made without looking at this."""
+    return job.family == HELD_OUT_FAMILY or job.fault == HELD_OUT_FAULT
+
+
+def canonical(job: Job) -> Job:
+    """Clean runs are the same for most faults: they are made once."""
+    return Job(job.family, "clean", job.seed, "clean") if job.arm == "clean" and job.fault not in CLEAN else job
+
+
+def main() -> int:
+    """Make all runs and the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--half", choices=("tune", "report", "both"), default="tune")
+    parser.add_argument("--only", default="")
+    parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--verbose", action="store_true")
+    args = parser.parse_args()
+    args.half = ("tune", "report") if args.half == "both" else (args.half,)
+    began = time.perf_counter()
+    todo = list(jobs(args))
+    families = sorted({job.family for job in todo})
+    spread_jobs = [Job(f, "clean", SEEDS["tune"][0], "clean", order) for f in families for order in range(NUM_CLEAN)]
+    wanted = list(dict.fromkeys([canonical(job) for job in todo] + spread_jobs))
+    # Spawned, not forked: torch's threads do not survive a fork.
+    with ProcessPoolExecutor(args.jobs, mp_context=multiprocessing.get_context("spawn")) as pool:
+        ended = dict(zip(wanted, pool.map(one, wanted, chunksize=2), strict=True))
+    spread = {
+        f: statistics.stdev(ended[job].loss for job in spread_jobs if job.family == f) for f in families
+    }  # fmt: skip
+    text = table(todo, ended, spread, time.perf_counter() - began)
+    print(text)
+    if args.verbose:
+        for job in todo:
+            if job.arm == "guarded":
+                print(f"\n{job.name}: {ended[job].loss:.4g} {ended[job].error}", *ended[job].story, sep="\n    ")
+    if args.out is not None:
+        args.out.write_text(text)
+    return 0
+
+
+def table(todo: list[Job], ended: dict[Job, Ended], spread: dict[str, float], seconds: float) -> str:
+    """All runs, and how many were rescued."""
+    lines, counts = [], {}
+    for job in todo:
+        if job.arm != "guarded":
+            continue
+        clean = ended[canonical(Job(job.family, job.fault, job.seed, "clean"))].loss
+        bare, mine = ended[Job(job.family, job.fault, job.seed, "unguarded")], ended[job]
+        rescued = mine.loss <= clean * (1 + WITHIN) + spread[job.family]
+        harmed = mine.loss > bare.loss * (1 + WITHIN) + spread[job.family]
+        hurt = not bare.loss <= clean * (1 + WITHIN) + spread[job.family]
+        deeds = ", ".join(f"{d} x{mine.deeds.count(d)}" for d in dict.fromkeys(mine.deeds)) or "nothing"
+        half = "report" if job.seed in SEEDS["report"] else "tune"
+        group = "kept out" if kept_out(job) else half
+        for key in (group, "all", f"fault {job.fault}", f"family {job.family}"):
+            counts.setdefault(key, []).append((rescued, harmed, hurt))
+        lines.append(
+            f"| {job.fault} | {job.family} | {job.seed} | {clean:.4f} | {bare.loss:.4g} | {mine.loss:.4f} | "
+            f"{mine.loss / clean:.3f} | {'yes' if rescued else '**no**'}{' (worse than unguarded)' if harmed else ''} | "
+            f"{deeds}{'; ' + mine.error if mine.error else ''} |"
+        )
+    out = [
+        "# Rescue: runs in which something goes wrong, with and without a guard in mode act",
+        "",
+        f"trimtab {__version__}, torch {torch.__version__}, CPU, {STEPS['mlp']} steps, fault at step {ONSET}; "
+        f"{seconds:.0f} s. Made by `python benchmarks/rescue.py`; what is measured is said there.",
+        "",
+        "| runs | number | unguarded: within tolerance of clean | guarded: within tolerance | guarded worse than unguarded |",
+        "|---|---|---|---|---|",
+    ]
+    for key, found in counts.items():
+        num = len(found)
+        ok, bad = sum(f[0] for f in found), sum(f[1] for f in found)
+        alone = sum(not f[2] for f in found)
+        out.append(f"| {key} | {num} | {alone} ({alone / num:.0%}) | {ok} ({ok / num:.1%}) | {bad} |")
+    out += [
+        "",
+        "Tolerance: 5 % of the clean run's loss, plus the spread of clean runs that differ in the order of data only: "
+        + ", ".join(f"{f} {s:.4f}" for f, s in spread.items())
+        + ".",
+        f"Kept out while the mechanism was made: the family {HELD_OUT_FAMILY} and the fault {HELD_OUT_FAULT}.",
+        "",
+        "| fault | family | seed | clean | unguarded | guarded | guarded / clean | rescued | what was done |",
+        "|---|---|---|---|---|---|---|---|---|",
+        *lines,
+        "",
+    ]
+    return "\n".join(out)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
