@@ -268,3 +268,17 @@ def test_retention_never_deletes_the_last_good_nor_the_newest(
     assert all(s.state != "bad" for s in gone)  # evidence is not deleted by the way
     if budget is None:
         assert len([s for s in left if s.state != "bad"]) >= min(last, len(usable))
+
+
+def test_a_mask_of_infinities_is_no_trouble(tmp_path: Path) -> None:
+    ckpt = Checkpointer(tmp_path)
+    model, optimizer = trained()
+    model.register_buffer("mask", torch.full((4, 4), -math.inf).triu(1))
+    assert ckpt.save(1, model=model, optimizer=optimizer).state == "candidate"
+    with torch.no_grad():
+        model[0].weight[0, 0] = math.nan  # type: ignore[index]
+    assert ckpt.save(2, model=model, optimizer=optimizer, clean=True).repaired
+    other, its = trained(seed=1)
+    other.register_buffer("mask", torch.zeros(4, 4))
+    ckpt.resume(model=other, optimizer=its, step=2)
+    assert torch.equal(other.mask, model.mask)  # type: ignore[arg-type]

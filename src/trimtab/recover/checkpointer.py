@@ -15,10 +15,12 @@ from trimtab.core.versions import versions
 from trimtab.recover import container, health, state
 from trimtab.recover.background import Background
 from trimtab.recover.cleaning import cleaned
+from trimtab.recover.house import QUARANTINE
+from trimtab.recover.masks import masks_of
 from trimtab.recover.retention import Retention, doomed
+from trimtab.recover.survey import snapshot_of
 
 log = logging.getLogger("trimtab")
-QUARANTINE = "quarantine"
 PREFERENCES = ("newest", "good")
 Snapshots = list[Snapshot]  # a method of this name hides the type inside the class
 
@@ -95,9 +97,10 @@ class Checkpointer:
         """
         objects.setdefault("gradients", True)  # else a save in the midst of an accumulation would not be exact
         sections = state.capture(**objects)
-        bad = health.nonfinite(sections)
+        masks = masks_of("model", objects.get("model")) | masks_of("ema", objects.get("ema"))
+        bad = health.nonfinite(sections, allowed=masks)
         if bad and clean:
-            sections, bad = cleaned(sections), ()
+            sections, bad = cleaned(sections, masks), ()
             log.warning("step %d: non-finite values were replaced by zeros, as asked; the checkpoint is repaired", step)
             repaired = True
         else:
@@ -120,13 +123,13 @@ class Checkpointer:
             self._pending[self.directory / name] = step
         self.quiet(step)  # this state is finite: so are those that it came from
         self.prune()
-        return self._snapshot(self.directory / name)
+        return snapshot_of(self.directory / name)
 
     def _quarantine(
         self, step: int, branch: int, sections: Any, bad: tuple[str, ...], meta: Mapping[str, Any]
     ) -> Snapshot:
         named = ", ".join(bad[:3]) + (f" and {len(bad) - 3} more" if len(bad) > 3 else "")
-        reason = f"{len(bad)} tensors hold NaN or Inf: {named}"
+        reason = f"{len(bad)} tensor{' holds' if len(bad) == 1 else 's hold'} NaN or Inf: {named}"
         log.warning("step %d: this state is not one to come back to (%s); it goes to quarantine", step, reason)
         home = self.directory / QUARANTINE
         container.prepare(home)
@@ -135,7 +138,7 @@ class Checkpointer:
         container.write(home, name, sections, step=step, branch=branch, meta=meta, status="bad", reason=reason)
         for old in [path for _, _, path in container.entries(home)][:-1]:
             container.remove(old)  # one is evidence; more are only disk space
-        return self._snapshot(home / name)
+        return snapshot_of(home / name)
 
     def _free_branch(self, step: int, branch: int, home: Path) -> int:
         """The branch, or the next one of which this step was not saved before (by an earlier run, say)."""
@@ -210,7 +213,7 @@ class Checkpointer:
 
     def list(self) -> Snapshots:
         """All checkpoints by branch and step; one that is too damaged to say what it is counts as bad."""
-        return [self._snapshot(path) for _, _, path in container.entries(self.directory)]
+        return [snapshot_of(path) for _, _, path in container.entries(self.directory)]
 
     def verify(self, step: int) -> Verified:
         """Read every byte of the newest checkpoint of a step and compare it with its checksums."""
@@ -242,21 +245,3 @@ class Checkpointer:
     def close(self) -> None:
         """Wait for what is under way."""
         self.wait()
-
-    def _snapshot(self, path: Path) -> Snapshot:
-        try:
-            manifest = container.inspect(path)
-        except CheckpointError as error:
-            step, branch = container.step_of(path.name)
-            return Snapshot(step=step, branch=branch, path=path, state="bad", digest="", reason=str(error))
-        told = container.get_status(path)
-        return Snapshot(
-            step=manifest.step,
-            branch=manifest.branch,
-            path=path,
-            state=told.state,
-            reason=told.reason,
-            digest=manifest.digest,
-            metrics=manifest.meta.get("metrics", {}),
-            repaired=bool(manifest.meta.get("repaired", False)),
-        )

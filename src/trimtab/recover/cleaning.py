@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import torch
@@ -11,12 +11,19 @@ from torch import Tensor
 from trimtab.recover.state import to_host
 
 
-def cleaned(sections: Mapping[str, Any]) -> dict[str, Any]:
-    """A copy of the sections without a non-finite value; the live state is left alone."""
-    copied = to_host(sections)
-    for value in copied.values():
+def cleaned(sections: Mapping[str, Any], masks: Collection[str] = ()) -> dict[str, Any]:
+    """A copy of the sections without a non-finite value, but for masks: without its -inf one masks nothing.
+
+    The live state is left alone.
+    """
+    fresh = to_host(sections)
+    for value in fresh.values():
         _clean(value)
-    return copied
+    for name in masks:
+        section, _, key = name.partition(".")
+        if key in sections.get(section, {}):
+            fresh[section][key] = to_host({"mask": sections[section][key]})["mask"]
+    return fresh
 
 
 def _clean(value: Any) -> None:

@@ -15,7 +15,7 @@ from trimtab.core.types import Snapshot
 from trimtab.core.versions import versions
 from trimtab.recover import container, health, modules, rng, state, swap
 from trimtab.recover.cleaning import cleaned
-from trimtab.recover.compare import copied, listed
+from trimtab.recover.compare import listed
 from trimtab.recover.foreign import load_foreign
 from trimtab.recover.house import QUARANTINE
 from trimtab.recover.masks import masks_of
@@ -87,7 +87,7 @@ def save_checkpoint(
         log.warning(
             "%s: NaN or Inf in %s; zeros are saved instead, as asked: it is repaired, not sound", where, listed(bad)
         )
-        sections = _cleaned(sections, masks)
+        sections = cleaned(sections, masks)
     swap.replace_with(where, sections, step=step, meta=meta)
     return snapshot_of(where)
 
@@ -165,16 +165,6 @@ def _refused(where: Path, sections: Any, bad: tuple[str, ...], step: int, meta: 
     home = where.parent / QUARANTINE / where.name
     swap.replace_with(home, sections, step=step, meta=meta, status="bad", reason=reason)
     return snapshot_of(home)
-
-
-def _cleaned(sections: Mapping[str, Any], masks: set[str]) -> dict[str, Any]:
-    """The sections with zeros for what is not finite, but for masks: without its -inf one masks nothing."""
-    fresh = cleaned(sections)
-    for name in masks:
-        section, _, key = name.partition(".")
-        if key in sections.get(section, {}):
-            fresh[section][key] = copied(sections[section][key])
-    return fresh
 
 
 def _sound_sections(where: Path, given: Mapping[str, Any], masks: set[str]) -> dict[str, Any]:
