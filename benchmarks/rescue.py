@@ -27,10 +27,10 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 import torch
-
 from tests.faults.base import Case, Run
 from tests.faults.harness import make_run
 from tests.faults.inject import REAL, alter_once, body, inputs, weight
+
 from trimtab import Guard, __version__
 
 STEPS = {"mlp": 400, "cnn": 400, "rnn": 400, "lm": 400, "contrastive": 400, "segment": 400}
@@ -279,7 +279,7 @@ def table(todo: list[Job], ended: dict[Job, Ended], spread: dict[str, float], se
             counts.setdefault(key, []).append((rescued, harmed, hurt))
         lines.append(
             f"| {job.fault} | {job.family} | {job.seed} | {clean:.4f} | {bare.loss:.4g} | {mine.loss:.4f} | "
-            f"{mine.loss / clean:.3f} | {'yes' if rescued else '**no**'}{' (worse than unguarded)' if harmed else ''} | "
+            f"{mine.loss / clean:.3f} | {'yes' if rescued else '**no**'}{', worse than unguarded' if harmed else ''} | "
             f"{deeds}{'; ' + mine.error if mine.error else ''} |"
         )
     out = [
@@ -288,7 +288,7 @@ def table(todo: list[Job], ended: dict[Job, Ended], spread: dict[str, float], se
         f"trimtab {__version__}, torch {torch.__version__}, CPU, {STEPS['mlp']} steps, fault at step {ONSET}; "
         f"{seconds:.0f} s. Made by `python benchmarks/rescue.py`; what is measured is said there.",
         "",
-        "| runs | number | unguarded: within tolerance of clean | guarded: within tolerance | guarded worse than unguarded |",
+        "| runs | number | unguarded, within tolerance | guarded, within tolerance | guarded worse than unguarded |",
         "|---|---|---|---|---|",
     ]
     for key, found in counts.items():

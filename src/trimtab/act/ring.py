@@ -17,7 +17,7 @@ from trimtab.core.types import Severity, Verdict
 from trimtab.sample.step import Step
 
 log = logging.getLogger("trimtab")
-MAX_KEPT = 8
+MAX_KEPT = 24
 MIN_KEPT = 3
 OLDEST = 40
 """In units of the spacing: what is older than that is no help any more."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from trimtab.core.level import SHORT
+from trimtab.core.schedule import RAISED
 from trimtab.core.types import Finding, Sample
 from trimtab.core.window import Window
 
@@ -15,6 +16,9 @@ def applied(sample: Sample, finding: Finding) -> bool:
     scalars = sample.scalars
     if any(scalars.get(name) for name in ("rejected", "scaler_skipped", "routine_overflow")):
         return False
+    if finding.name == "learning-rate" and "highest" in finding.evidence:  # it leapt, but is it in force?
+        in_force = finding.evidence.get("lr", 0.0) * scalars.get("lr_multiplier", 1.0)
+        return in_force > RAISED * finding.evidence["highest"]
     return finding.name != "exploding-gradient" or scalars.get("clip_coef", 1.0) > BOUNDED
 
 
