@@ -118,7 +118,7 @@ def test_a_warm_up_where_the_loss_rose_first(write_run):
     rising = [2.0 + 0.5 * i for i in range(12)]
     losses = rising + [7.5 * 0.9**i + 0.3 for i in range(188)]
     advice = warmup_of(write_run(losses, noisy(200)))
-    assert 10 <= advice.num_steps <= 50
+    assert 26 <= advice.num_steps <= 66
     assert advice.loss_rose > 0.5
     assert any("rose" in r for r in advice.reasons)
 
@@ -127,8 +127,34 @@ def test_a_warm_up_where_gradients_were_large_before_they_settled(write_run):
     norms = [40.0 * 0.85**i for i in range(30)] + noisy(170, level=0.4)
     advice = warmup_of(write_run(falling(200), norms))
     assert advice.early_norm > 10
-    assert advice.settled_at <= advice.num_steps <= 50
-    assert advice.num_steps >= 15
+    assert advice.settled_at <= advice.num_steps == 66
+    assert any("a third" in r for r in advice.reasons)
+
+
+def test_a_long_run_needs_no_third_of_itself(write_run):
+    norms = [40.0 * 0.85**i for i in range(30)] + noisy(1170, level=0.4)
+    assert warmup_of(write_run(falling(1200), norms)).num_steps == 200
+
+
+@pytest.mark.parametrize(("lr", "expected"), [(1e-3, 0), (1.0, 40)])
+def test_updates_that_throw_the_weights_about_ask_for_a_warm_up(tmp_path, lr, expected):
+    import torch
+
+    from trimtab import Guard
+
+    model = torch.nn.Sequential(torch.nn.Linear(8, 32), torch.nn.Tanh(), torch.nn.Linear(32, 1))
+    optimizer = torch.optim.Adam(model.parameters(), lr=lr)
+    with Guard(model, optimizer, run_dir=tmp_path / "run") as guard:
+        for _ in range(120):
+            x = torch.randn(64, 8)
+            loss = (model(x) - x.sum(1, keepdim=True)).square().mean()
+            loss.backward()
+            guard.step(loss)
+            optimizer.zero_grad()
+    advice = warmup_of(tmp_path / "run")
+    assert advice.adam
+    assert advice.num_steps == expected
+    assert (advice.early_update > 0.125) == (expected > 0)
 
 
 def test_noise_is_no_rise(write_run):

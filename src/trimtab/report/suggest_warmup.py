@@ -11,11 +11,15 @@ from trimtab.core.schedule import rates_of
 from trimtab.record.reader import Run
 from trimtab.report.suggest import MIN_STEPS, WINDOW, Floats, settled, too_short, true_norms
 
-ROSE, EARLY_NORM, EARLY_UPDATE = 0.1, 3.0, 10.0
-"""From where on the beginning of a run asks for a warm-up: part of the later fall that the loss rose first, and first
-norms and updates over later ones."""
-MIN_WARMUP = 10
+ROSE, EARLY_NORM, VIOLENT = 0.1, 10.0, 0.125
+"""From where on the beginning of a run asks for a warm-up: the part of its later fall that the loss rose first, the
+first norms over later ones, and the part of their size by which the first updates changed the weights."""
+MIN_WARMUP, PLAIN_WARMUP = 10, 200
+MOST_FRAC = 1 / 3
+"""The longest warm-up, as a part of the run."""
 BETA2 = 0.999
+MOMENTS = round(2.0 / (1.0 - BETA2))
+"""Steps after which Adam's second moment is worth something."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,9 +60,10 @@ def _warmup(run: Run, name: str) -> WarmupAdvice:
         )
     at = settled(norms)
     early_norm = _early(norms)
-    early_update = _early(run.series("update_ratio", optimizer=name)[1])
-    rose = _rose(run.series("loss", optimizer=name)[1])
-    num, reasons = _weigh(len(norms), at, early_norm, early_update, rose, adam, warmed_up)
+    updates = run.series("update_ratio", optimizer=name)[1]
+    early_update = float(np.median(updates[:WINDOW])) if len(updates) else math.nan
+    rose, back = _rose(run.series("loss", optimizer=name)[1])
+    num, reasons = _weigh(len(norms), at, back, early_norm, early_update, rose, adam, warmed_up)
     return WarmupAdvice(
         optimizer=name,
         num_steps=num,
@@ -73,33 +78,33 @@ def _warmup(run: Run, name: str) -> WarmupAdvice:
 
 
 def _weigh(
-    num: int, at: int, early_norm: float, early_update: float, rose: float, adam: bool, warmed_up: int
+    num: int, at: int, back: int, early_norm: float, early_update: float, rose: float, adam: bool, warmed_up: int
 ) -> tuple[int, list[str]]:
     """How many steps of warm-up, and why."""
     settling = f"; they settled at step {at}" if at else ""
     facts = [f"The first gradient norms were {early_norm:.2g} times the later ones{settling}."]
     if math.isfinite(early_update):
-        facts.append(f"The first updates, relative to the weights, were {early_update:.2g} times the usual ones.")
+        facts.append(f"The first updates changed the weights by {100 * early_update:.2g} % of their size each.")
     signs = []
     if rose > ROSE:
-        signs.append(f"the loss first rose, by {100 * rose:.2g} % of what it fell later")
+        signs.append(f"the loss first rose, and was back where it began only after step {back}")
     if early_norm > EARLY_NORM:
-        signs.append("gradients were large before they settled")
-    if early_update > EARLY_UPDATE and rose > 0.0:
-        signs.append("updates were large while the loss did not yet fall")
+        signs.append("gradients were far larger before they settled")
+    if early_update > VIOLENT:
+        signs.append(f"updates of more than {100 * VIOLENT:.3g} % a step do not train, they throw about")
     if not signs:
         facts.append("The loss fell from the beginning" + (", with the warm-up it had." if warmed_up else "."))
         return warmed_up, facts
     facts.append("A warm-up would help: " + ", and ".join(signs) + ".")
-    wanted = max(at, MIN_WARMUP, 2 * warmed_up)
+    wanted = max(at, 2 * warmed_up, 2 * back, MOMENTS if adam else PLAIN_WARMUP)
     if adam:
-        moments = min(int(2.0 / (1.0 - BETA2)), num // 10)
         facts.append(
-            f"Adam knows the size of gradients only after about 2 / (1 - beta2) steps ({2.0 / (1.0 - BETA2):,.0f} for "
-            f"beta2 {BETA2}); of a run of {num:,} steps no more than a tenth was counted for that."
+            f"Adam knows the size of gradients only after about 2 / (1 - beta2) steps, {MOMENTS:,} for beta2 {BETA2}."
         )
-        wanted = max(wanted, moments)
-    return min(wanted, max(num // 4, MIN_WARMUP)), facts
+    most = max(int(MOST_FRAC * num), MIN_WARMUP)
+    if wanted > most:
+        facts.append(f"{wanted:,} steps would be more than a third of this run: {most:,}.")
+    return min(wanted, most), facts
 
 
 def _early(values: Floats) -> float:
@@ -109,17 +114,22 @@ def _early(values: Floats) -> float:
     return float(np.median(values[:WINDOW])) / later if later > 0 else math.nan
 
 
-def _rose(losses: Floats) -> float:
-    """How far the loss rose above its start before it fell, as a part of what it fell in all; 0 within its noise."""
+def _rose(losses: Floats) -> tuple[float, int]:
+    """How far the loss rose above its start before it fell, as a part of what it fell in all, and until which step.
+
+    Both are 0 where it rose no further than its noise.
+    """
     losses = losses[np.isfinite(losses)]
     if len(losses) < 4 * WINDOW:
-        return 0.0
-    early = losses[: max(len(losses) // 4, 2 * WINDOW)]
+        return 0.0, 0
+    early = losses[: max(len(losses) // 2, 2 * WINDOW)]
     smooth = np.convolve(early, np.full(3, 1 / 3), mode="valid")
     noise = 1.4826 * float(np.median(np.abs(np.diff(losses)))) / math.sqrt(2.0)
-    rise = float(smooth.max()) - float(losses[0])
-    fell = float(losses[0]) - float(np.median(losses[-2 * WINDOW :]))
-    return rise / max(abs(fell), 1e-12) if rise > 3.0 * noise else 0.0
+    start, rise = float(losses[0]), float(smooth.max()) - float(losses[0])
+    fell = start - float(np.median(losses[-2 * WINDOW :]))
+    if not rise > 3.0 * noise:
+        return 0.0, 0
+    return rise / max(abs(fell), 1e-12), int(np.flatnonzero(smooth > start + noise)[-1]) + 1
 
 
 def _warmed_up(run: Run, name: str) -> int:
