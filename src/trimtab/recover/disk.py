@@ -21,6 +21,7 @@ Gate = Callable[[str, Path], int | None]
 _NO_DIR_SYNC = (errno.EINVAL, errno.ENOTSUP, errno.EBADF)  # some network file systems have no such thing
 _FOLLOW_NOTHING = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)  # a FIFO must not make anybody wait
 _MAX_BYTES = 64 << 20
+_WORTH_A_HINT = 1 << 20
 _MAX_PIECES = 1024  # what POSIX promises
 
 
@@ -33,6 +34,16 @@ def _batch(pieces: Sequence[memoryview]) -> list[memoryview]:
         if num_bytes >= _MAX_BYTES:
             break
     return batch
+
+
+def _start_storing(fd: int, num_bytes: int) -> None:
+    """Let the disk begin with the last `num_bytes`, so that less is left to wait for; a hint that nothing depends on.
+
+    Pages that are stored already would be dropped from memory, hence the last ones only: they cannot be.
+    """
+    if num_bytes >= _WORTH_A_HINT and hasattr(os, "posix_fadvise"):
+        with contextlib.suppress(OSError):
+            os.posix_fadvise(fd, os.lseek(fd, 0, os.SEEK_CUR) - num_bytes, num_bytes, os.POSIX_FADV_DONTNEED)
 
 
 class Disk:
@@ -61,18 +72,11 @@ class Disk:
             limit = self._passes("write", path)
             now = [rest[0][:limit]] if limit is not None else _batch(rest)
             taken = os.writev(fd, now) if hasattr(os, "writev") else os.write(fd, now[0])
+            _start_storing(fd, taken)
             while rest and taken >= rest[0].nbytes:
                 taken -= rest.pop(0).nbytes
             if taken:
                 rest[0] = rest[0][taken:]
-            if rest:
-                self.start_writeback(fd)
-
-    def start_writeback(self, fd: int) -> None:
-        """Let the disk begin with what was written so far, without waiting for it; a hint, so no operation to fail."""
-        if hasattr(os, "posix_fadvise"):
-            with contextlib.suppress(OSError):
-                os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
 
     def fsync(self, fd: int, path: Path) -> None:
         """Wait until the file is on the disk."""

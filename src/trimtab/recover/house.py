@@ -137,6 +137,8 @@ def _is_stale(path: Path) -> bool:
 
 
 def _is_alive(pid: int) -> bool:
+    if os.name == "nt":
+        return True  # to ask would be to interrupt it
     try:
         os.kill(pid, 0)
     except ProcessLookupError:

@@ -77,7 +77,6 @@ class TensorFile:
             for item in _views(self._tensors):  # one copy at a time
                 self._queue.put(item)
                 disk.write(fd, [item[1]], path)
-        disk.start_writeback(fd)
 
     def sync(self, disk: Disk) -> None:
         """Wait until it is stored."""
