@@ -196,9 +196,8 @@ def main() -> None:
         for times in table.values():
             del times[0]
     print(f"torch {torch.__version__}, {len(tensors_of(state))} tensors, {megabytes:.0f} MB, {options.rounds} rounds.")
-    print(
-        f"Busy with others before each: {100 * statistics.median(busy):.0f} % (median), {100 * max(busy):.0f} % at most.\n"
-    )
+    middle, most = 100 * statistics.median(busy), 100 * max(busy)
+    print(f"Busy with others before each: {middle:.0f} % (median), {most:.0f} % at most.\n")
     heading = "| way | median s | range | MB/s | ratio to the first, median of rounds |\n|---|---|---|---|---|"
     for title, times in (("save", saves), ("load, and read every value", touched), ("load without", loads)):
         print(f"**{title}**\n\n{heading}")
