@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -192,3 +194,21 @@ def test_a_folder_that_cannot_be_written_costs_only_the_record(workplace: Workpl
     assert (said.code, said.finite) == (0, True)
     assert said.own_err == []
     assert any("cannot record" in line for line in said.our_err)
+
+
+def test_a_script_that_ends_by_itself_leaves_a_complete_record(tmp_path: Path) -> None:
+    """Also with verdicts that lag behind: the last one is still under way when the script ends."""
+    (tmp_path / "lag.toml").write_text("[tool.trimtab]\nlag = 3\n")
+    (tmp_path / "train.py").write_text(
+        "import sys, torch\n"
+        "m = torch.nn.Linear(4, 1); o = torch.optim.SGD(m.parameters(), lr=0.01)\n"
+        "for _ in range(12):\n"
+        "    o.zero_grad(); m(torch.randn(3, 4)).square().mean().backward(); o.step()\n"
+        "sys.exit(4)\n"
+    )
+    command = [sys.executable, "-m", "trimtab", "run", "--config", "lag.toml", "--dir", "runs", "train.py"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 4
+    assert "12 steps, no findings" in done.stderr
+    (record,) = (tmp_path / "runs").glob("*/run.jsonl")
+    assert record.read_text().splitlines()[-1].startswith('{"t":"close"')

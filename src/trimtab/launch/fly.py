@@ -62,6 +62,9 @@ class _Crew:
             from trimtab.launch.pilot import Pilot
             from trimtab.record.sinks import ConsoleSink
 
+            # Handlers run last in, first out: ours must come before that of the recorder, which was just imported.
+            atexit.unregister(self.land)
+            atexit.register(self.land)
             self._own_the_log()
             sinks = [] if self._quiet else [ConsoleSink(stream=self._stream)]
             pilot = Pilot({**self._settings, "sinks": [*self._settings.get("sinks", ()), *sinks]}, self._flights.append)
