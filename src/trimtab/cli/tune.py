@@ -172,7 +172,7 @@ def _show_clip(out: Console, advice: ClipAdvice) -> None:
 def _show_warmup(out: Console, advice: WarmupAdvice) -> None:
     num = advice.num_steps
     value = None if num is None else f"{num} steps" if num else "none needed"
-    how = f"LinearLR(optimizer, start_factor={1 / (num + 1):.2g}, total_iters={num})" if num else ""
+    how = f"LinearLR(optimizer, start_factor={1 / (num + 1):.2g}, total_iters={num}), or a lower rate" if num else ""
     _show(out, "warm-up", advice.optimizer, value, advice.reasons, how)
 
 

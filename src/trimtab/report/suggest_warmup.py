@@ -87,15 +87,15 @@ def _weigh(
         facts.append(f"The first updates changed the weights by {100 * early_update:.2g} % of their size each.")
     signs = []
     if rose > ROSE:
-        signs.append(f"the loss first rose, and was back where it began only after step {back}")
+        signs.append(f"the loss rose first, until step {back}")
     if early_norm > EARLY_NORM:
-        signs.append("gradients were far larger before they settled")
+        signs.append("gradients were far larger than later")
     if early_update > VIOLENT:
-        signs.append(f"updates of more than {100 * VIOLENT:.3g} % a step do not train, they throw about")
+        signs.append(f"updates above {100 * VIOLENT:.3g} % throw the weights about")
     if not signs:
         facts.append("The loss fell from the beginning" + (", with the warm-up it had." if warmed_up else "."))
         return warmed_up, facts
-    facts.append("A warm-up would help: " + ", and ".join(signs) + ".")
+    facts.append("A warm-up would help: " + "; ".join(signs) + ".")
     wanted = max(at, 2 * warmed_up, 2 * back, MOMENTS if adam else PLAIN_WARMUP)
     if adam:
         facts.append(
@@ -103,7 +103,7 @@ def _weigh(
         )
     most = max(int(MOST_FRAC * num), MIN_WARMUP)
     if wanted > most:
-        facts.append(f"{wanted:,} steps would be more than a third of this run: {most:,}.")
+        facts.append(f"{wanted:,} steps were more than a third of this run, so that it is {most:,}.")
     return min(wanted, most), facts
 
 
