@@ -13,6 +13,7 @@ how = sys.argv[1]
 model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 1))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
 atexit.register(lambda: print("at exit:", how))
+signal.signal(signal.SIGINT, signal.default_int_handler)  # started in the background, it would be ignored
 if how == "terminated":
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(40 + number))
 
