@@ -217,7 +217,7 @@ def test_what_fails_in_the_background_is_raised_at_the_next_chance(
 ) -> None:
     ckpt = Checkpointer(tmp_path, asynchronous=True)
     model, optimizer = trained()
-    monkeypatch.setattr(ckpt, "_write", lambda *args: (_ for _ in ()).throw(CheckpointError("the disk is full")))
+    monkeypatch.setattr(ckpt, "_write", lambda *args, **kw: (_ for _ in ()).throw(CheckpointError("the disk is full")))
     ckpt.save(1, model=model, optimizer=optimizer)
     with pytest.raises(CheckpointError, match="disk is full"):
         ckpt.wait()
@@ -282,3 +282,15 @@ def test_a_mask_of_infinities_is_no_trouble(tmp_path: Path) -> None:
     other.register_buffer("mask", torch.zeros(4, 4))
     ckpt.resume(model=other, optimizer=its, step=2)
     assert torch.equal(other.mask, model.mask)  # type: ignore[arg-type]
+
+
+def test_a_non_finite_state_is_quarantined_in_the_background_too(tmp_path: Path) -> None:
+    ckpt = Checkpointer(tmp_path, asynchronous=True)
+    model, optimizer = trained()
+    ckpt.save(1, model=model, optimizer=optimizer)
+    with torch.no_grad():
+        model[0].weight[0, 0] = math.nan  # type: ignore[index]
+    ckpt.save(2, model=model, optimizer=optimizer)
+    ckpt.wait()
+    assert [s.step for s in ckpt.list()] == [1]
+    assert [p.name for p in (tmp_path / "quarantine").iterdir() if p.is_dir()] == ["step-00000002"]

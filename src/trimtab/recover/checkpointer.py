@@ -36,6 +36,17 @@ class Verified:
         return not self.damage
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Job:
+    """What is to be saved beside the state itself."""
+
+    step: int
+    branch: int
+    meta: Mapping[str, Any]
+    masks: set[str]
+    clean: bool
+
+
 class Checkpointer:
     """Saves and resumes training; the last checkpoint that is good is never lost.
 
@@ -54,7 +65,7 @@ class Checkpointer:
 
     It keeps the last `keep_last`, the best by the metric `keep_best` (`"-loss"`: less is better), and every
     `keep_every`th step, within `max_bytes`. A candidate is good after `quiet_steps` further steps without trouble.
-    `asynchronous` copies the state to host memory and writes it on a thread.
+    `asynchronous` copies the state to host memory, and looks at it and writes it on a thread.
     """
 
     def __init__(
@@ -97,45 +108,47 @@ class Checkpointer:
         """
         objects.setdefault("gradients", True)  # else a save in the midst of an accumulation would not be exact
         sections = state.capture(**objects)
-        masks = masks_of("model", objects.get("model")) | masks_of("ema", objects.get("ema"))
-        bad = health.nonfinite(sections, allowed=masks)
-        if bad and clean:
-            sections, bad = cleaned(sections, masks), ()
-            log.warning("step %d: non-finite values were replaced by zeros, as asked; the checkpoint is repaired", step)
-            repaired = True
-        else:
-            repaired = False
         numbers = {k: float(v) for k, v in (metrics or {}).items()}
-        meta = {"versions": versions(), "metrics": numbers, "repaired": repaired, "verdict": dict(verdict or {})}
-        if bad:
-            return self._quarantine(step, branch, sections, bad, meta)
+        meta = {"versions": versions(), "metrics": numbers, "verdict": dict(verdict or {})}
+        masks = masks_of("model", objects.get("model")) | masks_of("ema", objects.get("ema"))
         branch = self._free_branch(step, branch, self.directory)
-        name = container.name_of(step, branch)
+        job = _Job(step=step, branch=branch, meta=meta, masks=masks, clean=clean)
         if self._background is None:
-            return self._write(step, branch, name, sections, meta)
-        self._background.submit(self._write, step, branch, name, self._background.copied(sections), meta)
-        path = self.directory / name
+            return self._store(job, sections)
+        self._background.submit(self._store, job, self._background.copied(sections))
+        path = self.directory / container.name_of(step, branch)
         return Snapshot(step=step, branch=branch, path=path, state="candidate", digest="", metrics=numbers)
 
-    def _write(self, step: int, branch: int, name: str, sections: Any, meta: Mapping[str, Any]) -> Snapshot:
-        container.write(self.directory, name, sections, step=step, branch=branch, meta=meta)
-        if self._pending is not None and not meta["repaired"]:
-            self._pending[self.directory / name] = step
-        self.quiet(step)  # this state is finite: so are those that it came from
+    def _store(self, job: _Job, sections: Mapping[str, Any]) -> Snapshot:
+        """Look whether the state is sound, and put it where it belongs."""
+        bad = health.nonfinite(sections, allowed=job.masks)
+        if bad and not job.clean:
+            return self._quarantine(job, sections, bad)
+        if bad:
+            told = "step %d: non-finite values were replaced by zeros, as asked; the checkpoint is repaired"
+            log.warning(told, job.step)
+            sections = cleaned(sections, job.masks)
+        return self._write(job, sections, repaired=bool(bad))
+
+    def _write(self, job: _Job, sections: Mapping[str, Any], *, repaired: bool) -> Snapshot:
+        name = container.name_of(job.step, job.branch)
+        meta = {**job.meta, "repaired": repaired}
+        container.write(self.directory, name, sections, step=job.step, branch=job.branch, meta=meta)
+        if self._pending is not None and not repaired:
+            self._pending[self.directory / name] = job.step
+        self.quiet(job.step)  # this state is finite: so are those that it came from
         self.prune()
         return snapshot_of(self.directory / name)
 
-    def _quarantine(
-        self, step: int, branch: int, sections: Any, bad: tuple[str, ...], meta: Mapping[str, Any]
-    ) -> Snapshot:
+    def _quarantine(self, job: _Job, sections: Mapping[str, Any], bad: tuple[str, ...]) -> Snapshot:
         named = ", ".join(bad[:3]) + (f" and {len(bad) - 3} more" if len(bad) > 3 else "")
         reason = f"{len(bad)} tensor{' holds' if len(bad) == 1 else 's hold'} NaN or Inf: {named}"
-        log.warning("step %d: this state is not one to come back to (%s); it goes to quarantine", step, reason)
+        log.warning("step %d: this state is not one to come back to (%s); it goes to quarantine", job.step, reason)
         home = self.directory / QUARANTINE
         container.prepare(home)
-        branch = self._free_branch(step, branch, home)
-        name = container.name_of(step, branch)
-        container.write(home, name, sections, step=step, branch=branch, meta=meta, status="bad", reason=reason)
+        branch = self._free_branch(job.step, job.branch, home)
+        name, meta = container.name_of(job.step, branch), {**job.meta, "repaired": False}
+        container.write(home, name, sections, step=job.step, branch=branch, meta=meta, status="bad", reason=reason)
         for old in [path for _, _, path in container.entries(home)][:-1]:
             container.remove(old)  # one is evidence; more are only disk space
         return snapshot_of(home / name)
