@@ -24,6 +24,7 @@ from typing import Any
 import torch
 import torch.distributed.checkpoint as dcp
 
+from trimtab import Checkpointer
 from trimtab.recover import container
 
 State = dict[str, Any]
@@ -157,6 +158,31 @@ def row(name: str, times: dict[str, list[float]], reference: str, megabytes: flo
     return f"| {name} | {middle:.3f} | {low:.3f} to {high:.3f} | {megabytes / middle:.0f} | {ratio:.2f} |"
 
 
+def stalls(megabytes: int, rounds: int, folder: Path) -> str:
+    """How long `Checkpointer.save` keeps training waiting, at once and in the background."""
+    width = 1024
+    model = torch.nn.Sequential(*(torch.nn.Linear(width, width) for _ in range(max(1, megabytes // 12))))
+    optimizer = torch.optim.AdamW(model.parameters())
+    for p in model.parameters():
+        p.grad = torch.randn_like(p)
+    optimizer.step()
+    optimizer.zero_grad()
+    ways = {
+        "Checkpointer.save": Checkpointer(folder / "now", keep_last=1),
+        "the same, asynchronous": Checkpointer(folder / "later", keep_last=1, asynchronous=True),
+    }
+    times: dict[str, list[float]] = {way: [] for way in ways}
+    for number in range(rounds + 2):  # fresh memory at first
+        for way, ckpt in ways.items():
+            os.sync()
+            seconds, _ = timed(lambda ckpt=ckpt, n=number: ckpt.save(n, model=model, optimizer=optimizer))
+            times[way].append(seconds)
+            ckpt.wait()
+    size = 3 * sum(p.nbytes for p in model.parameters()) / 1e6
+    kept = {way: seconds[2:] for way, seconds in times.items()}
+    return "\n".join(row(way, kept, "Checkpointer.save", size) for way in kept)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--mb", type=int, default=300)
@@ -203,6 +229,9 @@ def main() -> None:
         print(f"**{title}**\n\n{heading}")
         print("\n".join(row(way, times, next(iter(times)), megabytes) for way in times))
         print()
+    with tempfile.TemporaryDirectory(prefix="trimtab-checkpoint-", dir=options.folder) as name:
+        print(f"**stall of a training that saves ({torch.get_num_threads()} threads)**\n\n{heading}")
+        print(stalls(options.mb, options.rounds, Path(name)))
 
 
 if __name__ == "__main__":
