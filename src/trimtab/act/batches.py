@@ -21,7 +21,8 @@ class Batches:
 
     def __init__(self, loader: Any, lag: int) -> None:
         self._loader = loader
-        self.quarantine: Quarantine = getattr(loader, "quarantine", None) or Quarantine()
+        own = getattr(loader, "quarantine", None)
+        self.quarantine = own if isinstance(own, Quarantine) else Quarantine()
         self._told: list[Any] = []
         self._steps: deque[tuple[int, list[Any], list[Any]]] = deque(maxlen=lag + 2)
 

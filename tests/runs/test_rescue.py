@@ -1,0 +1,167 @@
+"""Real runs in which something goes wrong: mode act brings them back, and a replay decides the same again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.faults.base import Case, Run
+from tests.faults.harness import make_run
+from tests.faults.inject import alter_once, inputs, moments, weight
+from trimtab import Guard
+from trimtab.record.reader import Run as Record
+from trimtab.record.reader import read_run
+from trimtab.report.replay import replay
+
+ONSET, STEPS = 100, 260
+Fault = Callable[[Run], None]
+
+
+def rates(run: Run, factor: float) -> None:
+    first = run.extra.setdefault("rates", [g["lr"] for g in run.optimizer.param_groups])
+    for group, lr in zip(run.optimizer.param_groups, first, strict=True):
+        group["lr"] = lr * factor
+
+
+def rate_leaps(run: Run) -> None:
+    rates(run, 300.0 if ONSET <= run.step < ONSET + 5 else 1.0)
+
+
+def rate_stays_high(run: Run) -> None:
+    rates(run, 100.0 if run.step >= ONSET else 1.0)
+
+
+def rate_grows(run: Run) -> None:
+    rates(run, 1.05 ** max(run.step - ONSET, 0))
+
+
+def batches_poisoned(run: Run) -> None:
+    if ONSET <= run.step < ONSET + 3:
+        alter_once(run, "draw", inputs(lambda x: x * 1000))
+
+
+def layer_scaled(run: Run) -> None:
+    if run.step == ONSET:
+        with torch.no_grad():
+            weight(run).mul_(1e3)
+
+
+def weight_gone(run: Run) -> None:
+    if run.step == ONSET:
+        with torch.no_grad():
+            weight(run)[0, 0] = float("nan")
+
+
+def moments_gone(run: Run) -> None:
+    if run.step == ONSET:
+        for moment in moments(run):
+            moment.fill_(float("nan"))
+
+
+FAULTS: dict[str, Fault] = {
+    f.__name__: f
+    for f in (rate_leaps, rate_stays_high, rate_grows, batches_poisoned, layer_scaled, weight_gone, moments_gone)
+}
+
+
+def held_out(run: Run) -> float:
+    run.model.eval()
+    with torch.no_grad():
+        loss = float(run.task.loss(run.model, run.task.val_batch))
+    run.model.train()
+    return loss
+
+
+def train(fault: Fault, family: str = "mlp", **kwargs: Any) -> tuple[float, Run]:
+    """Train; `mode` says whether a guard is attached, and which."""
+    mode = kwargs.pop("mode", None)
+
+    def attach(run: Run) -> Guard | None:
+        return None if mode is None else Guard.attach(run.model, run.optimizer, mode=mode, **kwargs)
+
+    run = make_run(Case("rescue", "dynamics", at=fault, steps=STEPS), family, 0).train(attach)
+    return held_out(run), run
+
+
+@cache
+def clean() -> float:
+    return train(lambda run: None)[0]
+
+
+def record_of(run: Run) -> Record:
+    assert run.guard is not None
+    assert run.guard.run_dir is not None
+    return read_run(run.guard.run_dir)
+
+
+@pytest.mark.parametrize("lag", [0, 1])
+@pytest.mark.parametrize("fault", FAULTS.values(), ids=FAULTS)
+def test_the_run_is_rescued_and_the_replay_decides_the_same(fault: Fault, lag: int) -> None:
+    unguarded, _ = train(fault)
+    guarded, run = train(fault, mode="act", lag=lag)
+    assert "error" not in run.extra
+    assert guarded < 1.3 * clean()  # these runs are short: the steps that were taken back are missed
+    assert guarded < 1.05 * unguarded or unguarded != unguarded
+    record = record_of(run)
+    went_back = [o for o in record.outcomes if o.action.kind == "rewind" and o.applied]
+    assert went_back
+    assert went_back[0].action.args["before"] <= ONSET + 30
+    branches = [(s.step, s.branch) for s in record.samples() if s.phase == "train"]
+    assert [step for step, _ in branches] == list(range(STEPS))  # steps go on, whatever is taken back
+    assert [b for _, b in branches] == sorted(b for _, b in branches)
+    assert branches[-1][1] == len({o.at for o in went_back})
+    again = replay(run.guard.run_dir)  # type: ignore[union-attr,arg-type]
+    assert again.identical, again.differences
+
+
+def test_slow_growth_is_dated_long_before_the_alarm() -> None:
+    _, run = train(rate_grows, mode="act")
+    record = record_of(run)
+    (decision, *_) = [d for d in record.decisions if any(a.kind == "rewind" for a in d.actions)]
+    onset = next(a.args["before"] for a in decision.actions if a.kind == "rewind")
+    assert ONSET <= onset <= ONSET + 30
+    assert decision.about - onset >= 30
+    told = [o.detail for o in record.outcomes if o.action.kind == "rewind"]
+    assert any("is held at" in detail for detail in told)
+    assert told[-1].endswith("helped")
+
+
+def test_trouble_that_comes_back_goes_further_back_and_in_the_end_no_more() -> None:
+    def loss_weighs_more(run: Run) -> None:
+        if run.step >= ONSET and run.step % 12 == 0:
+            alter_once(run, "forward", lambda loss: loss * 1e4)
+
+    _, run = train(loss_weighs_more, mode="act")
+    backs = [a.args["back"] for d in record_of(run).decisions for a in d.actions if a.kind == "rewind"]
+    assert backs[:4] == [0.0, 1.0, 2.0, 3.0]
+    assert max(backs) == 3.0
+
+
+def test_a_fresh_guard_goes_on_with_the_trail(tmp_path: Path) -> None:
+    """The onset lies before the state was saved: the guard that loads it knows it all the same."""
+    found = []
+    for cut in (None, ONSET + 20):
+
+        def swap(run: Run, cut: int | None = cut) -> None:
+            rate_grows(run)
+            if run.step == cut and run.guard is not None:
+                state = run.guard.state_dict()
+                run.guard.close()
+                run.guard = Guard.attach(run.model, run.optimizer, mode="act")
+                run.guard.load_state_dict(state)
+
+        _, run = train(swap, mode="act")
+        found.append([(d.about, d.actions) for d in record_of(run).decisions][:1])
+    assert found[0] == found[1]
+
+
+def test_other_modes_keep_no_states() -> None:
+    for mode in ("observe", "advise"):
+        _, run = train(lambda run: None, mode=mode, run_dir=False)
+        assert run.guard is not None
+        assert run.guard._lanes[""].ring is None
