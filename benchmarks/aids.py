@@ -119,7 +119,8 @@ class Score:
         out = []
         for (task, seed), found in self.arms.items():
             if task in tasks:
-                best, start = self.grid[task, seed], self.start[task, seed]
+                start = self.start[task, seed]
+                best = min(self.grid[task, seed], start)
                 out += [min(loss, start) / best for loss in found[arm]]
         return out
 
