@@ -55,7 +55,7 @@ LEGEND = """\
 Each number is the geometric mean, over seeds, of the validation loss at the end over that of the best setting of a grid
 (1.00: as good as the best; below: better than any of the grid); a failed run, one that ends no better than it began,
 counts as one that learned nothing. In parentheses the mean rank among the arms, and how many runs failed. Looked at:
-tasks that were used while the aids were made, with other seeds. Held out: tasks that were not.
+tasks that were used while the aids were made. Held out: tasks that were not.
 1e-3 is also PyTorch's default rate of SGD, Adam and AdamW.
 """
 
