@@ -38,7 +38,7 @@ ONSET = 150
 LAST = 10  # held-out losses are averaged over the last steps
 WITHIN = 0.05
 HELD_OUT_FAMILY, HELD_OUT_FAULT = "segment", "bits-flipped"
-SEEDS = {"tune": (0, 1, 2), "report": (3000, 3001, 3002)}
+SEEDS = {"tune": (0, 1, 2), "report": (5000, 5001, 5002)}
 NUM_CLEAN = 8
 
 
@@ -79,12 +79,12 @@ def layer_scaled_1000(run: Run) -> None:
 
 
 def bits_flipped(run: Run) -> None:
-    """A high bit of the exponent of 1 % of a layer's weights is flipped."""
+    """The highest bit of the exponent of 1 % of a layer's weights is flipped."""
     if run.step == ONSET:
         with torch.no_grad():
             bits = weight(run).view(torch.int32).view(-1)
             hit = torch.randperm(len(bits), generator=torch.Generator().manual_seed(0))[: max(len(bits) // 100, 1)]
-            bits[hit] ^= 1 << 28
+            bits[hit] ^= 1 << 30
 
 
 def stage_2_rate_30(run: Run) -> None:

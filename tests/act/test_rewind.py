@@ -461,3 +461,21 @@ def test_an_outlier_batch_is_taken_back_and_put_aside() -> None:
     assert far < 0.5
     assert float(model[1].running_var.max()) < 100
     guard.close()
+
+
+def test_a_rate_that_crept_up_is_held_at_what_it_was_for_long() -> None:
+    ringed = Ringed()
+    group = ringed.lane.optimizer.param_groups[0]
+    for step in range(100):
+        group["lr"] = 0.1 if step < 75 else 0.1 * 1.05 ** (step - 75)
+        ringed.step()
+    state = ringed.ring.before("", 90, 0)
+    assert state is not None
+    assert state.rates[""][0] > 0.12
+    assert ringed.ring.sound_rates("", state) == [0.1]
+    for step in range(60):  # a schedule that decays: the newest is the lowest
+        group["lr"] = 0.1 * 0.98**step
+        ringed.step()
+    state = ringed.ring.before("", 160, 0)
+    assert state is not None
+    assert ringed.ring.sound_rates("", state) == state.rates[""]

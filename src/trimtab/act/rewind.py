@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-from trimtab.act.ring import Ring, State, rates_of
+from trimtab.act.ring import Ring, rates_of
 from trimtab.core.types import Action, Outcome
 
 RAISED = 1.5
@@ -33,7 +33,7 @@ class Rewind:
             return Outcome(at=at, action=action, applied=False, detail=why)
         missing = ring.go_back_to(state)
         target.rewound_at = at
-        limited = _hold_rates(state, target) if action.args.get("limit", 0.0) else ""
+        limited = _hold_rates(ring.sound_rates(target.label, state), target) if action.args.get("limit", 0.0) else ""
         gone = f"; {missing} tensors are no longer there" if missing else ""
         young = "" if state.good else ", which had not been proven good yet"
         detail = (
@@ -43,9 +43,9 @@ class Rewind:
         return Outcome(at=at, action=action, applied=True, detail=detail)
 
 
-def _hold_rates(state: State, lane: Any) -> str:
+def _hold_rates(old: list[float], lane: Any) -> str:
     """Limit rates that were raised since; says so."""
-    old, now = state.rates.get(lane.label, []), rates_of(lane.optimizer)
+    now = rates_of(lane.optimizer)
     if not old or not any(n > RAISED * o for n, o in zip(now, old + [max(old)] * len(now), strict=False)):
         return ""
     most = [old[i] if i < len(old) else max(old) for i in range(len(now))]

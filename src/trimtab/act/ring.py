@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -19,6 +20,7 @@ from trimtab.sample.step import Step
 log = logging.getLogger("trimtab")
 MAX_KEPT = 24
 MIN_KEPT = 3
+NUM_RATES = 8
 OLDEST = 40
 """In units of the spacing: what is older than that is no help any more."""
 
@@ -135,6 +137,16 @@ class Ring:
         usable = [s for s in self._kept if s.steps[label] < step]
         chosen = [s for s in usable if s.good] or usable
         return chosen[max(len(chosen) - 1 - back, 0)] if chosen else None
+
+    def sound_rates(self, label: str, state: State) -> list[float]:
+        """The rates the run was long sound with: those of the state, or of most of the states before it if lower.
+
+        Where a rate grew slowly the state may already have too much of it.
+        """
+        own = state.rates.get(label, [])
+        recent = self._kept[: self._kept.index(state) + 1][-NUM_RATES:]
+        past = [s.rates[label] for s in recent if len(s.rates.get(label, [])) == len(own)]
+        return [min(rate, statistics.median_low([p[i] for p in past])) for i, rate in enumerate(own)]
 
     def go_back_to(self, state: State) -> int:
         """Put a state in place; all that came after it is dropped. Returns how many tensors no longer exist."""

@@ -49,7 +49,7 @@ class PolicyConfig:
     recover: int = 100
     effect_after: int = 20
     ring_every: int = 10
-    ring_bytes: int = 512_000_000
+    ring_bytes: int = 256_000_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
