@@ -280,7 +280,7 @@ def test_transformed_and_compiled_forwards_are_let_through() -> None:
     tap = ActivationTap(model, every=1)
     for _ in range(LOOKS):
         torch.func.vmap(model)(torch.randn(3, 4, 2))
-    assert float(tap.take()[0]["act_layers"]) == 0.0
+    assert float(tap.take()[0].get("act_layers", 0.0)) == 0.0
     compiled: Any = torch.compile(model, backend="eager", fullgraph=True)
     for _ in range(LOOKS):
         compiled(torch.randn(4, 2)).sum().backward()
