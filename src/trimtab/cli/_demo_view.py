@@ -108,6 +108,8 @@ def conclusion(result: DemoResult) -> str:
     gap = 100 * (clean.test_accuracy - guarded.test_accuracy)
     if not guarded.weights_finite:
         return f"{first}; guarded as well: this is a bug, please report it."
+    if abs(gap) < 0.05:
+        return f"{first}. Guarded, it goes on and ends as well as the clean run."
     compared = f"{gap:.1f} points below" if gap > 0 else f"{-gap:.1f} points above"
     return f"{first}. Guarded, it goes on and ends {compared} the clean run."
 
