@@ -8,13 +8,7 @@ from pathlib import Path
 import pytest
 
 TESTS = Path(__file__).parents[1]
-BUILT = """
-A4 A5 A6 A7 A8 A9 A10 A11 A12 A13 A14 A15 A16 A17 A26 A30 A31 A32 A33 A34 A35
-B5 B7 B8 B9 B10 B11 B12 B13 B24 B25 B26
-C2 C3 C4 C5 C6 C8 C9 C10 C11 C12 C14 C15
-D1 D2 D3 D4 D5 D6 D7 D9 D10 D12 D15 D16 D18
-E7 E13 E14 E15
-""".split()
+BUILT = ["A4", "A5", "A6", "A7", "A8", "A9", "A10", "A11", "A12", "A13", "A14", "A15", "A16", "A17", "A26", "A30", "A31", "A32", "A33", "A34", "A35", "B5", "B7", "B8", "B9", "B10", "B11", "B12", "B13", "B24", "B25", "B26", "C2", "C3", "C4", "C5", "C6", "C8", "C9", "C10", "C11", "C12", "C14", "C15", "D1", "D2", "D3", "D4", "D5", "D6", "D7", "D9", "D10", "D12", "D15", "D16", "D18", "E7", "E13", "E14", "E15"]
 
 
 def all_names() -> list[str]:
