@@ -25,5 +25,7 @@ def carry_out(decision: Decision, lane: Any, contained: Contained) -> Iterator[O
     for action in decision.actions:
         failed = Outcome(at=decision.at, action=action, applied=False, detail="the remedy failed; see the log")
         remedy = BUILTIN[action.kind]
+        if action.kind == "skip_data" and not SkipData.can(lane):
+            continue  # nobody told which samples these are: there is nothing to put on record
         outcome: Outcome | None = contained.call(f"remedy {action.kind}", remedy.apply, action, lane, decision.at)
         yield replace(outcome or failed, optimizer=lane.label)

@@ -12,6 +12,12 @@ class SkipData:
 
     kind: ClassVar[str] = "skip_data"
 
+    @staticmethod
+    def can(target: Any) -> bool:
+        """Whether anything is known of the samples of the judged step."""
+        desk = getattr(target, "batches", None)
+        return desk is not None and bool(desk.knows(target.last_step))
+
     def apply(self, action: Action, target: Any, at: int) -> Outcome:
         """Put the batch of the judged step aside."""
         desk = getattr(target, "batches", None)

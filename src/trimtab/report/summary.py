@@ -134,6 +134,8 @@ def _deeds(run: Run) -> tuple[Deed, ...]:
     for decision in run.decisions:
         for action in decision.actions:
             known = became.get((decision.at, action.kind, decision.optimizer), [])
+            if action.kind == "skip_data" and not known:
+                continue  # nobody told which samples they were: there was nothing to do
             deeds.append(
                 Deed(
                     at=decision.at,
