@@ -24,7 +24,7 @@ from trimtab.sample.exceptions import told_by
 from trimtab.sample.forward import ForwardTap
 from trimtab.sample.full import FullLook
 from trimtab.sample.mailbox import Mailbox
-from trimtab.sample.observed import Observed
+from trimtab.sample.observed import Observed, before_their_clipping
 from trimtab.sample.rows import Rows
 from trimtab.sample.sentinel import resolved
 from trimtab.sample.step import Step
@@ -215,7 +215,7 @@ class Lane:
             self._judge.heard(sample.scalars)
             self.rejected += sample.scalars["rejected"] > 0
         if "norm_before" in sample.scalars:
-            sample = replace(sample, scalars=_before_their_clipping(dict(sample.scalars)))
+            sample = replace(sample, scalars=before_their_clipping(dict(sample.scalars)))
         self.last_rejected = sample.scalars.get("rejected", 0.0) > 0
         if not self._rows.on_host:
             sample = replace(sample, scalars=resolved(dict(sample.scalars)))
@@ -288,14 +288,3 @@ class Lane:
         self._judge.suspicion.load_state_dict(state["suspicion"])
         self._judge.load_state_dict(state.get("clip", {}))
         self._branches = Branches(int(state.get("branch", 0)))
-
-
-def _before_their_clipping(scalars: dict[str, float]) -> dict[str, float]:
-    """The loop clips by itself, and told the norm before: that is the gradient's, and both clippings count as one."""
-    before, after = scalars.pop("norm_before"), scalars.get("grad_norm", math.nan)
-    scalars.pop("handed", None)  # the same thing, estimated
-    if not math.isnan(after) and not after > before * (1 + 1e-3):  # else it was not of these gradients
-        scalars["grad_norm"] = before
-        if 0 < before < math.inf:
-            scalars["clip_coef"] = min(after / before, 1.0) * scalars.get("clip_coef", 1.0)
-    return scalars

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import weakref
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -101,3 +102,14 @@ def _mean(losses: list[Tensor | float]) -> Tensor | float | None:
         same = [torch.as_tensor(loss, dtype=torch.float32, device=first.device) for loss in losses]
         return torch.stack(same).mean()
     return sum(float(loss) for loss in losses) / len(losses)
+
+
+def before_their_clipping(scalars: dict[str, float]) -> dict[str, float]:
+    """The loop clips by itself, and told the norm before: that is the gradient's, and both clippings count as one."""
+    before, after = scalars.pop("norm_before"), scalars.get("grad_norm", math.nan)
+    scalars.pop("handed", None)  # the same thing, estimated
+    if not math.isnan(after) and not after > before * (1 + 1e-3):  # else it was not of these gradients
+        scalars["grad_norm"] = before
+        if 0 < before < math.inf:
+            scalars["clip_coef"] = min(after / before, 1.0) * scalars.get("clip_coef", 1.0)
+    return scalars
