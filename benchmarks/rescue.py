@@ -1,42 +1,44 @@
 """Whether a guard in mode act brings a run that something went wrong in to where it would have been without it.
 
-    python benchmarks/rescue.py [--half tune|report|both] [--only SUBSTR] [--jobs 2] [--out FILE.md] [--verbose]
+    python benchmarks/rescue.py [--half tune|report|both] [--only SUBSTR] [--jobs 2] [--raw FILE.json] [--out FILE.md]
 
 Each fault happens to each family in three arms with the same seed and data: clean (no fault), unguarded, guarded (mode
 act, everything else at its default). What counts is the loss on held-out data at the end: the median over states of the
-last 100 steps, since even a clean run under momentum SGD leaps threefold from one state to another. A guarded
-run is rescued if it ends within 5 % of its clean run, plus an absolute tolerance: how far clean runs of the same family
-that differ in nothing but the order of their data lie from each other (the standard deviation over eight of them). The
-mechanism was made on the tune half; one family and one fault (and all seeds of the report half) were kept out.
+last 100 steps, since even a clean run under momentum SGD leaps threefold from one state to another. How
+near two sound runs come is measured, too: eight clean runs of each family that differ in nothing but the order of their
+data. A guarded run is rescued if it ends within 5 % of its clean run, plus a tolerance of one standard deviation of
+those eight (strict), or of the range in which 95 of 100 differences of two of them lie (1.64 x sqrt(2) deviations): a
+perfect guard, after which other batches come at other steps, could not do better. The mechanism was made on the tune half;
+one family and one fault (and all seeds of the report half) were kept out.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import logging
 import math
 import multiprocessing
 import statistics
 import sys
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
+import rescue_report
 import torch
 from tests.faults.base import Case, Run
 from tests.faults.harness import make_run
 from tests.faults.inject import REAL, alter_once, body, inputs, weight
 
-from trimtab import Guard, __version__
+from trimtab import Guard
 
 STEPS = dict.fromkeys(("mlp", "cnn", "rnn", "lm", "contrastive", "segment"), 600)
 ONSET = 150
 LAST, EVERY = 100, 5  # of the last steps, which states are measured on held-out data
-WITHIN = 0.05
 HELD_OUT_FAMILY, HELD_OUT_FAULT = "segment", "bits-flipped"
 SEEDS = {"tune": (0, 1, 2), "report": (5000, 5001, 5002)}
 NUM_CLEAN = 8
@@ -230,6 +232,24 @@ def canonical(job: Job) -> Job:
     return Job(job.family, "clean", job.seed, "clean") if job.arm == "clean" and job.fault not in CLEAN else job
 
 
+def read(raw: Path | None) -> dict[Job, Ended]:
+    """The runs that were made before."""
+    if raw is None or not raw.exists():
+        return {}
+    known = ((Job(**job), end) for job, end in json.loads(raw.read_text()))
+    return {job: Ended(end["loss"], tuple(end["deeds"]), end["error"], tuple(end["story"])) for job, end in known}
+
+
+def row_of(job: Job, ended: dict[Job, Ended]) -> rescue_report.Row:
+    """A guarded run beside its clean and its unguarded twin."""
+    clean = ended[canonical(Job(job.family, job.fault, job.seed, "clean"))].loss
+    bare, mine = ended[Job(job.family, job.fault, job.seed, "unguarded")], ended[job]
+    deeds = ", ".join(f"{d} x{mine.deeds.count(d)}" for d in dict.fromkeys(mine.deeds)) or "nothing"
+    group = "kept out" if kept_out(job) else "report half" if job.seed in SEEDS["report"] else "tune half"
+    said = f"{deeds}; {mine.error}" if mine.error else deeds
+    return rescue_report.Row(job.fault, job.family, job.seed, group, clean, bare.loss, mine.loss, said)
+
+
 def main() -> int:
     """Make all runs and the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -237,21 +257,23 @@ def main() -> int:
     parser.add_argument("--only", default="")
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--out", type=Path)
+    parser.add_argument("--raw", type=Path, help="runs that are in this file are not made again; new ones are added")
     parser.add_argument("--verbose", action="store_true")
     args = parser.parse_args()
     args.half = ("tune", "report") if args.half == "both" else (args.half,)
-    began = time.perf_counter()
     todo = list(jobs(args))
     families = sorted({job.family for job in todo})
     spread_jobs = [Job(f, "clean", SEEDS["tune"][0], "clean", order) for f in families for order in range(NUM_CLEAN)]
-    wanted = list(dict.fromkeys([canonical(job) for job in todo] + spread_jobs))
+    ended = read(args.raw)
+    wanted = [j for j in dict.fromkeys([canonical(job) for job in todo] + spread_jobs) if j not in ended]
     # Spawned, not forked: torch's threads do not survive a fork.
     with ProcessPoolExecutor(args.jobs, mp_context=multiprocessing.get_context("spawn")) as pool:
-        ended = dict(zip(wanted, pool.map(one, wanted, chunksize=2), strict=True))
-    spread = {
-        f: statistics.stdev(ended[job].loss for job in spread_jobs if job.family == f) for f in families
-    }  # fmt: skip
-    text = table(todo, ended, spread, time.perf_counter() - began)
+        ended |= dict(zip(wanted, pool.map(one, wanted, chunksize=2), strict=True))
+    if args.raw is not None:
+        args.raw.write_text(json.dumps([[asdict(job), asdict(end)] for job, end in ended.items()]))
+    sound = {f: [ended[job].loss for job in spread_jobs if job.family == f] for f in families}
+    rows = [row_of(job, ended) for job in todo if job.arm == "guarded"]
+    text = rescue_report.table(rows, sound, steps=STEPS["mlp"], onset=ONSET, kept_out=(HELD_OUT_FAMILY, HELD_OUT_FAULT))
     print(text)
     if args.verbose:
         for job in todo:
@@ -260,56 +282,6 @@ def main() -> int:
     if args.out is not None:
         args.out.write_text(text)
     return 0
-
-
-def table(todo: list[Job], ended: dict[Job, Ended], spread: dict[str, float], seconds: float) -> str:
-    """All runs, and how many were rescued."""
-    lines, counts = [], {}
-    for job in todo:
-        if job.arm != "guarded":
-            continue
-        clean = ended[canonical(Job(job.family, job.fault, job.seed, "clean"))].loss
-        bare, mine = ended[Job(job.family, job.fault, job.seed, "unguarded")], ended[job]
-        rescued = mine.loss <= clean * (1 + WITHIN) + spread[job.family]
-        harmed = mine.loss > bare.loss * (1 + WITHIN) + spread[job.family]
-        hurt = not bare.loss <= clean * (1 + WITHIN) + spread[job.family]
-        deeds = ", ".join(f"{d} x{mine.deeds.count(d)}" for d in dict.fromkeys(mine.deeds)) or "nothing"
-        half = "report" if job.seed in SEEDS["report"] else "tune"
-        group = "kept out" if kept_out(job) else half
-        for key in (group, "all", f"fault {job.fault}", f"family {job.family}"):
-            counts.setdefault(key, []).append((rescued, harmed, hurt))
-        lines.append(
-            f"| {job.fault} | {job.family} | {job.seed} | {clean:.4f} | {bare.loss:.4g} | {mine.loss:.4f} | "
-            f"{mine.loss / clean:.3f} | {'yes' if rescued else '**no**'}{', worse than unguarded' if harmed else ''} | "
-            f"{deeds}{'; ' + mine.error if mine.error else ''} |"
-        )
-    out = [
-        "# Rescue: runs in which something goes wrong, with and without a guard in mode act",
-        "",
-        f"trimtab {__version__}, torch {torch.__version__}, CPU, {STEPS['mlp']} steps, fault at step {ONSET}; "
-        f"{seconds:.0f} s. Made by `python benchmarks/rescue.py`; what is measured is said there.",
-        "",
-        "| runs | number | unguarded, within tolerance | guarded, within tolerance | guarded worse than unguarded |",
-        "|---|---|---|---|---|",
-    ]
-    for key, found in counts.items():
-        num = len(found)
-        ok, bad = sum(f[0] for f in found), sum(f[1] for f in found)
-        alone = sum(not f[2] for f in found)
-        out.append(f"| {key} | {num} | {alone} ({alone / num:.0%}) | {ok} ({ok / num:.1%}) | {bad} |")
-    out += [
-        "",
-        "Tolerance: 5 % of the clean run's loss, plus the spread of clean runs that differ in the order of data only: "
-        + ", ".join(f"{f} {s:.4f}" for f, s in spread.items())
-        + ".",
-        f"Kept out while the mechanism was made: the family {HELD_OUT_FAMILY} and the fault {HELD_OUT_FAULT}.",
-        "",
-        "| fault | family | seed | clean | unguarded | guarded | guarded / clean | rescued | what was done |",
-        "|---|---|---|---|---|---|---|---|---|",
-        *lines,
-        "",
-    ]
-    return "\n".join(out)
 
 
 if __name__ == "__main__":
