@@ -8,8 +8,8 @@ last 100 steps, since even a clean run under momentum SGD leaps threefold from o
 near two sound runs come is measured, too: eight clean runs of each family that differ in nothing but the order of their
 data. A guarded run is rescued if it ends within 5 % of its clean run, plus a tolerance of one standard deviation of
 those eight (strict), or of the range in which 95 of 100 differences of two of them lie (1.64 x sqrt(2) deviations): a
-perfect guard, after which other batches come at other steps, could not do better. The mechanism was made on the tune half;
-one family and one fault (and all seeds of the report half) were kept out.
+perfect guard, after which other batches come at other steps, could not do better. The mechanism was made on the tune
+half; one family and one fault (and all seeds of the report half) were kept out.
 """
 
 from __future__ import annotations
