@@ -113,8 +113,9 @@ def test_d12_the_adjusted_rate_is_told_while_it_is_adjusted_and_once_after() -> 
 
 
 def test_d12_the_adjusted_decay_is_read_from_what_the_remedy_says() -> None:
-    torch = pytest.importorskip("torch")
     from types import SimpleNamespace
+
+    import torch
 
     from trimtab.act.raise_weight_decay import RaiseWeightDecay
 
