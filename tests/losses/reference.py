@@ -97,7 +97,9 @@ def loss(
 ) -> Tensor:
     """The scalar by definition (axis, joint, full, pairwise, sigmoid)."""
     if objective == "pairwise":
-        return sum(loss([p, q], name, "full", scale, how, smoothing=smoothing) for p, q in itertools.combinations(xs, 2))
+        return sum(
+            loss([p, q], name, "full", scale, how, smoothing=smoothing) for p, q in itertools.combinations(xs, 2)
+        )
     z = logits(xs, name, scale, how)
     n, b = z.dim(), z.shape[0]
     if objective == "sigmoid":

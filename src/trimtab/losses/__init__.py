@@ -1,0 +1,1 @@
+"""N-way contrastive losses; imports nothing else of trimtab."""

@@ -1,0 +1,1 @@
+"""Activations, gradient checkpointing and stabilisers; imports nothing else of trimtab."""
