@@ -1,6 +1,6 @@
 """What every backend is given: one prepared N-way problem, and what it must give back.
 
-A tuple ``t = (i_1, .., i_N)`` takes one sample of each modality; its logit is ``z[t] = scale * s[t]`` with the similarity
+A tuple ``t = (i_1, .., i_N)`` takes one sample of each modality; its logit is ``z[t] = scale * s[t]`` with similarity
 ``s`` of `similarity.py`. The B tuples ``(i, .., i)`` are the positives; all others are negatives. A backend reduces the
 *negatives* to one number per anchor ``(m, i)``, over all tuples with ``t_m = i``:
 
