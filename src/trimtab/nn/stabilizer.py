@@ -1,0 +1,123 @@
+"""One layer that keeps the scale of what passes through it, by four methods; and the same for a layer you have."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.nn.utils import parametrizations, parametrize
+
+METHODS = ("layer_norm", "batch_norm", "weight_norm", "spectral_norm")
+
+
+class GradientStabilizer(nn.Module):
+    """Keeps the scale of ``[..., hidden_dim]`` features, and with it that of their gradients.
+
+    - `layer_norm`: each row to mean 0 and variance 1; `batch_norm`: each feature over all rows, with running statistics
+      (`momentum`) in eval mode and for a single row, where there is no variance to speak of.
+    - `weight_norm`, `spectral_norm`: a square linear layer, the identity at first, whose rows have a learned length, or
+      whose largest singular value is held at 1: no signal and no gradient grows in it.
+
+    Differs from the documented original: there the last two returned their input unchanged; here they act. To put them
+    on a layer that exists, use `stabilize_layer`.
+
+    Example:
+        >>> layer = GradientStabilizer("layer_norm", hidden_dim=4)
+        >>> [round(v, 2) for v in layer(torch.tensor([[1e6, 2e6, 3e6, 4e6]]))[0].tolist()]
+        [-1.34, -0.45, 0.45, 1.34]
+    """
+
+    def __init__(
+        self, method: str = "layer_norm", hidden_dim: int | None = None, eps: float = 1e-5, momentum: float = 0.1
+    ) -> None:
+        if method not in METHODS:
+            raise ValueError(f"method is {method!r}; expected one of {', '.join(METHODS)}")
+        if hidden_dim is None or hidden_dim < 1:
+            raise ValueError(f"hidden_dim is {hidden_dim}; expected the size of the last dimension, 1 or more")
+        super().__init__()
+        self.method = method
+        self.hidden_dim = hidden_dim
+        self.layer: nn.Module
+        if method == "layer_norm":
+            self.layer = nn.LayerNorm(hidden_dim, eps=eps)
+        elif method == "batch_norm":
+            self.layer = nn.BatchNorm1d(hidden_dim, eps=eps, momentum=momentum)
+        else:
+            square = nn.Linear(hidden_dim, hidden_dim)
+            with torch.no_grad():
+                square.weight.copy_(torch.eye(hidden_dim))
+                square.bias.zero_()
+            self.layer = stabilize_layer(square, method, eps=eps)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The same shape, its scale in hand."""
+        if x.shape[-1:] != (self.hidden_dim,):
+            raise ValueError(f"the input has the shape {tuple(x.shape)}; expected [..., {self.hidden_dim}]")
+        if isinstance(self.layer, nn.BatchNorm1d):
+            return _batch_norm(self.layer, x.reshape(-1, self.hidden_dim)).reshape(x.shape)
+        out: Tensor = self.layer(x)
+        return out
+
+    def extra_repr(self) -> str:
+        """The method."""
+        return f"method={self.method!r}, hidden_dim={self.hidden_dim}"
+
+
+def stabilize_layer(layer: nn.Module, method: str, eps: float = 1e-12) -> nn.Module:
+    """Put `weight_norm` or `spectral_norm` on the weight of a layer, in place; returns the layer.
+
+    Its output is as it was under `weight_norm`; under `spectral_norm` its weight is divided by its largest singular
+    value. A row of zeros stays zero under `weight_norm` but can be learned. Undo it with
+    `torch.nn.utils.parametrize.remove_parametrizations(layer, "weight")`.
+
+    Example:
+        >>> layer = stabilize_layer(nn.Linear(8, 8), "spectral_norm")
+        >>> for _ in range(50):
+        ...     out = layer(torch.ones(1, 8))
+        >>> round(float(torch.linalg.matrix_norm(layer.weight.detach(), 2)), 2)
+        1.0
+    """
+    if method not in METHODS[2:]:
+        raise ValueError(f"method is {method!r}; expected one of {', '.join(METHODS[2:])}")
+    weight = getattr(layer, "weight", None)
+    if not isinstance(weight, Tensor) or weight.dim() < 2:
+        raise ValueError(f"a {type(layer).__name__} has no weight of two dimensions or more to normalise")
+    if parametrize.is_parametrized(layer, "weight"):
+        raise ValueError(f"the weight of this {type(layer).__name__} is parametrised already; remove that first")
+    if method == "weight_norm":
+        parametrize.register_parametrization(layer, "weight", _LengthAndDirection(eps))
+    elif not bool(weight.detach().any()):
+        raise ValueError("a weight of zeros alone has no largest singular value; initialise the layer first")
+    else:
+        parametrizations.spectral_norm(layer, eps=eps)
+    return layer
+
+
+class _LengthAndDirection(nn.Module):
+    """``weight = length * direction / |direction|`` per row; torch's own gives NaN for a row of zeros."""
+
+    def __init__(self, eps: float) -> None:
+        super().__init__()
+        self.eps = eps
+
+    def forward(self, length: Tensor, direction: Tensor) -> Tensor:
+        return direction * (length / _row_norm(direction).clamp_min(self.eps))
+
+    def right_inverse(self, weight: Tensor) -> tuple[Tensor, Tensor]:
+        length = _row_norm(weight)
+        return length, torch.where(length > 0, weight, torch.ones_like(weight))
+
+
+def _row_norm(weight: Tensor) -> Tensor:
+    norm: Tensor = torch.linalg.vector_norm(weight, dim=tuple(range(1, weight.dim())), keepdim=True)
+    return norm
+
+
+def _batch_norm(layer: nn.BatchNorm1d, rows: Tensor) -> Tensor:
+    """As the layer does it; a single row, at which torch raises in train mode, is normalised as in eval mode."""
+    if layer.training and rows.shape[0] == 1:
+        return functional.batch_norm(
+            rows, layer.running_mean, layer.running_var, layer.weight, layer.bias, False, 0.0, layer.eps
+        )
+    out: Tensor = layer(rows)
+    return out
