@@ -30,11 +30,11 @@ import torch
 from aids_tasks import TASKS, build
 
 import trimtab
+from trimtab.checks.target_steps import compute_loss, endless, validation_loss
 from trimtab.record.reader import read_run
 from trimtab.report.suggest import suggest_clip
 from trimtab.report.suggest_warmup import suggest_warmup
 from trimtab.train.lr_range import find_lr
-from trimtab.train.target_steps import compute_loss, endless, validation_loss
 
 NUM = 150
 OUTLIERS, LR_SPIKE = (50, 51, 90), range(120, 123)

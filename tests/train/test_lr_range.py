@@ -11,14 +11,14 @@ from torch import nn
 from torch.nn.functional import cross_entropy, mse_loss
 from torch.utils.data import DataLoader, TensorDataset
 
+from trimtab.checks.target import Target
+from trimtab.checks.target_steps import run_steps
+from trimtab.checks.untouched import untouched
 from trimtab.core.errors import InputError
 from trimtab.data import load_digits
 from trimtab.train.lr_range import find_lr, settle, suggest_lr
 from trimtab.train.lr_sweep import Sweep, has_left, sweep_rates
 from trimtab.train.lr_trial import climb
-from trimtab.train.target import Target
-from trimtab.train.target_steps import run_steps
-from trimtab.train.untouched import untouched
 
 
 def digits() -> TensorDataset:

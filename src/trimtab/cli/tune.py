@@ -48,7 +48,7 @@ def lr(
     also scaler, if there is one. Exit code 1: the loss fell nowhere; 2: the target could not be used.
     """
     from trimtab.train.lr_range import find_lr
-    from trimtab.train.target import load_target
+    from trimtab.checks.target import load_target
 
     loaded = load_target(target)
     found = find_lr(loaded, low=low, high=high, num_steps=num_steps, repeats=repeats, trial_steps=trial_steps)

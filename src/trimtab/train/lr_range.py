@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
+from trimtab.checks.target import Target
 from trimtab.train.lr_sweep import CHANCE, Sweep, sweep_rates, wobble
 from trimtab.train.lr_trial import CLOSE, try_rates
-from trimtab.train.target import Target
 
 MIN_GAIN = 0.01
 """A loss that fell by less than this part of itself has not fallen."""

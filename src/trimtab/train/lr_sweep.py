@@ -13,10 +13,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from trimtab.checks.target import Target
+from trimtab.checks.target_steps import compute_loss, endless, take_step
+from trimtab.checks.untouched import untouched
 from trimtab.core.errors import InputError
-from trimtab.train.target import Target
-from trimtab.train.target_steps import compute_loss, endless, take_step
-from trimtab.train.untouched import untouched
 
 MEMORY = 0.8
 """Share of the smoothed loss that is kept from step to step: it averages about five steps."""

@@ -7,10 +7,10 @@ from collections.abc import Callable
 from itertools import islice
 from typing import Any
 
+from trimtab.checks.target import Target
+from trimtab.checks.target_steps import compute_loss, endless, take_step
+from trimtab.checks.untouched import untouched
 from trimtab.train.lr_sweep import set_rates, shares_of, start_loss
-from trimtab.train.target import Target
-from trimtab.train.target_steps import compute_loss, endless, take_step
-from trimtab.train.untouched import untouched
 
 APART = 3.0
 """Factor between neighbouring rates."""

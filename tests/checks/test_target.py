@@ -10,9 +10,9 @@ import torch
 from torch import nn
 from torch.nn.functional import mse_loss
 
+from trimtab.checks.target import Target, check_target, load_target
+from trimtab.checks.target_steps import compute_loss, endless, run_steps, take_step, validation_loss
 from trimtab.core.errors import InputError
-from trimtab.train.target import Target, check_target, load_target
-from trimtab.train.target_steps import compute_loss, endless, run_steps, take_step, validation_loss
 
 GOOD = """
 import torch

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from trimtab.checks.target import Target
 from trimtab.core.errors import InputError
-from trimtab.train.target import Target
 
 TARGET_KEYS = ("target", "targets", "label", "labels", "y")
 

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
+from trimtab.checks.target import Target
 from trimtab.core.errors import InputError
-from trimtab.train.target import Target
 
 Undo = Callable[[], None]
 
