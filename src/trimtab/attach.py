@@ -20,6 +20,7 @@ from trimtab.core.config import Config
 from trimtab.core.errors import AttachError, InputError
 from trimtab.core.types import Sample, Verdict
 from trimtab.lane import Lane
+from trimtab.recover.sampler import Quarantine
 from trimtab.sample.activations import ActivationTap
 from trimtab.sample.batch import Epoch
 from trimtab.sample.forward import ForwardTap
@@ -135,6 +136,7 @@ class Attachment:
         scaler: Any,
         ema: Any,
         loader: Any,
+        quarantine: Quarantine,
         config: Config,
         lag: int,
         observed: Observed,
@@ -171,7 +173,8 @@ class Attachment:
             for i, (label, one) in enumerate(optimizers.items())
         }
         if config.mode == "act":
-            self._make_ready_to_go_back(optimizers, ema, loader, config, lag, observed)
+            ring = Ring(model, optimizers, ema, self.lanes, config.policy)
+            self._make_ready_to_go_back(ring, Batches(loader, lag, quarantine), observed)
         passengers = {id(lane.optimizer): ContainedLane(lane, contained) for lane in self.lanes.values()}
         self._undo = [Seam(lane.optimizer, passengers[id(lane.optimizer)]).remove for lane in self.lanes.values()]
         if scaler is not None:
@@ -184,12 +187,9 @@ class Attachment:
             self._undo.append(activations.remove)
         _GUARDED.update(optimizers.values())
 
-    def _make_ready_to_go_back(
-        self, optimizers: Mapping[str, Any], ema: Any, loader: Any, config: Config, lag: int, observed: Observed
-    ) -> None:
+    def _make_ready_to_go_back(self, ring: Ring, batches: Batches, observed: Observed) -> None:
         """States in memory and the samples of the last steps, for the remedies that need them."""
-        ring = Ring(self._model, optimizers, ema, self.lanes, config.policy)
-        batches, on_batch = Batches(loader, lag), observed.on_batch
+        on_batch = observed.on_batch
 
         def told(batch: Any) -> None:
             on_batch(batch)

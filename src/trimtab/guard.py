@@ -10,6 +10,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from trimtab import attach
+from trimtab.act.batches import quarantine_of
 from trimtab.act.contain import Contained
 from trimtab.act.remedies import carry_out
 from trimtab.act.scaler import scale_of, unscale
@@ -19,9 +20,9 @@ from trimtab.core.errors import InputError, TrimtabError
 from trimtab.core.journal import Journal
 from trimtab.core.pipeline import Brain
 from trimtab.core.types import BrainState, Closing, Decision, Finding, Sample, Severity, Snapshot, Verdict
-from trimtab.keeper import Keeper, open_keeper
+from trimtab.keeper import Keeper, open_keepers, resume_from
 from trimtab.lane import Lane
-from trimtab.opening import health_of, lag_for, load_states, open_recorder, run_info, states_of, under_way
+from trimtab.opening import health_of, lag_for, load_state, open_recorder, run_info, state_of, under_way
 from trimtab.record.line_sink import with_lines
 from trimtab.sample.observed import Observed, scalar_loss
 
@@ -85,7 +86,8 @@ class Guard:
             attach.check_optimizer(one, model, label)
         self._contained, self._observed, self._journal = Contained(), Observed(), Journal()
         self._closed = self._stopping = False
-        self._keeper: Keeper | None = None
+        self.quarantine = quarantine_of(loader)
+        self._keepers: list[Keeper] = []
         self._lanes: dict[str, Lane] = {}
         self._brains = {label: Brain.from_config(self.config) for label in self._optimizers}
         if self._disabled:
@@ -99,6 +101,7 @@ class Guard:
             scaler=scaler,
             ema=ema,
             loader=loader,
+            quarantine=self.quarantine,
             config=self.config,
             lag=lag_for(self.config, self._model),
             observed=self._observed,
@@ -108,7 +111,7 @@ class Guard:
         self._lanes = self._attachment.lanes
         kept = {"model": model, "optimizer": self._optimizers, "scheduler": scheduler, "scaler": scaler}
         kept |= {"ema": ema, "loader": loader, "guard": self}
-        self._keeper = open_keeper(checkpoint, kept, self.config, lambda: max(self._steps().values()))
+        self._keepers = open_keepers(checkpoint, kept, self.config, self._lanes, self.run_dir)
 
     @classmethod
     def attach(cls, model: nn.Module, optimizer: Any, *args: Any, **kwargs: Any) -> Guard:
@@ -152,7 +155,7 @@ class Guard:
             lane.validated(scalars)
         return self.verdict
 
-    def _think(self, lane: Lane, sample: Sample) -> None:
+    def _think(self, lane: Lane, sample: Sample) -> Verdict:
         """Host side of the picture: sample -> verdict -> decision -> action -> record."""
         brain = self._brains[lane.label]
         verdict, decision = brain.advance(sample, seen_at=max(lane.attempts - 1, sample.step))
@@ -167,8 +170,8 @@ class Guard:
                     self._contained.call("the on_finding callback", self._on_finding, finding)
         if decision.actions:
             self._act(lane, decision)
-        if self._keeper is not None:
-            self._contained.call("certifying checkpoints", self._keeper.heard, verdict)
+        for keeper in self._keepers:
+            self._contained.call("certifying checkpoints", keeper.heard, verdict)
         if (sample.step + 1) % STATE_EVERY == 0 and sample.phase == "train":
             state = BrainState(step=sample.step + 1, state=brain.state_dict(), optimizer=lane.label)
             self._recorder.put(state)
@@ -177,6 +180,7 @@ class Guard:
             self._stopping = True  # closing judges what is still under way: the first reason to stop is the one told
             self.close(reason="stopped")
             raise stopped(verdict)
+        return verdict
 
     def _act(self, lane: Lane, decision: Decision) -> None:
         self._recorder.put(decision)
@@ -201,20 +205,15 @@ class Guard:
 
     def resume(self, prefer: str = "newest") -> Snapshot | None:
         """Go on from the newest sound checkpoint (`prefer="good"`: a certified one); None where there is none."""
-        if self._keeper is None:
-            raise InputError("resume() needs checkpoints; build the guard with checkpoint=PATH or a Checkpointer")
-        return self._keeper.resume(prefer)
+        return resume_from(self._keepers, prefer)
 
     def state_dict(self) -> dict[str, Any]:
         """Plain data to go on from exactly here. Samples still under way are judged first."""
-        for lane in self._lanes.values():
-            lane.drain()
-        return {"version": 1, "lanes": states_of(self._lanes), "brains": states_of(self._brains)}
+        return state_of(self._lanes, self._brains, self.quarantine)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where `state_dict` was taken."""
-        load_states(self._brains, state["brains"])
-        load_states(self._lanes, state["lanes"])
+        """Go on where `state_dict` was taken. Samples that are put aside now stay so."""
+        load_state(state, self._lanes, self._brains, self.quarantine)
 
     def close(self, reason: str = "closed") -> None:
         """Judge what is still under way, finish the record, and remove every hook. Closing twice is harmless."""
@@ -227,8 +226,8 @@ class Guard:
             next(iter(self._lanes.values())).drain(error=under_way())
         finally:
             self._attachment.remove()
-            if self._keeper is not None:
-                self._contained.call("closing checkpoints", self._keeper.close, reason)
+            for keeper in self._keepers:
+                self._contained.call("closing checkpoints", keeper.close, reason)
             num, lost = len(self.findings), dict(self._recorder.dropped)
             self._recorder.put(
                 Closing(steps=self._steps(), rejected=self.rejected, findings=num, reason=reason, dropped=lost)

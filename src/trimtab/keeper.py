@@ -1,15 +1,19 @@
-"""A guard's checkpoints: when to save, which to certify or condemn, and where to go on from."""
+"""A guard's checkpoints: when to save, which to certify or condemn, and where to go on from or back to."""
 
 from __future__ import annotations
 
 import logging
 import os
+import shutil
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 from torch import nn
 
 from trimtab.act.contain import Contained
+from trimtab.act.disk import DiskStates
+from trimtab.act.ring import nothing_instead
 from trimtab.core.config import Config
 from trimtab.core.errors import CheckpointError, InputError
 from trimtab.core.types import Severity, Snapshot, Verdict
@@ -18,13 +22,20 @@ from trimtab.recover.signals import SignalWatch
 from trimtab.sample.forward import inert, only_traced
 
 log = logging.getLogger("trimtab")
+OWN_FOLDER = "states"
+OWN_KEPT = 2
+OWN_BYTES = 16_000_000_000
+"""States that nobody asked for take no more than this, and no more than half of what is free on the disk."""
+OWN_FIRST = 50
+"""The first of them; then at twice as many steps, until they are as far apart as checkpoints are."""
 
 
 class Keeper:
     """Saves between two iterations: then schedulers, averages and gradients are as the next step will find them.
 
     A resumable loader says when that is, just before it fetches the next batch; without one, the first call of the
-    model after a step has to do, when the next batch is already fetched.
+    model after a step has to do, when the next batch is already fetched. With `own`, they are not the user's but the
+    guard's, for going back only: no signal is waited for, and none is left behind.
     """
 
     def __init__(
@@ -33,16 +44,23 @@ class Keeper:
         objects: Mapping[str, Any],
         *,
         config: Config,
-        steps: Callable[[], int],
+        lanes: Mapping[str, Any],
+        own: bool = False,
     ) -> None:
-        self.checkpointer = checkpointer
+        self.checkpointer, self.own = checkpointer, own
         self._objects = {name: one for name, one in objects.items() if one is not None}
-        self._every, self._steps = config.checkpoint_every, steps
-        self._saved = 0
+        if not isinstance(ema := objects.get("ema"), nn.Module) and not hasattr(ema, "state_dict") and ema is not None:
+            log.warning("the average (%s) has no state_dict: it is not part of checkpoints", type(ema).__name__)
+            del self._objects["ema"]
+        self._every, self._lanes = config.checkpoint_every, lanes
+        self._disk = DiskStates(checkpointer, self._objects, lanes)
+        for lane in lanes.values() if config.mode == "act" else ():
+            lane.disk = self._disk
+        self._saved = self._steps() if own else 0
         self._last_trouble = -1
         self._failed = False
         self._contained = Contained()
-        self._signals = SignalWatch() if config.checkpoint_on_signal else None
+        self._signals = SignalWatch() if config.checkpoint_on_signal and not own else None
         self._undo: list[Callable[[], None]] = []
         loader: Any = objects.get("loader")
         if hasattr(loader, "before_next"):
@@ -56,17 +74,25 @@ class Keeper:
         self._contained.call("saving a checkpoint", self._between)  # it runs inside the user's own calls
 
     def _between(self) -> None:
+        if any(lane.under_way for lane in self._lanes.values()):
+            return  # a closure called the model again: the state is that of half a step
         step = self._steps()
         ending = self._signals is not None and self._signals.pending is not None
-        due = self._every > 0 and step - self._saved >= self._every
+        every = min(self._every, max(self._saved, OWN_FIRST)) if self.own else self._every
+        due = self._every > 0 and step - self._saved >= every
         if ending or (due and step - self._last_trouble > 1):
             self.save(step)
         if ending and self._signals is not None:
             self._finish()
             self._signals.answer()
 
+    def _steps(self) -> int:
+        return max(int(lane.attempts) for lane in self._lanes.values())
+
     def save(self, step: int, **verdict: Any) -> Snapshot | None:
         """Save now; a failure is told and costs the checkpoint, not the run."""
+        if self.own:
+            self.checkpointer.discard_bad()
         try:
             snapshot = self.checkpointer.save(step, verdict=verdict, **self._objects)
         except CheckpointError as error:
@@ -75,6 +101,7 @@ class Keeper:
             self._failed = True
             return None
         self._saved, self._failed = step, False
+        self._disk.saved(snapshot.path)
         return snapshot
 
     def heard(self, verdict: Verdict) -> None:
@@ -92,6 +119,7 @@ class Keeper:
         snapshot = self.checkpointer.resume(prefer=prefer, **self._objects)
         if snapshot is not None:
             self._saved = snapshot.step
+            self._disk.resumed(snapshot)
             log.info("resumed from %s", snapshot.path)
         return snapshot
 
@@ -102,6 +130,9 @@ class Keeper:
         self._undo.clear()
         if self._signals is not None:
             self._signals.remove()
+        if self.own:
+            shutil.rmtree(self.checkpointer.directory, ignore_errors=True)
+            return
         if reason not in ("closed", "stopped") and self._steps() > self._saved:
             self.save(self._steps(), ended_by=reason)
         self._finish()
@@ -127,12 +158,63 @@ class _Between:
         return inert()
 
 
-def open_keeper(checkpoint: Any, objects: Mapping[str, Any], config: Config, steps: Callable[[], int]) -> Keeper | None:
-    """The keeper of a guard that was given a path or a `Checkpointer`; None where it was given neither."""
+def open_keepers(
+    checkpoint: Any, objects: Mapping[str, Any], config: Config, lanes: Mapping[str, Any], run_dir: Path | None
+) -> list[Keeper]:
+    """The keeper of a guard that was given a path or a `Checkpointer`.
+
+    Without one the list is empty, until in mode `act` it turns out that memory has no room for states to go back to:
+    then one is added that keeps a few in the run's own folder.
+    """
+    keepers: list[Keeper] = []
+    rings = [lane.ring for lane in lanes.values() if lane.ring is not None]
     if checkpoint is None:
-        return None
+        for ring in rings:
+            ring.instead = _OnDisk(keepers, objects, config, lanes, run_dir)
+        return keepers
     if isinstance(checkpoint, str | os.PathLike):
         checkpoint = Checkpointer(checkpoint)
     if not isinstance(checkpoint, Checkpointer):
         raise InputError(f"checkpoint is a {type(checkpoint).__name__}; expected a path or a trimtab.Checkpointer")
-    return Keeper(checkpoint, objects, config=config, steps=steps)
+    keepers.append(Keeper(checkpoint, objects, config=config, lanes=lanes))
+    for ring in rings:
+        ring.instead = lambda num: f"the checkpoints in {checkpoint.directory} are what it goes back to"
+    return keepers
+
+
+class _OnDisk:
+    """Opens a keeper of the guard's own once it is known how much a state takes; says what came of it."""
+
+    def __init__(
+        self,
+        keepers: list[Keeper],
+        objects: Mapping[str, Any],
+        config: Config,
+        lanes: Mapping[str, Any],
+        run_dir: Path | None,
+    ) -> None:
+        self._keepers, self._config, self._lanes, self._run_dir = keepers, config, lanes, run_dir
+        self._objects = {name: objects[name] for name in ("model", "optimizer", "ema")} | {"gradients": False}
+
+    def __call__(self, num_bytes: int) -> str:
+        if self._run_dir is None or self._config.checkpoint_every == 0:
+            return nothing_instead(num_bytes)
+        needed = (OWN_KEPT + 1) * num_bytes  # one more while it is written
+        try:
+            free = shutil.disk_usage(self._run_dir).free
+            if needed > min(OWN_BYTES, free // 2):
+                room = f"{OWN_KEPT} of them on disk take up to {needed / 1e9:.1f} GB ({free / 1e9:.1f} GB are free)"
+                return f"{room}: {nothing_instead(num_bytes)}"
+            ckpt = Checkpointer(self._run_dir / OWN_FOLDER, keep_last=OWN_KEPT)
+        except (OSError, CheckpointError) as error:
+            return f"they cannot be kept on disk ({error}): {nothing_instead(num_bytes)}"
+        self._keepers.append(Keeper(ckpt, self._objects, config=self._config, lanes=self._lanes, own=True))
+        return f"{OWN_KEPT} are kept in {ckpt.directory} until the guard is closed; checkpoint=PATH keeps them for good"
+
+
+def resume_from(keepers: list[Keeper], prefer: str) -> Snapshot | None:
+    """Go on from the newest sound checkpoint the user asked for; None where there is none yet."""
+    keeper = next((k for k in keepers if not k.own), None)
+    if keeper is None:
+        raise InputError("resume() needs checkpoints; build the guard with checkpoint=PATH or a Checkpointer")
+    return keeper.resume(prefer)

@@ -15,6 +15,7 @@ from trimtab.act.batches import Batches
 from trimtab.act.branches import Branches
 from trimtab.act.buffers import BufferShadow
 from trimtab.act.cut_lr import LrMultiplier
+from trimtab.act.disk import DiskStates
 from trimtab.act.judge import Judge
 from trimtab.act.ring import Ring
 from trimtab.act.scaler import scale_of
@@ -52,7 +53,8 @@ class Lane:
         self.attempts = self.rejected = 0
         self.last_rejected = self.stop_requested = False
         self.last_step = self.rewound_at = -1
-        self.ring: Ring | None = None  # this and the next: in mode act, states to go back to, samples to put aside
+        self.ring: Ring | None = None  # in mode act: states to go back to, in memory and on disk; samples to put aside
+        self.disk: DiskStates | None = None
         self.batches: Batches | None = None
         self._branches = Branches()
         self.scaler: Any = None  # set where there is one: its scale is read, and a remedy may have to lower it
@@ -169,6 +171,11 @@ class Lane:
         if (scale := scale_of(self.scaler)) is not None:
             step.scalars["scale"] = scale
         return step
+
+    @property
+    def under_way(self) -> bool:
+        """Whether a step has begun and is not over: closures call the model inside of it."""
+        return self._open is not None
 
     def _count_rejected(self, step: Step) -> None:
         step.rejected = True

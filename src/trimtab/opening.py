@@ -23,6 +23,7 @@ from trimtab.core.versions import versions
 from trimtab.record.recorder import Recorder
 from trimtab.record.sinks import adapt
 from trimtab.record.writer import RunWriter
+from trimtab.recover.sampler import Quarantine
 
 log = logging.getLogger("trimtab")
 
@@ -85,20 +86,29 @@ def run_info(config: Config, model: nn.Module, optimizers: Mapping[str, Any], fo
     )
 
 
-def states_of(owners: Mapping[str, Any]) -> dict[str, Any]:
-    """The state of each, by optimizer."""
-    return {label: one.state_dict() for label, one in owners.items()}
+def state_of(lanes: Mapping[str, Any], brains: Mapping[str, Brain], quarantine: Quarantine) -> dict[str, Any]:
+    """All that a guard has to remember, as plain data; what is still under way is judged first."""
+    for lane in lanes.values():
+        lane.drain()
+    owners = {"lanes": lanes, "brains": brains}
+    states = {kind: {label: one.state_dict() for label, one in some.items()} for kind, some in owners.items()}
+    return {"version": 1, **states, "quarantine": quarantine.state_dict()}
 
 
-def load_states(owners: Mapping[str, Any], states: Mapping[str, Any]) -> None:
+def load_state(
+    state: Mapping[str, Any], lanes: Mapping[str, Any], brains: Mapping[str, Brain], quarantine: Quarantine
+) -> None:
     """Give each its state back; refused where they are for other optimizers."""
-    if set(states) != set(owners):
-        raise InputError(
-            f"the state is for optimizers {sorted(states)}, this guard has {sorted(owners)}; "
-            "build it with the same optimizers, under the same keys"
-        )
-    for label, one in owners.items():
-        one.load_state_dict(states[label])
+    for owners, states in ((brains, state["brains"]), (lanes, state["lanes"])):
+        if set(states) != set(owners):
+            raise InputError(
+                f"the state is for optimizers {sorted(states)}, this guard has {sorted(owners)}; "
+                "build it with the same optimizers, under the same keys"
+            )
+        for label, one in owners.items():
+            one.load_state_dict(states[label])
+    if "quarantine" in state:
+        quarantine.load_state_dict(state["quarantine"])
 
 
 def under_way() -> Exception | None:

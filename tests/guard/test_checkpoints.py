@@ -219,7 +219,7 @@ def epochs(folder: Path, seed: int, stop_at: int | None, log: list[float]) -> li
                 if stop_at is not None and len(log) // 4 == stop_at:
                     raise Killed
     except Killed:
-        guard._keeper = None  # a killed process closes nothing
+        guard._keepers.clear()  # a killed process closes nothing
     guard.close()
     states = [*model.state_dict().values(), *(v for s in optimizer.state.values() for v in s.values())]
     return [v.detach().numpy().tobytes() for v in states]

@@ -19,10 +19,9 @@ MAX_BYTES = 1 << 26
 class Batches:
     """The samples of the last few steps: ids from the loader or from the batch itself, else the batch, to be hashed."""
 
-    def __init__(self, loader: Any, lag: int) -> None:
+    def __init__(self, loader: Any, lag: int, quarantine: Quarantine | None = None) -> None:
         self._loader = loader
-        own = getattr(loader, "quarantine", None)
-        self.quarantine = own if isinstance(own, Quarantine) else Quarantine()
+        self.quarantine = quarantine_of(loader) if quarantine is None else quarantine
         self._told: list[Any] = []
         self._steps: deque[tuple[int, list[Any], list[Any]]] = deque(maxlen=lag + 2)
 
@@ -56,6 +55,15 @@ class Batches:
         hashes = [content_hash(sample) for batch in batches for sample in samples_in(batch)]
         self.quarantine.add(hashes=hashes)
         return len(hashes), "their content"
+
+
+def quarantine_of(loader: Any) -> Quarantine:
+    """The quarantine that a loader, or the sampler in it, asks; a new one where none does."""
+    sampler = getattr(loader, "sampler", None)
+    inner = getattr(getattr(loader, "batch_sampler", None), "sampler", None)
+    asked = (getattr(one, "quarantine", None) for one in (loader, sampler, inner))
+    found = next((q for q in asked if isinstance(q, Quarantine)), None)
+    return Quarantine() if found is None else found  # an empty one is false, and still the one to fill
 
 
 def ids_in(batch: Any) -> list[Any]:

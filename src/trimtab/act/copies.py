@@ -44,6 +44,10 @@ class Copied:
                         others[("group", label, i, name)] = group[name]
         return tensors, others
 
+    def num_bytes(self) -> int:
+        """How much one copy takes."""
+        return sum(t.numel() * t.element_size() for t in self.live()[0].values())
+
     @torch.no_grad()
     def take(self, spare: dict[Key, Tensor] | None = None) -> tuple[dict[Key, Tensor], dict[Key, Any]]:
         """A copy of all of it; `spare` is memory that may be written over."""
@@ -56,12 +60,15 @@ class Copied:
 
     @torch.no_grad()
     def put_back(self, tensors: Mapping[Key, Tensor], others: Mapping[Key, Any]) -> int:
-        """Write a copy over what is there now, in place; returns how many tensors are no longer there to be written."""
+        """Write a copy over what is there now, in place; returns how many tensors are no longer there to be written.
+
+        It may lie on another device.
+        """
         live, _ = self.live()
-        fit = [k for k in tensors if k in live and _alike(live[k], tensors[k])]
+        fit = [k for k in tensors if k in live and _same_kind(live[k], tensors[k])]
         if fit:
             torch._foreach_copy_([live[k] for k in fit], [tensors[k] for k in fit])
-        missing = [k for k in tensors if k[0] != "state" and (k not in live or not _alike(live[k], tensors[k]))]
+        missing = [k for k in tensors if k[0] != "state" and (k not in live or not _same_kind(live[k], tensors[k]))]
         for label, optimizer in self._optimizers.items():
             self._put_state_back(label, optimizer, tensors, others, set(fit))
         return len(missing)
@@ -116,4 +123,8 @@ def _averaged(ema: Any) -> list[tuple[str, Tensor]]:
 
 
 def _alike(one: Tensor, other: Tensor) -> bool:
-    return one.shape == other.shape and one.dtype == other.dtype and one.device == other.device
+    return _same_kind(one, other) and one.device == other.device
+
+
+def _same_kind(one: Tensor, other: Tensor) -> bool:
+    return one.shape == other.shape and one.dtype == other.dtype

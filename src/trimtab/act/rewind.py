@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
+from trimtab.act.disk import DiskStates
 from trimtab.act.ring import Ring, rates_of
 from trimtab.core.types import Action, Outcome
 
@@ -13,6 +14,8 @@ RAISED = 1.5
 
 class Rewind:
     """Restores the newest good state before `before` (`back` further ones back, where trouble returned).
+
+    Memory is asked first, then the checkpoints of this run; those written since the trouble began are marked bad.
 
     The schedule, the loss scaler, random numbers and the data go on: the batches that did the damage are thereby
     skipped. Where `limit` is set and the rates were raised since, they are held at what they were, until the schedule
@@ -27,18 +30,25 @@ class Rewind:
         if ring is None:
             return Outcome(at=at, action=action, applied=False, detail="no states are kept in memory")
         before, back = int(action.args.get("before", at)), int(action.args.get("back", 0))
-        state = ring.before(target.label, before, back)
-        if state is None:
+        disk: DiskStates | None = getattr(target, "disk", None)
+        reached = ring.go_back(target.label, before, back)
+        if reached is None and disk is not None:
+            reached = disk.go_back(target.label, before, back)
+            if reached is not None:
+                ring.drop_after(target.label, reached.step)
+        if disk is not None:
+            disk.condemn(target.label, before, f"trouble began about step {before} and was found at step {at - 1}")
+        if reached is None:
             why = ring.why_none or f"no state from before step {before} is kept"
-            return Outcome(at=at, action=action, applied=False, detail=why)
-        missing = ring.go_back_to(state)
+            older = "" if disk is None else ", and no sound checkpoint of this run is older"
+            return Outcome(at=at, action=action, applied=False, detail=why + older)
         target.rewound_at = at
-        limited = _hold_rates(ring.sound_rates(target.label, state), target) if action.args.get("limit", 0.0) else ""
-        gone = f"; {missing} tensors are no longer there" if missing else ""
-        young = "" if state.good else ", which had not been proven good yet"
+        limited = _hold_rates(reached.rates, target) if action.args.get("limit", 0.0) else ""
+        gone = f"; {reached.missing} tensors are no longer there" if reached.missing else ""
+        young = "" if reached.proven else ", which had not been proven good yet"
         detail = (
-            f"weights, buffers and optimizer state are those after step {state.steps[target.label]} again{young} (the "
-            f"trouble began about step {before}); data, schedule and random numbers go on{limited}{gone}"
+            f"weights, buffers and optimizer state are those after step {reached.step} again, {reached.source}{young} "
+            f"(the trouble began about step {before}); data, schedule and random numbers go on{limited}{gone}"
         )
         return Outcome(at=at, action=action, applied=True, detail=detail)
 

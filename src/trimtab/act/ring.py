@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import statistics
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,6 +39,20 @@ class State:
     good: bool = False
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reached:
+    """Where a run has gone back to: the last step in it, whether it was proven good, and where it came from.
+
+    `missing` tensors are no longer there to be put back; `rates` are those the run was long sound with.
+    """
+
+    step: int
+    proven: bool
+    source: str
+    missing: int
+    rates: list[float]
+
+
 class Ring:
     """Owns the copies of one guard. Bounded in bytes; a model that is too large for it has none."""
 
@@ -57,6 +71,9 @@ class Ring:
         self._since_last = 0
         self._trouble: dict[str, int] = {}
         self._capacity = MAX_KEPT
+        self._sized = False
+        self.instead: Callable[[int], str] = nothing_instead
+        """Asked once, with the bytes of a copy, where there is no room for copies: what is gone back to then."""
         self.why_none = "" if self._every > 0 and self._max_bytes > 0 else "the ring is switched off"
 
     def __len__(self) -> int:
@@ -68,6 +85,10 @@ class Ring:
         """A lane's step is over: if it went into the weights, nothing was wrong with it and it is time, copy."""
         if self.why_none or not _went_in(step):
             return
+        if not self._sized:  # from the first step on the optimizer has its state: what is impossible is told at once
+            self._sized = True
+            if not self._fits():
+                return
         self._since_last += 1
         if self._since_last < self._every or step.number - self._trouble.get(label, -self._every) < self._every:
             return
@@ -75,7 +96,7 @@ class Ring:
         try:
             self._take(label)
         except torch.OutOfMemoryError:
-            self._off("there is not enough memory for it")
+            self._off("there is not enough memory for it", self._copied.num_bytes())
 
     def _take(self, label: str) -> None:
         if not self._kept and self._spare is None and not self._fits():
@@ -98,22 +119,22 @@ class Ring:
             self._spare = self._kept.pop(_least_needed([s.steps[label] for s in self._kept], self._every)).tensors
 
     def _fits(self) -> bool:
-        tensors, _ = self._copied.live()
-        num = sum(t.numel() * t.element_size() for t in tensors.values())
+        num = self._copied.num_bytes()
         if num * MIN_KEPT > self._max_bytes:
             self._off(
                 f"one copy of the model and its optimizer takes {num / 1e6:.0f} MB, and at least {MIN_KEPT} must fit "
-                f"into policy.ring_bytes ({self._max_bytes / 1e6:.0f} MB)"
+                f"into policy.ring_bytes ({self._max_bytes / 1e6:.0f} MB)",
+                num,
             )
             return False
         self._capacity = min(MAX_KEPT, max(self._max_bytes // max(num, 1) - 1, 1))  # one more while copying
         return True
 
-    def _off(self, why: str) -> None:
+    def _off(self, why: str, num_bytes: int) -> None:
         self.why_none = why
         self._kept.clear()
         self._spare = None
-        log.warning("no states are kept in memory to go back to: %s; rewinding is not possible", why)
+        log.warning("no states are kept in memory to go back to: %s; %s", why, self.instead(num_bytes))
 
     # -- judging -------------------------------------------------------------------------------------------------
 
@@ -139,14 +160,27 @@ class Ring:
         return chosen[max(len(chosen) - 1 - back, 0)] if chosen else None
 
     def sound_rates(self, label: str, state: State) -> list[float]:
-        """The rates the run was long sound with: those of the state, or of most of the states before it if lower.
+        """The rates the run was long sound with when the state was kept."""
+        past = self._kept[: self._kept.index(state) + 1]
+        return sound_rates(state.rates.get(label, []), [s.rates.get(label, []) for s in past])
 
-        Where a rate grew slowly the state may already have too much of it.
-        """
-        own = state.rates.get(label, [])
-        recent = self._kept[: self._kept.index(state) + 1][-NUM_RATES:]
-        past = [s.rates[label] for s in recent if len(s.rates.get(label, [])) == len(own)]
-        return [min(rate, statistics.median_low([p[i] for p in past])) for i, rate in enumerate(own)]
+    def go_back(self, label: str, before: int, back: int) -> Reached | None:
+        """Put the state that `before` names in place; None where there is none."""
+        state = self.before(label, before, back)
+        if state is None:
+            return None
+        return Reached(
+            step=state.steps[label],
+            proven=state.good,
+            source="from memory",
+            missing=self.go_back_to(state),
+            rates=self.sound_rates(label, state),
+        )
+
+    def drop_after(self, label: str, step: int) -> None:
+        """Another state, of `step`, was put in place: what came after it is no state of this run any more."""
+        self._kept = [s for s in self._kept if s.steps[label] <= step]
+        self._since_last = 0
 
     def go_back_to(self, state: State) -> int:
         """Put a state in place; all that came after it is dropped. Returns how many tensors no longer exist."""
@@ -164,6 +198,20 @@ def _went_in(step: Step) -> bool:
     loss = step.scalars.get("loss")
     skipped = "scaler_skipped" in step.scalars or "routine_overflow" in step.scalars
     return not step.rejected and not skipped and not (isinstance(loss, float) and not math.isfinite(loss))
+
+
+def nothing_instead(num_bytes: int) -> str:
+    """What there is to go back to where nobody keeps anything else."""
+    return "rewinding is not possible; give the guard checkpoint=PATH, or raise policy.ring_bytes"
+
+
+def sound_rates(own: list[float], past: Sequence[list[float]]) -> list[float]:
+    """The rates a run was long sound with: those of a state, or of most of the `past` ones up to it if lower.
+
+    Where a rate grew slowly the state may already have too much of it.
+    """
+    alike = [p for p in past[-NUM_RATES:] if len(p) == len(own)] or [own]
+    return [min(rate, statistics.median_low([p[i] for p in alike])) for i, rate in enumerate(own)]
 
 
 def rates_of(optimizer: Any) -> list[float]:

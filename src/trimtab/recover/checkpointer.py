@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -175,6 +175,13 @@ class Checkpointer:
                 self._candidates().pop(path, None)
                 self._tell(path, "bad", reason)
 
+    def condemn_these(self, paths: Iterable[Path], reason: str) -> None:
+        """Trouble had begun when these were written, as is known by now: they are bad, certified or not."""
+        for path in paths:
+            self._candidates().pop(path, None)
+            if path.exists():
+                self._tell(path, "bad", reason)
+
     def _tell(self, path: Path, verdict: str, reason: str) -> None:
         try:
             container.set_status(path, verdict, reason)
@@ -242,13 +249,20 @@ class Checkpointer:
         snapshots = self.list()
         sizes = {} if self._keep.max_bytes is None else {s.path: container.size_of(s.path) for s in snapshots}
         gone = doomed(snapshots, sizes, self._keep)
+        self._delete(gone)
+        return gone
+
+    def discard_bad(self) -> None:
+        """Delete what is bad: for states that nobody will look at again."""
+        self._delete([s for s in self.list() if s.state == "bad"])
+
+    def _delete(self, gone: Snapshots) -> None:
         for snapshot in gone:
             try:
                 container.remove(snapshot.path)
             except CheckpointError as error:
                 log.warning("%s could not be deleted: %s", snapshot.path.name, error)
             self._candidates().pop(snapshot.path, None)
-        return gone
 
     def wait(self) -> None:
         """Wait until everything is on disk; what went wrong there is raised here."""

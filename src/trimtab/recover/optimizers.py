@@ -123,10 +123,11 @@ def _set_exactly(optimizer: Optimizer, state: Mapping[str, Any]) -> None:
         for parameter, index in zip(group["params"], packed["params"], strict=True):
             for key, value in state["state"].get(index, {}).items():
                 if isinstance(value, Tensor):
-                    optimizer.state[parameter][key] = _placed(key, value, parameter, group)
+                    optimizer.state[parameter][key] = placed(key, value, parameter, group)
 
 
-def _placed(key: str, value: Tensor, parameter: Tensor, group: Mapping[str, Any]) -> Tensor:
+def placed(key: str, value: Tensor, parameter: Tensor, group: Mapping[str, Any]) -> Tensor:
+    """A moment on the device of its parameter, a step count where the optimizer wants it."""
     if key != "step":
         return value.to(parameter.device)
     if group.get("fused"):
