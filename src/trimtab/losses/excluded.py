@@ -1,0 +1,49 @@
+"""From reductions over the negatives to losses: ``softplus(L - positive)``, smoothing, means over what counts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from trimtab.losses.reduce import log1pexp
+
+__all__ = ["combine", "complete", "excluded", "masked_mean", "smoothing_term"]
+
+
+def excluded(negatives: Tensor, positive: Tensor) -> Tensor:
+    """``-log softmax`` of the positive, ``[N, B]``, from the log-sum-exp of the others: never negative or rounded off.
+
+    ``logsumexp(all) - positive`` loses every digit once the loss falls under the rounding of the logits; here the loss
+    and its gradient keep theirs down to 1e-38.
+    """
+    return log1pexp(negatives - positive)
+
+
+def smoothing_term(positive: Tensor, negative_sum: Tensor, candidates: Tensor | float) -> Tensor:
+    """``positive - mean`` over all candidates, the positive among them: what label smoothing adds per unit of eps."""
+    return positive - (negative_sum + positive) / candidates
+
+
+def complete(present: Tensor | None) -> Tensor | None:
+    """``[B]``: the samples whose every modality is there; None where all are."""
+    return None if present is None else present.all(0)
+
+
+def masked_mean(values: Tensor, counted: Tensor | None) -> Tensor:
+    """Mean over the last axis of what is counted; a zero with a graph where nothing is."""
+    if counted is None:
+        return values.mean(-1)
+    return values.masked_fill(~counted, 0.0).sum(-1) / counted.sum(-1).clamp_min(1)
+
+
+def combine(values: Tensor, per_modality: Tensor, chosen: Sequence[int], reduction: str) -> Tensor:
+    """What the caller asked for: the mean over the chosen anchor modalities, their sum, or all values."""
+    if reduction == "mean":
+        return per_modality[list(chosen)].mean()
+    if len(chosen) < values.shape[0]:
+        keep = torch.zeros(values.shape[0], 1, dtype=values.dtype, device=values.device)
+        keep[list(chosen)] = 1.0
+        values = values * keep
+    return values.sum() if reduction == "sum" else values

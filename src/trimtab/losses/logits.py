@@ -1,0 +1,86 @@
+"""Similarities and logits as tensors: of all ``[B]^N`` tuples, or of the ``[B, B]`` lines along one modality."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+
+import torch
+from torch import Tensor
+
+from trimtab.losses.prepare import make_problem
+from trimtab.losses.similarity import SIMILARITIES, of_pairs, of_total, positives
+from trimtab.losses.superrows import outer
+
+__all__ = ["line_similarity", "nway_logits", "tuple_similarity"]
+
+
+def nway_logits(
+    xs: Sequence[Tensor],
+    *,
+    similarity: str = "mip",
+    logit_scale: float | Tensor = 1.0,
+    normalize: str | None = "auto",
+) -> Tensor:
+    """The logits of all tuples, ``[B] * N``: the reference for small problems, differentiable.
+
+    The diagonal ``z[i, .., i]`` holds the positives. ``B^N`` numbers are allocated: `nway_cost` tells how many that is;
+    the losses themselves rarely need them.
+
+    Example:
+        >>> import torch
+        >>> from trimtab.losses import nway_logits
+        >>> eye = torch.eye(3)
+        >>> nway_logits([eye, eye, eye], similarity="paircos").shape
+        torch.Size([3, 3, 3])
+        >>> nway_logits([eye, eye], similarity="paircos", logit_scale=2.0)
+        tensor([[2., 0., 0.],
+                [0., 2., 0.],
+                [0., 0., 2.]])
+    """
+    problem = make_problem(xs, similarity, logit_scale=logit_scale, normalize=normalize)
+    with torch.autocast(problem.xs[0].device.type, enabled=False):
+        i = torch.arange(problem.batch, device=problem.xs[0].device)
+        # Near 0, distances and volumes lose half their digits to inner products: the positives come from the rows.
+        s = tuple_similarity(problem.xs, similarity).index_put((i,) * len(xs), positives(problem.xs, similarity))
+        return problem.scale * s
+
+
+def tuple_similarity(xs: Sequence[Tensor], name: str) -> Tensor:
+    """``s[t]`` of all tuples, ``[B] * N``, of prepared rows."""
+    n, batch = len(xs), xs[0].shape[0]
+    if name == "mip":
+        left, right = outer(xs[: n // 2], product=True), outer(xs[n // 2 :], product=True)
+        return (left @ right.T).reshape([batch] * n)
+    squares = [x.square().sum(-1) for x in xs]
+
+    def pair(m: int, k: int) -> Tensor:
+        shape = [batch if axis in (m, k) else 1 for axis in range(n)]
+        return (squares[m] if m == k else xs[m] @ xs[k].T).reshape(shape)
+
+    return of_pairs(name, cache(pair), n)
+
+
+def line_similarity(rest: Sequence[Tensor], single: Tensor, name: str) -> Tensor:
+    """``s`` of the tuples of row ``i`` of all of ``rest`` (N-1 modalities) with row ``j`` of ``single``: ``[I, J]``."""
+    n = len(rest) + 1
+    if name == "mip":
+        product = rest[0]
+        for x in rest[1:]:
+            product = product * x
+        return product @ single.T
+    if SIMILARITIES[name].family == "additive":
+        total = rest[0]
+        for x in rest[1:]:
+            total = total + x
+        last = single.square().sum(-1)
+        squares = torch.stack([x.square().sum(-1) for x in rest]).sum(0).unsqueeze(1) + last
+        q = torch.addmm(total.square().sum(-1).unsqueeze(1) + last, total, single.T, alpha=2)
+        return of_total(name, q, squares, n)
+
+    def pair(m: int, k: int) -> Tensor:
+        if m == n - 1:
+            return single.square().sum(-1)
+        return rest[m] @ single.T if k == n - 1 else (rest[m] * rest[k]).sum(-1, keepdim=True)
+
+    return of_pairs(name, cache(pair), n)

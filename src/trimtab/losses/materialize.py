@@ -1,0 +1,31 @@
+"""All ``B^N`` logits at once: the fastest way for small problems, and the plainest."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from trimtab.losses.logits import tuple_similarity
+from trimtab.losses.problem import Kind, Problem
+from trimtab.losses.reduce import reduce_candidates
+from trimtab.losses.superrows import diagonal_stride, marginals, outer, share_of
+
+__all__ = ["reduce_tuples"]
+
+
+def reduce_tuples(problem: Problem, kind: Kind) -> Tensor:
+    """``[N, B]``: the negatives reduced as `problem.py` says; every similarity, plain autograd."""
+    n, batch = problem.num_modalities, problem.batch
+    k = n // 2
+    z = problem.scale * tuple_similarity(problem.xs, problem.similarity).reshape(batch**k, -1)
+    valid = torch.ones_like(z, dtype=torch.bool)
+    i = torch.arange(batch, device=z.device)
+    valid[i * diagonal_stride(batch, k), i * diagonal_stride(batch, n - k)] = False
+    if problem.present is not None:
+        left, right = (outer(list(part), product=True) for part in (problem.present[:k], problem.present[k:]))
+        valid &= left.unsqueeze(1) & right
+    begin, end = share_of(batch**k, problem.share)
+    valid[:begin] = False
+    valid[end:] = False
+    rows, columns = (reduce_candidates(z, valid, kind, problem.bias, dim) for dim in (1, 0))
+    return marginals(rows, columns, n, kind)

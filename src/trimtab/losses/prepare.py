@@ -1,0 +1,150 @@
+"""Arguments to a `Problem`: checks that say what is wrong, masks, upcast, and rows made comparable."""
+
+from __future__ import annotations
+
+import difflib
+import math
+from collections.abc import Iterable, Sequence
+from typing import cast
+
+import torch
+from torch import Tensor
+
+from trimtab.losses.problem import Precision, Problem
+from trimtab.losses.similarity import SIMILARITIES
+
+NORMALIZE = ("auto", "rms", "l2", None)
+PRECISION = ("auto", "fp32", "tf32", "bf16")
+
+__all__ = ["NORMALIZE", "PRECISION", "as_factor", "check_mask", "check_name", "check_xs", "make_problem", "normalise"]
+
+
+def check_name(what: str, value: object, allowed: Iterable[object]) -> None:
+    """Raise ValueError unless ``value`` is one of ``allowed``, naming the nearest."""
+    options = list(allowed)
+    if any(value is option or (isinstance(value, str) and value == option) for option in options):
+        return
+    near = difflib.get_close_matches(str(value).lower(), [str(o) for o in options], 1, 0.5)
+    hint = f" Did you mean {near[0]!r}?" if near else ""
+    raise ValueError(f"{what} is {value!r}; expected one of {', '.join(map(repr, options))}.{hint}")
+
+
+def check_xs(xs: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    """The modalities as a tuple of equally shaped floating-point matrices of one dtype and device, or a clear error."""
+    if isinstance(xs, Tensor):
+        if xs.dim() != 3:
+            raise ValueError(f"xs is one tensor of shape {tuple(xs.shape)}; pass N tensors [B, D], or one [N, B, D].")
+        xs = list(xs.unbind(0))
+    if not isinstance(xs, (list, tuple)):
+        raise TypeError(f"xs is a {type(xs).__name__}; pass a list or tuple of N tensors [B, D].")
+    wrong = [type(x).__name__ for x in xs if not isinstance(x, Tensor)]
+    if wrong:
+        raise TypeError(f"xs holds a {wrong[0]}; every modality must be a tensor [B, D].")
+    if len(xs) < 2:
+        raise ValueError(f"xs holds {len(xs)} modalities; a contrastive loss needs at least 2.")
+    for m, x in enumerate(xs):
+        if x.dim() != 2:
+            raise ValueError(f"modality {m} has shape {tuple(x.shape)}; expected [B, D]: one row per sample.")
+        if x.dtype not in (torch.float16, torch.bfloat16, torch.float32, torch.float64):
+            raise TypeError(f"modality {m} is {x.dtype}; expected float16, bfloat16, float32 or float64.")
+    shapes = [tuple(x.shape) for x in xs]
+    if len(set(shapes)) > 1:
+        raise ValueError(f"the modalities differ in shape: {shapes}; all must be [B, D] with the same B and D.")
+    if len({x.device for x in xs}) > 1:
+        raise ValueError(f"the modalities are on different devices: {[str(x.device) for x in xs]}; move them to one.")
+    if 0 in shapes[0]:
+        raise ValueError(f"the modalities have shape {shapes[0]}; B and D must be at least 1.")
+    return tuple(xs)
+
+
+def check_mask(mask: Tensor | None, xs: Sequence[Tensor]) -> Tensor | None:
+    """The mask as ``[N, B]`` bool on the device of the modalities."""
+    if mask is None:
+        return None
+    shape = (len(xs), xs[0].shape[0])
+    if not isinstance(mask, Tensor) or mask.dtype != torch.bool:
+        raise TypeError(f"mask is {getattr(mask, 'dtype', type(mask).__name__)}; expected a bool tensor {list(shape)}.")
+    if tuple(mask.shape) != shape:
+        turn = " Transpose it." if tuple(mask.shape) == shape[::-1] else ""
+        raise ValueError(f"mask has shape {tuple(mask.shape)}; expected [N, B] = {shape}, True = present.{turn}")
+    return mask.to(xs[0].device)
+
+
+def as_factor(what: str, value: float | Tensor, like: Tensor, *, positive: bool) -> Tensor:
+    """A number or one-element tensor as 0-dim tensor like ``like``; numbers are checked, tensors never waited for."""
+    if isinstance(value, Tensor):
+        if value.numel() != 1 or value.dim() > 1:
+            raise ValueError(f"{what} has shape {tuple(value.shape)}; expected a number or a tensor with one element.")
+        if not value.dtype.is_floating_point:
+            raise TypeError(f"{what} is a tensor of {value.dtype}; expected a floating-point one.")
+        return value.reshape(()).to(device=like.device, dtype=like.dtype)
+    number = float(value)
+    if math.isnan(number) or (positive and not 0 < number < math.inf):
+        raise ValueError(f"{what} is {value!r}; expected a {'positive, finite ' if positive else ''}number.")
+    return torch.full((), number, dtype=like.dtype, device=like.device)
+
+
+def normalise(x: Tensor, how: str | None) -> Tensor:
+    """Rows of length 1 (l2) or root mean square 1 (rms), at any magnitude; a zero row stays zero, its gradient too."""
+    if how is None:
+        return x
+    top = x.detach().abs().amax(-1, keepdim=True)
+    zero = top == 0
+    # Divided by its largest entry a row can neither overflow nor vanish when squared. The result does not depend on the
+    # factor, so that it may stay out of the graph.
+    even = (x / top.masked_fill(zero, 1.0)).masked_fill(zero, 0.0)
+    length: Tensor = torch.linalg.vector_norm(even, dim=-1, keepdim=True).masked_fill(zero, 1.0)
+    if how == "rms":
+        length = length / math.sqrt(x.shape[-1])
+    return even / length
+
+
+def make_problem(
+    xs: Sequence[Tensor],
+    similarity: str,
+    *,
+    logit_scale: float | Tensor = 1.0,
+    logit_bias: float | Tensor | None = None,
+    normalize: str | None = "auto",
+    precision: str = "auto",
+    mask: Tensor | None = None,
+    chunk: int | None = None,
+) -> Problem:
+    """The problem a backend is given. Absent rows become zero first: whatever they held, no NaN gets out of them."""
+    check_name("similarity", similarity, SIMILARITIES)
+    check_name("normalize", normalize, NORMALIZE)
+    check_name("precision", precision, PRECISION)
+    if chunk is not None and (not isinstance(chunk, int) or chunk < 1):
+        raise ValueError(f"chunk is {chunk!r}; expected a positive number of tuples per tile, or None.")
+    xs = check_xs(xs)
+    dtypes = {x.dtype for x in xs}
+    dtype = torch.float64 if torch.float64 in dtypes else torch.float32
+    present = check_mask(mask, xs)
+    rows = [x.to(dtype) for x in xs]
+    if present is not None:
+        rows = [x.masked_fill(~p.unsqueeze(-1), 0.0) for x, p in zip(rows, present, strict=True)]
+    how = SIMILARITIES[similarity].normalize if normalize == "auto" else normalize
+    if similarity == "paircos":
+        how = "l2"  # a cosine, whatever was asked for
+    rows = [normalise(x, how) for x in rows]
+    scale = as_factor("logit_scale", logit_scale, rows[0], positive=True)
+    if similarity == "mip" and how == "rms":
+        scale = scale / rows[0].shape[1]  # the mean over the width instead of the sum
+    return Problem(
+        xs=tuple(rows),
+        similarity=similarity,
+        scale=scale,
+        bias=None if logit_bias is None else as_factor("logit_bias", logit_bias, rows[0], positive=False),
+        present=present,
+        precision=_precision(precision, dtypes, rows[0]),
+        chunk=chunk,
+    )
+
+
+def _precision(wanted: str, dtypes: set[torch.dtype], like: Tensor) -> Precision:
+    """Of large products: as exact as the inputs deserve. Half-precision products pay off on accelerators only."""
+    if like.dtype == torch.float64 or like.device.type == "cpu" or wanted == "fp32":
+        return "ieee"
+    if wanted == "auto":
+        return "bf16" if dtypes <= {torch.bfloat16, torch.float16} else "ieee"
+    return cast(Precision, wanted)
