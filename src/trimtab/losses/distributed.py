@@ -25,6 +25,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from trimtab.losses.prepare import check_mask, check_xs
 from trimtab.losses.problem import Kind, Problem
 
 Reduce = Callable[[Problem, Kind], Tensor]
@@ -33,7 +34,10 @@ Reduce = Callable[[Problem, Kind], Tensor]
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 _reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
-__all__ = ["Gathered", "Team", "gather_batch", "reduce_shares", "shared"]
+CARD = 10
+"""Numbers that a rank tells of itself before anything else is sent."""
+
+__all__ = ["Gathered", "Team", "gather_batch", "reduce_shares", "same_choice", "shared"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,39 +74,68 @@ def gather_batch(
     group: dist.ProcessGroup,
     *,
     settings: object = None,
-    scale_needs_grad: bool = False,
-    seed: int = 0,
-    error: Exception | None = None,
+    factors: Sequence[float | Tensor | None] = (),
+    draw: bool = False,
+    generator: torch.Generator | None = None,
 ) -> Gathered:
     """The rows (and masks) of all ranks, with gradients; batch sizes may differ from rank to rank.
 
-    ``settings`` is whatever must be the same on all ranks (compared by its repr). ``error`` is what this rank found
-    wrong with its own arguments: it is raised here, after the other ranks have been told.
+    ``settings`` is whatever must be the same on all ranks (compared by its repr), ``factors`` the scale and bias, which
+    may want gradients. With ``draw``, every rank takes a seed from its ``generator`` and the first rank's is for all. A
+    rank whose rows are wrong raises why; the others raise that it did.
     """
     rank, world = dist.get_rank(group), dist.get_world_size(group)
     if rank < 0:
         raise ValueError("this process is not a member of the group it passed to the loss; pass a group it belongs to.")
-    grad = torch.is_grad_enabled()
-    wants = grad and (scale_needs_grad or any(x.requires_grad for x in xs))
-    device = xs[0].device if xs and isinstance(xs[0], Tensor) else torch.device("cpu")
-    if error is None:
-        shape = [*xs[0].shape, len(xs), zlib.crc32(str(xs[0].dtype).encode())]
-    else:
-        shape = [0, 0, 0, 0]
-    card = [int(error is None), *shape, zlib.crc32(repr(settings).encode()), int(grad), int(wants)]
-    cards = _exchange([*card, int(mask is not None), seed], device, world, group)
-    if error is not None:
+    try:
+        rows = check_xs(xs)
+        present = check_mask(mask, rows)
+    except (TypeError, ValueError) as error:
+        _exchange([0] * CARD, torch.device("cpu"), world, group)
         raise error
+    device, dtype = rows[0].device, rows[0].dtype
+    for x in rows[1:]:
+        dtype = torch.promote_types(dtype, x.dtype)
+    numbers = [factor for factor in factors if not isinstance(factor, Tensor)]
+    wanted = [*rows, *(factor for factor in factors if isinstance(factor, Tensor))]
+    grad = torch.is_grad_enabled()
+    card = [
+        1,
+        *rows[0].shape,
+        len(rows),
+        zlib.crc32(str(dtype).encode()),
+        zlib.crc32(repr((settings, numbers)).encode()),
+        int(grad),
+        int(grad and any(tensor.requires_grad for tensor in wanted)),
+        int(present is not None),
+        _draw(generator) if draw else 0,
+    ]
+    cards = _exchange(card, device, world, group)
     _agree(cards, rank)
     sizes = tuple(card[1] for card in cards)
     team = Team(group=group, rank=rank, world=world, needs_grad=any(card[7] for card in cards))
-    stacked = _with_grad(torch.stack(list(xs)), team)
-    rows = _Gather.apply(stacked, sizes, group)  # type: ignore[no-untyped-call]
-    present = None
+    stacked = _with_grad(torch.stack([x.to(dtype) for x in rows]), team)
+    every: Tensor = _Gather.apply(stacked, sizes, group)  # type: ignore[no-untyped-call]
     if any(card[8] for card in cards):
-        mine = torch.ones(stacked.shape[:2], dtype=torch.bool, device=device) if mask is None else mask
-        present = _gather_rows(mine.to(torch.uint8)[..., None], sizes, group)[..., 0].bool()
-    return Gathered(xs=tuple(rows.unbind(0)), mask=present, team=team, sizes=sizes, seed=cards[0][9])
+        if present is None:
+            present = torch.ones(stacked.shape[:2], dtype=torch.bool, device=device)
+        present = _gather_rows(present.to(torch.uint8).unsqueeze(-1), sizes, group).squeeze(-1).bool()
+    return Gathered(xs=tuple(every.unbind(0)), mask=present, team=team, sizes=sizes, seed=cards[0][9])
+
+
+def same_choice(choice: str, options: Sequence[str], team: Team, error: Exception | None = None) -> str:
+    """The first rank's ``choice`` among ``options``, for every rank; or, where one has an ``error``, one on every rank.
+
+    Ranks must not choose for themselves: their free memory differs, and parts of two backends do not fit together.
+    """
+    device = torch.device("cpu")
+    cards = _exchange([0 if error is not None else 1, options.index(choice)], device, team.world, team.group)
+    if error is not None:
+        raise error
+    bad = [rank for rank, card in enumerate(cards) if not card[0]]
+    if bad:
+        raise ValueError(f"rank {bad[0]} of the group refused the problem (it says why); nothing was computed.")
+    return options[cards[0][1]]
 
 
 def shared(reduce_tuples: Reduce, team: Team) -> Reduce:
@@ -126,6 +159,11 @@ def _with_grad(tensor: Tensor, team: Team) -> Tensor:
     if team.needs_grad and torch.is_grad_enabled() and not tensor.requires_grad:
         return tensor.detach().requires_grad_()
     return tensor
+
+
+def _draw(generator: torch.Generator | None) -> int:
+    device = "cpu" if generator is None else generator.device
+    return int(torch.randint(1 << 62, (), generator=generator, device=device))
 
 
 def _exchange(card: list[int], device: torch.device, world: int, group: dist.ProcessGroup) -> list[list[int]]:
