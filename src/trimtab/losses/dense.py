@@ -16,7 +16,7 @@ from torch.autograd.function import once_differentiable
 
 from trimtab.losses.logits import line_similarity
 from trimtab.losses.problem import Kind, Problem
-from trimtab.losses.reduce import empty, reduce_candidates
+from trimtab.losses.reduce import candidates, empty, reduce_all
 from trimtab.losses.superrows import share_of
 
 Lines = Literal["axis", "joint"]
@@ -61,7 +61,7 @@ def _line(problem: Problem, kind: Kind, objective: Lines, m: int) -> Callable[..
         valid = _candidates(problem, objective, m)
         every = torch.ones_like(z, dtype=torch.bool) if valid is None else valid.expand_as(z).clone()
         every.diagonal(a).fill_(False)
-        return reduce_candidates(z, every, kind, problem.bias, 1)
+        return reduce_all(candidates(z, every, kind, problem.bias), kind, 1)
 
     return line
 

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from trimtab.losses.logits import tuple_similarity
 from trimtab.losses.problem import Kind, Problem
-from trimtab.losses.reduce import reduce_candidates
+from trimtab.losses.reduce import candidates, reduce_all
 from trimtab.losses.superrows import diagonal_stride, marginals, outer, share_of
 
 __all__ = ["reduce_tuples"]
@@ -27,5 +27,5 @@ def reduce_tuples(problem: Problem, kind: Kind) -> Tensor:
     begin, end = share_of(batch**k, problem.share)
     valid[:begin] = False
     valid[end:] = False
-    rows, columns = (reduce_candidates(z, valid, kind, problem.bias, dim) for dim in (1, 0))
-    return marginals(rows, columns, n, kind)
+    z = candidates(z, valid, kind, problem.bias)
+    return marginals(reduce_all(z, kind, 1), reduce_all(z, kind, 0), n, kind)

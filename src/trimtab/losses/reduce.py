@@ -10,7 +10,7 @@ from torch.autograd.function import once_differentiable
 
 from trimtab.losses.problem import Kind
 
-__all__ = ["empty", "log1pexp", "lse", "reduce_candidates"]
+__all__ = ["candidates", "empty", "log1pexp", "lse", "reduce_all"]
 
 
 def empty(kind: Kind) -> float:
@@ -48,10 +48,13 @@ def lse(z: Tensor, dim: int) -> Tensor:
     return result
 
 
-def reduce_candidates(z: Tensor, valid: Tensor, kind: Kind, bias: Tensor | None, dim: int) -> Tensor:
-    """Reduce logits along ``dim`` over the entries that are ``valid``."""
-    if kind == "lse":
-        return lse(z.masked_fill(~valid, -torch.inf), dim)
+def candidates(z: Tensor, valid: Tensor, kind: Kind, bias: Tensor | None) -> Tensor:
+    """What `reduce_all` sums up: the logits (or their softplus), and nothing where an entry is not ``valid``."""
     if kind == "softplus":
         z = log1pexp(z if bias is None else z + bias)
-    return z.masked_fill(~valid, 0.0).sum(dim)
+    return z.masked_fill(~valid, empty(kind))
+
+
+def reduce_all(z: Tensor, kind: Kind, dim: int) -> Tensor:
+    """`candidates` (or earlier reductions) to one number along ``dim``."""
+    return lse(z, dim) if kind == "lse" else z.sum(dim)

@@ -1,4 +1,4 @@
-"""The mean logit over all candidates of an anchor, which label smoothing pulls towards: closed forms where there are."""
+"""The mean logit over all candidates of an anchor, which label smoothing pulls to: closed forms where there are."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from trimtab.losses.problem import Kind
-from trimtab.losses.reduce import lse
+from trimtab.losses.reduce import reduce_all
 
 __all__ = ["diagonal_stride", "marginals", "outer", "share_of"]
 
@@ -46,5 +46,5 @@ def marginals(left: Tensor, right: Tensor, num: int, kind: Kind) -> Tensor:
         table = side.reshape([batch] * k)
         for m in range(k):
             lines = table.movedim(m, 0).reshape(batch, -1)
-            rows.append(lse(lines, 1) if kind == "lse" else lines.sum(1))
+            rows.append(reduce_all(lines, kind, 1))
     return torch.stack(rows)
