@@ -1,0 +1,352 @@
+"""The Triton kernels of the two-sided stream: super-rows, one pass over all logits, and the weights of a block.
+
+The logits are ``z[p, q] = c f(a_p + b_q + <X_p, Y_q>)`` with ``f`` the identity or the square root, in units of ln 2 so
+that ``exp2`` needs no extra product. Every sum is taken in a fixed order (partial results per tile, merged by
+`merge_partials`; no atomics), so that equal inputs give equal bits.
+
+``settings`` is a device tensor ``[c log2(e), fast]``. The host launches the FAST form and the safe one; on the device
+the one that does not apply returns at once, so that nobody waits for a bound:
+
+- FAST, where every ``|z|`` is known to be small: one exponential serves the row sum and the column sum.
+- safe: each row and each column has its own maximum, two exponentials per logit, no overflow at any scale.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+_NONE = tl.constexpr(float("-inf"))
+_TINY = tl.constexpr(1e-37)
+
+
+@triton.jit
+def build_rows(
+    parts,
+    keep,
+    rows,
+    squares,
+    first,
+    count,
+    B,
+    D,
+    width,
+    factor,
+    K: tl.constexpr,
+    ADD: tl.constexpr,
+    MASKED: tl.constexpr,
+    BLOCK_ROWS: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+):
+    """Super-rows ``first ..``: products (or sums) of one row of each of K parts ``[K, B, D]``, and their squared lengths."""
+    row = tl.program_id(0) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
+    inside = row < count
+    length = tl.zeros([BLOCK_ROWS], tl.float32)
+    exists = inside
+    if MASKED:
+        exists = tl.load(keep + row, mask=inside, other=0) != 0
+    for start in range(0, width, BLOCK_D):
+        d = start + tl.arange(0, BLOCK_D)
+        ok = exists[:, None] & (d < D)[None, :]
+        digits = first + row
+        value = tl.zeros([BLOCK_ROWS, BLOCK_D], tl.float32) if ADD else tl.full([BLOCK_ROWS, BLOCK_D], 1.0, tl.float32)
+        for back in tl.static_range(K):
+            entry = (K - 1 - back) * B + digits % B
+            digits = digits // B
+            x = tl.load(parts + entry.to(tl.int64)[:, None] * D + d[None, :], mask=ok, other=0.0)
+            value = value + x if ADD else value * x
+        rounded = value.to(rows.dtype.element_ty).to(tl.float32)
+        length += tl.sum(rounded * rounded, 1)
+        where = rows + row.to(tl.int64)[:, None] * width + d[None, :]
+        tl.store(where, (rounded * factor).to(rows.dtype.element_ty), mask=inside[:, None] & (d < width)[None, :])
+    tl.store(squares + row, length, mask=inside)
+
+
+@triton.jit
+def fold_rows(
+    grads,
+    parts,
+    out,
+    first,
+    count,
+    B,
+    D,
+    stride,
+    others,
+    K: tl.constexpr,
+    ADD: tl.constexpr,
+    BLOCK_ROWS: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+):
+    """The gradient of one row of one part from the gradients of all super-rows it is in: ``out [K, B, D]``."""
+    m = tl.program_id(0) // B
+    i = tl.program_id(0) % B
+    d = tl.program_id(1) * BLOCK_D + tl.arange(0, BLOCK_D)
+    step = 1  # numbers of super-rows that differ by one in digit m
+    for _ in range(K - 1 - m):
+        step *= B
+    total = tl.zeros([BLOCK_D], tl.float32)
+    for start in range(0, others, BLOCK_ROWS):
+        other = start + tl.arange(0, BLOCK_ROWS)
+        row = (other // step) * (step * B) + i * step + other % step
+        inside = (other < others) & (row >= first) & (row < first + count)
+        ok = inside[:, None] & (d < D)[None, :]
+        value = tl.load(grads + (row - first).to(tl.int64)[:, None] * stride + d[None, :], mask=ok, other=0.0)
+        if not ADD:
+            digits = row
+            for back in tl.static_range(K):
+                n = K - 1 - back
+                entry = n * B + digits % B
+                digits = digits // B
+                if m != n:
+                    value *= tl.load(parts + entry.to(tl.int64)[:, None] * D + d[None, :], mask=ok, other=0.0)
+        total += tl.sum(value, 0)
+    tl.store(out + tl.program_id(0).to(tl.int64) * D + d, total, mask=d < D)
+
+
+@triton.jit
+def _similar(x_rows, y_rows, row, column, D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+             PRECISION: tl.constexpr):
+    """``<X_p, Y_q>`` of one tile."""
+    total = tl.zeros([BM, BN], tl.float32)
+    for k in range(0, D, BK):
+        total = tl.dot(x_rows.load([row, k]), y_rows.load([column, k]).T, total, input_precision=PRECISION)
+    return total
+
+
+@triton.jit
+def _positives(row, column, SL, SR, BM: tl.constexpr, BN: tl.constexpr):
+    """Whether the tile that begins at super-rows (row, column) holds a positive: ``(i SL, i SR)``."""
+    low = tl.maximum(tl.cdiv(row, SL), tl.cdiv(column, SR))
+    high = tl.minimum((row + BM - 1) // SL, (column + BN - 1) // SR)
+    return low <= high
+
+
+@triton.jit
+def _kept(rows, columns, P, Q, row_keep, column_keep, first_row, first_column, SL, SR, MASKED: tl.constexpr):
+    """Which tuples of a tile exist and are negatives."""
+    p, q = first_row + rows, first_column + columns
+    positive = tl.where(p % SL == 0, (p // SL) * SR, -1)
+    kept = (q[None, :] != positive[:, None]) & (rows < P)[:, None] & (columns < Q)[None, :]
+    if MASKED:
+        kept &= (tl.load(row_keep + rows, mask=rows < P, other=0) != 0)[:, None]
+        kept &= (tl.load(column_keep + columns, mask=columns < Q, other=0) != 0)[None, :]
+    return kept
+
+
+@triton.jit
+def forward_tiles(
+    x_rows,
+    y_rows,
+    a,
+    b,
+    row_keep,
+    column_keep,
+    settings,
+    row_parts,
+    column_parts,
+    P,
+    Q,
+    first_row,
+    first_column,
+    SL,
+    SR,
+    num_blocks,
+    strip,
+    D: tl.constexpr,
+    FAST: tl.constexpr,
+    ADD: tl.constexpr,
+    ROOT: tl.constexpr,
+    MASKED: tl.constexpr,
+    PRECISION: tl.constexpr,
+    FLAT: tl.constexpr,
+    WARPS: tl.constexpr,
+    BM: tl.constexpr,
+    BN: tl.constexpr,
+    BK: tl.constexpr,
+):
+    """Row and column log-sum-exps (base 2) of a strip of tiles: one block of columns against `strip` blocks of rows.
+
+    ``row_parts [blocks of columns, P]`` gets one value per row and tile, ``column_parts [strips, Q]`` one per column. In
+    the FAST form the sum over the rows is kept per thread until the end: `tl.sum` over the axes that one thread owns
+    (rows r and r + 8 of a matrix-unit tile, and its repetitions) costs an addition, over all rows it costs shuffles.
+    """
+    if (tl.load(settings + 1) != 0) != FAST:
+        return
+    factor = tl.load(settings)
+    block = tl.program_id(0) % num_blocks  # neighbours read the same rows at the same time: they stay in the cache
+    part = tl.program_id(0) // num_blocks
+    column = block * BN
+    columns = column + tl.arange(0, BN)
+    own = tl.zeros([WARPS, 8, BN], tl.float32)
+    top = tl.full([BN], _NONE, tl.float32)
+    below = tl.zeros([BN], tl.float32)
+    if ADD:
+        right = tl.load(b + columns, mask=columns < Q, other=0.0)
+    for t in tl.range(part * strip, tl.minimum(part * strip + strip, tl.cdiv(P, BM)), flatten=FLAT):
+        row = t * BM
+        rows = row + tl.arange(0, BM)
+        s = _similar(x_rows, y_rows, row, column, D, BM, BN, BK, PRECISION)
+        if ADD:
+            s += tl.load(a + rows, mask=rows < P, other=0.0)[:, None] + right[None, :]
+        if ROOT:
+            s = tl.where(s <= 0, 0.0, tl.sqrt(s))
+        z = s * factor
+        edge = (row + BM > P) | (column + BN > Q)
+        if edge | MASKED | _positives(first_row + row, first_column + column, SL, SR, BM, BN):
+            kept = _kept(rows, columns, P, Q, row_keep, column_keep, first_row, first_column, SL, SR, MASKED)
+            z = tl.where(kept, z, _NONE)
+        where = row_parts + block.to(tl.int64) * P + rows
+        if FAST:
+            e = tl.exp2(z)
+            tl.store(where, tl.log2(tl.sum(e, 1)), mask=rows < P)
+            own += tl.sum(tl.sum(tl.reshape(e, [BM // (16 * WARPS), WARPS, 2, 8, BN]), 0), 1)
+        else:
+            high = tl.max(z, 1)
+            high = tl.where(high == _NONE, 0.0, high)
+            tl.store(where, high + tl.log2(tl.sum(tl.exp2(z - high[:, None]), 1)), mask=rows < P)
+            new = tl.maximum(top, tl.max(z, 0))
+            shift = tl.where(new == _NONE, 0.0, new)
+            below = below * tl.exp2(top - shift) + tl.sum(tl.exp2(z - shift[None, :]), 0)
+            top = new
+    if FAST:
+        result = tl.log2(tl.sum(tl.sum(own, 0), 0))
+    else:
+        result = tl.where(top == _NONE, 0.0, top) + tl.log2(below)
+    tl.store(column_parts + part.to(tl.int64) * Q + columns, result, mask=columns < Q)
+
+
+@triton.jit
+def merge_partials(parts, out, count, size, BLOCK: tl.constexpr, FIRST: tl.constexpr):
+    """``out [size]``: log-sum-exp (base 2) of ``parts [count, size]`` and, unless FIRST, of what ``out`` holds."""
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    inside = at < size
+    top = tl.full([BLOCK], _NONE, tl.float32)
+    below = tl.zeros([BLOCK], tl.float32)
+    if not FIRST:
+        top = tl.load(out + at, mask=inside, other=_NONE)
+        below += tl.where(top == _NONE, 0.0, 1.0)
+    for _ in range(count):
+        z = tl.load(parts + at, mask=inside, other=_NONE)
+        parts += size
+        new = tl.maximum(top, z)
+        shift = tl.where(new == _NONE, 0.0, new)
+        below = below * tl.exp2(top - shift) + tl.exp2(z - shift)
+        top = new
+    tl.store(out + at, tl.where(top == _NONE, 0.0, top) + tl.log2(below), mask=inside)
+
+
+@triton.jit
+def weight_tiles(
+    x_rows,
+    y_rows,
+    weights,
+    a,
+    b,
+    row_keep,
+    column_keep,
+    row_shift,
+    row_weight,
+    column_shift,
+    column_weight,
+    settings,
+    sums,
+    moments,
+    column_sums,
+    P,
+    Q,
+    first_row,
+    first_column,
+    SL,
+    SR,
+    num_blocks,
+    strip,
+    D: tl.constexpr,
+    FAST: tl.constexpr,
+    ADD: tl.constexpr,
+    ROOT: tl.constexpr,
+    MASKED: tl.constexpr,
+    PRECISION: tl.constexpr,
+    FLAT: tl.constexpr,
+    BM: tl.constexpr,
+    BN: tl.constexpr,
+    BK: tl.constexpr,
+):
+    """The weights of a block of tuples: ``v exp2(z - r) + w exp2(z - c)`` with shifts r, c and weights v, w.
+
+    FAST: ``exp2(z) (v + w)`` with the shifts already inside v and w. ROOT: divided by ``2 sqrt(q)``, the derivative. ADD
+    also leaves per tile the sums over the rows, over the columns, and of weight times similarity over the columns.
+    """
+    if (tl.load(settings + 1) != 0) != FAST:
+        return
+    factor = tl.load(settings)
+    block = tl.program_id(0) % num_blocks  # neighbours read the same rows at the same time: they stay in the cache
+    part = tl.program_id(0) // num_blocks
+    column = block * BN
+    columns = column + tl.arange(0, BN)
+    w = tl.load(column_weight + columns, mask=columns < Q, other=0.0)
+    if not FAST:
+        c = tl.load(column_shift + columns, mask=columns < Q, other=0.0)
+    if ADD:
+        right = tl.load(b + columns, mask=columns < Q, other=0.0)
+    for t in tl.range(part * strip, tl.minimum(part * strip + strip, tl.cdiv(P, BM)), flatten=FLAT):
+        row = t * BM
+        rows = row + tl.arange(0, BM)
+        s = _similar(x_rows, y_rows, row, column, D, BM, BN, BK, PRECISION)
+        v = tl.load(row_weight + rows, mask=rows < P, other=0.0)
+        if ADD:
+            s += tl.load(a + rows, mask=rows < P, other=0.0)[:, None] + right[None, :]
+        if ROOT:
+            inverse = tl.where(s <= 0, 0.0, tl.rsqrt(tl.maximum(s, _TINY)))
+            s = s * inverse
+        z = s * factor
+        if FAST:
+            e = tl.exp2(z) * (v[:, None] + w[None, :])
+        else:
+            r = tl.load(row_shift + rows, mask=rows < P, other=0.0)
+            e = v[:, None] * tl.exp2(z - r[:, None]) + w[None, :] * tl.exp2(z - c[None, :])
+        edge = (row + BM > P) | (column + BN > Q)
+        if edge | MASKED | _positives(first_row + row, first_column + column, SL, SR, BM, BN):
+            kept = _kept(rows, columns, P, Q, row_keep, column_keep, first_row, first_column, SL, SR, MASKED)
+            e = tl.where(kept, e, 0.0)
+        if ADD:
+            where = block.to(tl.int64) * P + rows
+            tl.store(moments + where, tl.sum(e * s, 1), mask=rows < P)
+            if ROOT:
+                e = e * (0.5 * inverse)
+            tl.store(sums + where, tl.sum(e, 1), mask=rows < P)
+            tl.store(column_sums + t * Q + columns, tl.sum(e, 0), mask=columns < Q)
+        weights.store([row, column], e.to(weights.dtype))
+
+
+@triton.jit
+def add_product(
+    left,
+    right,
+    out,
+    M,
+    N,
+    stride,
+    K,
+    TURNED: tl.constexpr,
+    FIRST: tl.constexpr,
+    PRECISION: tl.constexpr,
+    BM: tl.constexpr,
+    BN: tl.constexpr,
+    BK: tl.constexpr,
+):
+    """``out [M, N] += left right`` (``left.T right`` if TURNED; ``=`` if FIRST), for what the matrix library cannot do."""
+    row, column = tl.program_id(0) * BM, tl.program_id(1) * BN
+    total = tl.zeros([BM, BN], tl.float32)
+    for k in range(0, K, BK):
+        if TURNED:
+            x = left.load([k, row]).T
+        else:
+            x = left.load([row, k])
+        total = tl.dot(x, right.load([k, column]), total, input_precision=PRECISION)
+    rows, columns = row + tl.arange(0, BM), column + tl.arange(0, BN)
+    where = out + rows.to(tl.int64)[:, None] * stride + columns[None, :]
+    inside = (rows < M)[:, None] & (columns < N)[None, :]
+    if not FIRST:
+        total += tl.load(where, mask=inside, other=0.0)
+    tl.store(where, total, mask=inside)

@@ -1,0 +1,281 @@
+"""The two-sided stream on a GPU: all ``B^N`` logits in tiles of one fused kernel, none of them ever in memory.
+
+``z[p, q] = c f(a_p + b_q + <X_p, Y_q>)`` for super-rows p, q (`superrows.py`): ``mip`` with products of rows, the
+additive similarities with sums. The forward pass takes the log-sum-exps of the rows and the columns of a tile while it
+is in registers. The backward pass writes the weights of one block of tuples, and the matrix library multiplies them
+with the super-rows of both sides: 8 B^N D operations in all. Nothing waits for the host, and no sum depends on
+scheduling: equal inputs give equal bits.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from trimtab.losses.problem import Kind, Precision, Problem
+from trimtab.losses.superrows import marginals, share_of
+from trimtab.losses.triton_rows import FORMS, Side, build, fold, form_of, marginal_sums, shifts
+
+LOG2E = math.log2(math.e)
+SAFE_NATS = 60.0
+"""Where ``|z|`` stays below this, ``exp(z)``, its sums and their reciprocals fit a float32 with room to spare."""
+BLOCK = (8192, 16384)
+"""Super-rows of both sides whose weights are in memory at a time."""
+PARTS_BYTES = 2**26
+"""Memory for partial row sums in the forward pass."""
+PROGRAMS = 528
+"""Programs that keep a large card busy: only beyond that does one program take several tiles."""
+
+__all__ = ["available", "reduce_tuples", "supports"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tiles:
+    """How a kernel cuts its work."""
+
+    bm: int
+    bn: int
+    bk: int
+    warps: int
+    stages: int
+    flat: bool = False
+    strip: int = 16
+
+
+TILES: dict[tuple[str, str], Tiles] = {
+    ("forward", "bf16"): Tiles(bm=256, bn=128, bk=64, warps=8, stages=3),
+    ("weights", "bf16"): Tiles(bm=128, bn=256, bk=64, warps=8, stages=3),
+    ("forward", "fp32"): Tiles(bm=128, bn=128, bk=32, warps=8, stages=3),
+    ("weights", "fp32"): Tiles(bm=128, bn=128, bk=32, warps=8, stages=3),
+    ("product", "fp32"): Tiles(bm=128, bn=128, bk=32, warps=8, stages=3),
+}
+"""By kernel and type of the super-rows: the fastest found on an H200 (benchmarks/results/)."""
+_DOT: dict[Precision, str] = {"bf16": "tf32", "tf32": "tf32", "ieee": "tf32x3"}
+
+
+def available(device: torch.device | str) -> bool:
+    """Whether the kernels can run there: CUDA, compute capability 8 or more, and a Triton with tensor descriptors.
+
+    Example:
+        >>> available("cpu")
+        False
+    """
+    device = torch.device(device)
+    if device.type != "cuda" or find_spec("triton") is None or find_spec("triton.tools.tensor_descriptor") is None:
+        return False
+    return torch.cuda.get_device_capability(device)[0] >= 8
+
+
+def supports(problem: Problem, kind: Kind) -> bool:
+    """Whether `reduce_tuples` can do it: log-sum-exps over float32 rows of a product or additive similarity."""
+    return kind == "lse" and problem.similarity in FORMS and problem.xs[0].dtype == torch.float32
+
+
+def reduce_tuples(problem: Problem, kind: Kind) -> Tensor:
+    """``[N, B]`` as `problem.py` says. `chunk` is ignored: the memory needed does not grow with the number of tuples."""
+    if not supports(problem, kind):
+        what = f"{kind!r} of {problem.similarity!r} over {problem.xs[0].dtype}"
+        raise NotImplementedError(f"the triton backend cannot do {what}; use backend='stream'.")
+    result: Tensor = _Stream.apply(problem, problem.scale, *problem.xs)  # type: ignore[no-untyped-call]
+    return result
+
+
+class _Stream(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, problem: Problem, scale: Tensor, *xs: Tensor) -> Tensor:
+        ctx.problem = problem
+        span = share_of(problem.batch ** (len(xs) // 2), problem.share)
+        left, right, settings = _sides(problem, xs, scale, span)
+        rows = scale.new_full((problem.batch ** (len(xs) // 2),), -torch.inf, dtype=torch.float32)
+        columns = rows.new_full((right.count,), -torch.inf)
+        if left.count:
+            _sums(problem, left, right, settings, rows[span[0] : span[1]], columns)
+        values = marginals(rows.div_(LOG2E), columns.div_(LOG2E), len(xs), "lse")
+        ctx.save_for_backward(scale, values, *xs)
+        return values
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        scale, values, *xs = ctx.saved_tensors
+        problem: Problem = ctx.problem
+        span = share_of(problem.batch ** (len(xs) // 2), problem.share)
+        if span[0] == span[1]:
+            return None, torch.zeros_like(scale), *(torch.zeros_like(x) for x in xs)
+        form = form_of(problem.similarity, len(xs))
+        half = len(xs) // 2
+        sides = _sides(problem, xs, scale, span)
+        pulls = [shifts(values[m] * LOG2E, grad[m]) for m in (slice(half), slice(half, None))]
+        pulls[0] = (pulls[0][0][slice(*span)], pulls[0][1][slice(*span)])
+        raw, sums, moment = _weigh(problem, *sides, pulls)
+        grads = []
+        for side, rows, own in zip(sides[:2], raw, sums, strict=True):
+            if form.add:
+                _add_own(side, rows, own)
+            part = fold(side, rows, form)
+            if form.less:
+                table = own.new_zeros(problem.batch ** len(side.parts))
+                table[side.first : side.first + side.count] = own
+                per_row = marginal_sums(table, len(side.parts))
+                part = part.addcmul(side.parts, per_row.unsqueeze(-1), value=-2 * form.less)
+            grads.append(part)
+        # The sum of weight times similarity. Of a product it is already there: each row times its own gradient.
+        moment = moment.sum() * form.factor if form.add else (grads[0][0] * sides[0].parts[0]).sum()
+        factor = scale * form.factor
+        return None, moment, *(g for part in grads for g in part.mul_(factor).unbind(0))
+
+
+def _sides(
+    problem: Problem, xs: Sequence[Tensor], scale: Tensor, span: tuple[int, int]
+) -> tuple[Side, Side, Tensor]:
+    """Both sides, and the settings the kernels read on the device: the factor in base 2, and whether z is bounded."""
+    n = len(xs)
+    half = n // 2
+    form = form_of(problem.similarity, n)
+    dtype = torch.bfloat16 if problem.precision == "bf16" else torch.float32
+    masks = (None, None) if problem.present is None else (problem.present[:half], problem.present[half:])
+    left = build(xs[:half], masks[0], form, span, dtype)
+    right = build(xs[half:], masks[1], form, (0, problem.batch ** (n - half)), dtype, factor=2 if form.add else 1)
+    if not form.add:
+        bound = left.longest * right.longest
+    elif form.root:
+        bound = left.longest + right.longest
+    else:
+        bound = left.base.abs().amax() + right.base.abs().amax() + 2 * left.longest * right.longest
+    factor = scale.detach() * form.factor
+    bounded = (factor * bound).abs() <= SAFE_NATS  # NaN is not
+    return left, right, torch.stack([factor * LOG2E, bounded.to(factor.dtype)])
+
+
+def _strips(tiles: Tiles, rows: int, columns: int) -> tuple[int, int, int]:
+    """Blocks of columns, strips of row tiles, and tiles in a strip."""
+    blocks, down = -(-columns // tiles.bn), -(-rows // tiles.bm)
+    strip = max(1, min(tiles.strip, blocks * down // PROGRAMS))
+    return blocks, -(-down // strip), strip
+
+
+def _tiles(kernel: str, precision: Precision) -> Tiles:
+    return TILES[kernel, "bf16" if precision == "bf16" else "fp32"]
+
+
+def _rows_of(tensor: Tensor, *block: int) -> Any:
+    from triton.tools.tensor_descriptor import TensorDescriptor
+
+    return TensorDescriptor.from_tensor(tensor, list(block))
+
+
+def _common(problem: Problem, side: Side, tiles: Tiles, fast: bool) -> dict[str, Any]:
+    """What both tile kernels are compiled for."""
+    form = form_of(problem.similarity, problem.num_modalities)
+    return {
+        "D": side.rows.shape[1], "FAST": fast, "ADD": form.add, "ROOT": form.root, "MASKED": side.keep is not None,
+        "PRECISION": _DOT[problem.precision], "FLAT": tiles.flat, "BM": tiles.bm, "BN": tiles.bn, "BK": tiles.bk,
+        "num_warps": tiles.warps, "num_stages": tiles.stages,
+    }  # fmt: skip
+
+
+def _sums(problem: Problem, left: Side, right: Side, settings: Tensor, rows: Tensor, columns: Tensor) -> None:
+    """Base-2 log-sum-exps of all rows and all columns."""
+    from trimtab.losses import triton_kernels
+
+    tiles = _tiles("forward", problem.precision)
+    span = max(1, PARTS_BYTES // (4 * left.count)) * tiles.bn
+    for q in range(0, right.count, span):
+        count = min(span, right.count - q)
+        blocks, strips, strip = _strips(tiles, left.count, count)
+        row_parts, column_parts = rows.new_empty(blocks, left.count), rows.new_empty(strips, count)
+        for fast in (True, False):
+            triton_kernels.forward_tiles[(blocks * strips,)](
+                _rows_of(left.rows, tiles.bm, tiles.bk), _rows_of(right.rows[q : q + count], tiles.bn, tiles.bk),
+                left.base, right.base[q:], left.keep, None if right.keep is None else right.keep[q:], settings,
+                row_parts, column_parts, left.count, count, left.first, q, left.stride, right.stride, blocks, strip,
+                WARPS=min(tiles.warps, tiles.bm // 16), **_common(problem, left, tiles, fast),
+            )  # fmt: skip
+        for parts, out, first in ((row_parts, rows, q == 0), (column_parts, columns[q : q + count], True)):
+            grid = (-(-out.shape[0] // 256),)
+            triton_kernels.merge_partials[grid](parts, out, parts.shape[0], out.shape[0], BLOCK=256, FIRST=first)
+
+
+def _weigh(
+    problem: Problem, left: Side, right: Side, settings: Tensor, pulls: Sequence[tuple[Tensor, Tensor]]
+) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor], Tensor]:
+    """Gradients of the super-rows of both sides, sums of the weights per super-row, sums of weight times similarity."""
+    from trimtab.losses import triton_kernels
+
+    tiles = _tiles("weights", problem.precision)
+    add = form_of(problem.similarity, problem.num_modalities).add
+    (row_shift, row_weight), (column_shift, column_weight) = pulls
+    fast_rows, fast_columns = row_weight * torch.exp2(-row_shift), column_weight * torch.exp2(-column_shift)
+    raw = tuple(side.rows.new_empty(side.rows.shape, dtype=torch.float32) for side in (left, right))
+    sums = tuple(torch.zeros_like(side.base) for side in (left, right))
+    moments = torch.zeros_like(left.base)
+    spans = [_evenly(side.count, most) for side, most in zip((left, right), BLOCK, strict=True)]
+    memory = left.rows.new_empty(spans[0] * spans[1])
+    for p in range(0, left.count, spans[0]):
+        height = min(spans[0], left.count - p)
+        for q in range(0, right.count, spans[1]):
+            width = min(spans[1], right.count - q)
+            weights = memory[: height * spans[1]].view(height, spans[1])[:, :width]
+            blocks, strips, strip = _strips(tiles, height, width)
+            shape = (blocks, height, -(-height // tiles.bm), width) if add else (0, 0, 0, 0)
+            parts = moments.new_empty(2, *shape[:2]), moments.new_empty(shape[2:])
+            for fast in (True, False):
+                triton_kernels.weight_tiles[(blocks * strips,)](
+                    _rows_of(left.rows[p : p + height], tiles.bm, tiles.bk),
+                    _rows_of(right.rows[q : q + width], tiles.bn, tiles.bk),
+                    _rows_of(weights, tiles.bm, tiles.bn), left.base[p:], right.base[q:],
+                    None if left.keep is None else left.keep[p:], None if right.keep is None else right.keep[q:],
+                    row_shift[p:], (fast_rows if fast else row_weight)[p:],
+                    column_shift[q:], (fast_columns if fast else column_weight)[q:], settings,
+                    parts[0][0], parts[0][1], parts[1], height, width, left.first + p, q, left.stride, right.stride,
+                    blocks, strip, **_common(problem, left, tiles, fast),
+                )  # fmt: skip
+            if add:
+                sums[0][p : p + height] += parts[0][0].sum(0)
+                moments[p : p + height] += parts[0][1].sum(0)
+                sums[1][q : q + width] += parts[1].sum(0)
+            mine, yours = left.rows[p : p + height], right.rows[q : q + width]
+            _add_product(weights, yours, raw[0][p : p + height], problem.precision, first=q == 0, turned=False)
+            _add_product(weights, mine, raw[1][q : q + width], problem.precision, first=p == 0, turned=True)
+    return (raw[0], raw[1]), (sums[0], sums[1]), moments
+
+
+def _evenly(count: int, most: int) -> int:
+    """A span of at most `most`, a multiple of 256 unless it is all, that divides `count` into near-equal parts."""
+    number = -(-count // most)
+    return -(-count // (number * 256)) * 256
+
+
+def _add_product(left: Tensor, right: Tensor, out: Tensor, precision: Precision, *, first: bool, turned: bool) -> None:
+    """``out += left right`` (``left.T right`` if turned), summed in float32."""
+    if precision == "bf16" and left.is_cuda and "dtype_out" in torch.ops.aten.addmm.overloads():
+        x = left.T if turned else left
+        if first:
+            torch.mm(x, right, out_dtype=torch.float32, out=out)
+        else:
+            torch.addmm(out, x, right, out_dtype=torch.float32, out=out)
+        return
+    from trimtab.losses import triton_kernels
+
+    tiles = TILES["product", "fp32"]
+    triton_kernels.add_product[(-(-out.shape[0] // tiles.bm), -(-out.shape[1] // tiles.bn))](
+        _rows_of(left, tiles.bk, tiles.bm) if turned else _rows_of(left, tiles.bm, tiles.bk),
+        _rows_of(right, tiles.bk, tiles.bn), out, *out.shape, out.stride(0), left.shape[0 if turned else 1],
+        TURNED=turned, FIRST=first, PRECISION=_DOT[precision], BM=tiles.bm, BN=tiles.bn, BK=tiles.bk,
+        num_warps=tiles.warps, num_stages=tiles.stages,
+    )  # fmt: skip
+
+
+def _add_own(side: Side, grads: Tensor, sums: Tensor) -> None:
+    """What a super-row's own length adds: ``d|u|^2 = 2 u``. (The rows of a side with factor 2 are already doubled.)"""
+    for start in range(0, side.count, 8192):
+        part = slice(start, start + 8192)
+        twice = (2 // side.factor) * sums[part].unsqueeze(-1)
+        grads[part] = side.factor * grads[part] + twice * side.rows[part]
