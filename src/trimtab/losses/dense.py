@@ -15,26 +15,25 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from trimtab.losses.logits import line_similarity
+from trimtab.losses.machine import LINES
 from trimtab.losses.problem import Kind, Problem
 from trimtab.losses.reduce import candidates, empty, reduce_all
 from trimtab.losses.superrows import share_of
 
 Lines = Literal["axis", "joint"]
-TILE = 1 << 24
-"""Logits of one modality up to which a matrix is kept for the backward pass."""
 
-__all__ = ["TILE", "reduce_lines"]
+__all__ = ["reduce_lines"]
 
 
 def reduce_lines(problem: Problem, kind: Kind, objective: Lines) -> Tensor:
     """``[N, B]``: for every anchor, the reduction over its ``B - 1`` negatives on the line."""
     batch = problem.batch
     begin, end = share_of(batch, problem.share)
-    rows = max(1, (problem.chunk or TILE) // batch)
+    rows = max(1, (problem.chunk or LINES) // batch)
     tiles = [(a, min(a + rows, end)) for a in range(begin, end, rows)]
     result = []
     for m in range(problem.num_modalities):
-        tensors = [*problem.xs, problem.scale]
+        tensors = [*problem.xs, problem.scale, *([] if problem.bias is None else [problem.bias])]
         line = _line(problem, kind, objective, m)
         if len(tiles) == 1:
             part = line(tiles[0], *tensors)
@@ -51,7 +50,7 @@ def _line(problem: Problem, kind: Kind, objective: Lines, m: int) -> Callable[..
     """The reduction of the anchors ``a .. b`` of modality m, as a function of the tensors alone."""
 
     def line(tile: tuple[int, int], *tensors: Tensor) -> Tensor:
-        *xs, scale = tensors
+        xs, (scale, *bias) = tensors[: problem.num_modalities], tensors[problem.num_modalities :]
         a, b = tile
         rest, single = [x for k, x in enumerate(xs) if k != m], xs[m]
         if objective == "axis":
@@ -61,7 +60,7 @@ def _line(problem: Problem, kind: Kind, objective: Lines, m: int) -> Callable[..
         valid = _candidates(problem, objective, m)
         every = torch.ones_like(z, dtype=torch.bool) if valid is None else valid.expand_as(z).clone()
         every.diagonal(a).fill_(False)
-        return reduce_all(candidates(z, every, kind, problem.bias), kind, 1)
+        return reduce_all(candidates(z, every, kind, bias[0] if bias else None), kind, 1)
 
     return line
 

@@ -17,16 +17,14 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from trimtab.losses.machine import tile_of
 from trimtab.losses.problem import Kind, Precision, Problem
 from trimtab.losses.products import multiply, operand, products_in
 from trimtab.losses.reduce import empty, lse
 from trimtab.losses.similarity import SIMILARITIES, of_total
 from trimtab.losses.superrows import diagonal_stride, marginals, outer, share_of
 
-__all__ = ["TILE", "reduce_tuples"]
-
-TILE = {"cpu": 1 << 20, "cuda": 1 << 25}
-"""Tuples per tile where the caller does not say."""
+__all__ = ["reduce_tuples"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +55,7 @@ def reduce_tuples(problem: Problem, kind: Kind) -> Tensor:
         left, right = left[kept_left], right[kept_right]
         a, b = (None if a is None else a[kept_left]), (None if b is None else b[kept_right])
     inside = [j for j, row in enumerate(rows) if begin <= row < end]
-    chunk = problem.chunk or TILE.get(left.device.type, 1 << 22)
+    chunk = problem.chunk or tile_of(left.device)
     width = max(1, min(right.shape[0], max(math.isqrt(chunk), chunk // max(1, end - begin))))
     plan = _Plan(
         kind=kind,

@@ -1,0 +1,231 @@
+"""What a loss will cost before it is computed, which backend costs least, and the refusal of what cannot end well."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from trimtab.losses.machine import LINES, free_bytes, machine_of, tile_of
+from trimtab.losses.prepare import check_name
+from trimtab.losses.similarity import SIMILARITIES
+
+BACKENDS = ("auto", "dense", "materialize", "stream", "gram", "contract", "triton")
+OBJECTIVES = ("axis", "joint", "full", "pairwise", "sampled", "sigmoid")
+BUDGET_S = 600.0
+SMALL = 1 << 21
+"""Tuples up to which keeping every logit is the fastest."""
+
+__all__ = ["BACKENDS", "OBJECTIVES", "Estimate", "TooCostly", "afford", "can", "check_tuples", "choose", "nway_cost"]
+
+
+class TooCostly(ValueError):
+    """A loss that was refused before anything was allocated; says what it would take and what would fit."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Estimate:
+    """Forward and backward pass of one loss, to within a factor of about 3."""
+
+    backend: str
+    tuples: float
+    """Logits that are looked at."""
+    flops: float
+    bytes: float
+    """Peak memory beyond the inputs."""
+    time_s: float
+
+
+def nway_cost(
+    num: int,
+    batch: int,
+    width: int,
+    *,
+    similarity: str = "mip",
+    objective: str = "axis",
+    backend: str = "auto",
+    device: torch.device | str = "cpu",
+    precision: str = "fp32",
+    chunk: int | None = None,
+    num_samples: int = 1,
+    world: int = 1,
+) -> Estimate:
+    """What the loss of ``num`` modalities ``[batch, width]`` costs on ``device``, and with which backend.
+
+    Nothing is allocated, and the device need not be there: a CUDA device that is not counts as an H200.
+
+    Example:
+        >>> from trimtab.losses import nway_cost
+        >>> full = nway_cost(6, 64, 512, similarity="mip", objective="full", device="cuda", precision="bf16")
+        >>> full.tuples == 64**6, full.time_s < 10
+        (True, True)
+        >>> nway_cost(6, 64, 512, similarity="mip", objective="axis").tuples
+        24576.0
+    """
+    check_name("similarity", similarity, SIMILARITIES)
+    check_name("objective", objective, OBJECTIVES)
+    check_name("backend", backend, BACKENDS)
+    if min(num - 1, batch, width, num_samples, world) < 1:
+        raise ValueError(
+            f"num is {num}, batch {batch}, width {width}, num_samples {num_samples}, world {world}; expected "
+            "at least 2 modalities and 1 of the others."
+        )
+    device = torch.device(device)
+    name = choose(num, batch, similarity, objective, device) if backend == "auto" else backend
+    sizes = num, batch, width
+    if objective == "pairwise":
+        one = _estimate((2, batch, width), similarity, "full", name, device, precision, chunk)
+        factor, bound = num * (num - 1) / 2, 1.0 if name in ("stream", "triton") else num * (num - 1) / 2
+        return _times(one, factor / world, bound)
+    one = _estimate(sizes, similarity, objective, name, device, precision, chunk)
+    return _times(one, (num_samples if objective == "sampled" else 1) / world, 1.0 * num_samples)
+
+
+def choose(num: int, batch: int, similarity: str, objective: str, device: torch.device, *, linear: bool = True) -> str:
+    """The backend that costs least; ``linear``: whether the exact contraction may be used where it applies."""
+    family = SIMILARITIES[similarity].family
+    triton = device.type == "cuda" and _triton(device)
+    two = num == 2 or objective == "pairwise"
+    if objective == "sampled" or (objective in ("axis", "joint") and not two):
+        return "dense"
+    if two:
+        return "dense" if batch**2 <= LINES or family == "gram" else "triton" if triton else "stream"
+    if similarity == "mip":
+        return "materialize" if batch**num < SMALL else "triton" if triton else "stream"
+    if SIMILARITIES[similarity].linear and linear and objective == "full":
+        return "contract"
+    return "triton" if triton and similarity == "norm" and num >= 4 and objective == "full" else "gram"
+
+
+def can(backend: str, similarity: str, objective: str, num: int) -> bool:
+    """Whether ``backend`` has a form for this loss."""
+    if backend == "auto":
+        return True
+    if backend == "dense":
+        return objective in ("axis", "joint", "sampled", "pairwise") or num == 2
+    if objective == "sampled" or (objective in ("axis", "joint") and num > 2):
+        return False
+    family, linear = SIMILARITIES[similarity].family, SIMILARITIES[similarity].linear
+    softmax = objective != "sigmoid"
+    forms = {
+        "materialize": True,
+        "stream": family != "gram",
+        "triton": family != "gram" and softmax,
+        "gram": family != "product",
+        "contract": linear and softmax,
+    }
+    return forms[backend]
+
+
+def afford(
+    estimate: Estimate,
+    sizes: tuple[int, int, int],
+    similarity: str,
+    objective: str,
+    device: torch.device,
+    budget_s: float,
+    budget_bytes: float | None,
+) -> None:
+    """Raise `TooCostly` where the estimate is over the budget of seconds or bytes (None: 9/10 of what is free)."""
+    if estimate.time_s <= budget_s and budget_bytes is None and estimate.bytes < 2**26:
+        return  # not worth asking the device
+    limit = 0.9 * free_bytes(device) if budget_bytes is None else budget_bytes
+    if estimate.time_s <= budget_s and estimate.bytes <= limit:
+        return
+    num, batch, width = sizes
+
+    def fits(b: int, what: str) -> bool:
+        other = nway_cost(num, b, width, similarity=similarity, objective=what, device=device)
+        return other.time_s <= budget_s and other.bytes <= limit
+
+    smaller = next((b for b in (round(batch * 0.9**e) for e in range(1, 200)) if b > 1 and fits(b, objective)), None)
+    ways = [] if smaller is None else [f"B={smaller} with the same settings"]
+    ways += [f"objective={what!r}" for what in ("axis", "sampled") if what != objective and fits(batch, what)]
+    fit = f" What fits: {'; '.join(ways)}." if ways else ""
+    raise TooCostly(
+        f"the {objective!r} objective ({similarity!r}, backend {estimate.backend!r}) of {num} modalities, B={batch}, "
+        f"looks at {estimate.tuples:.3g} tuples: about {estimate.flops:.2g} FLOPs, {_bytes(estimate.bytes)} and "
+        f"{_seconds(estimate.time_s)} on this {device.type} device, over the budget of {_bytes(limit)} and "
+        f"{_seconds(budget_s)}.{fit} Or raise budget_s and budget_bytes."
+    )
+
+
+def check_tuples(xs: list[Tensor] | tuple[Tensor, ...], budget_bytes: float | None = None) -> None:
+    """Raise `TooCostly` where the logits of all ``B^N`` tuples of ``xs`` would not fit into memory."""
+    sizes = len(xs), *xs[0].shape
+    cost = nway_cost(*sizes, similarity="norm", objective="full", backend="materialize", device=xs[0].device)
+    afford(cost, sizes, "norm", "full", xs[0].device, float("inf"), budget_bytes)
+
+
+def _estimate(
+    sizes: tuple[int, int, int],
+    similarity: str,
+    objective: str,
+    backend: str,
+    device: torch.device,
+    precision: str,
+    chunk: int | None,
+) -> Estimate:
+    """Forward and backward pass of one backend: products, passes over numbers, largest tensors beside the inputs."""
+    num, batch, width = sizes
+    family = SIMILARITIES[similarity].family
+    # Numbers kept per logit: more where the similarity itself has steps between its inner products and its value.
+    steps = {"product": 6, "additive": 8, "gram": 4 * num + (num**3 // 3 if similarity == "volume" else 0)}[family]
+    tile = chunk or tile_of(device)
+    if backend == "dense":
+        lines = num * float(batch) ** 2
+        tuples, flops = lines, 6 * lines * width * (num - 1 if family == "gram" else 1)
+        kept, passes = min(lines, num * float(chunk or LINES)) * steps, 4 * lines * steps
+    else:
+        tuples = float(batch) ** num
+        left, right = float(batch) ** (num // 2), float(batch) ** (num - num // 2)
+        rows = (left + right) * width
+        if backend == "materialize":
+            flops = tuples * (6 * width if family == "product" else 2)
+            kept, passes = tuples * steps + 3 * rows * (family == "product"), 4 * tuples * steps
+        elif backend == "contract":
+            group = float(batch) ** (2 * -(-num // 3))
+            flops, kept, passes = 12 * tuples, 6 * group, 30 * group
+        elif backend == "gram":
+            flops = 3 * batch**2 * width * num**2
+            kept, passes = num**2 * batch**2 + (batch + 4) * right + min(tuples, tile) * steps, tuples * steps
+        else:
+            flops = 8 * tuples * width
+            kept, passes = 3 * rows + (min(tuples, tile) * 5 if backend == "stream" else 2.0**26), 8 * tuples
+            if backend == "triton":
+                passes = tuples if device.type == "cuda" else passes
+    machine = machine_of(device, {"fp32": "ieee", "auto": "ieee"}.get(precision, precision))
+    time_s = flops / machine.flops + passes / machine.elements
+    return Estimate(backend=backend, tuples=tuples, flops=flops, bytes=4 * kept, time_s=time_s)
+
+
+def _times(one: Estimate, work: float, memory: float) -> Estimate:
+    return Estimate(
+        backend=one.backend,
+        tuples=one.tuples * work,
+        flops=one.flops * work,
+        bytes=one.bytes * memory,
+        time_s=one.time_s * work,
+    )
+
+
+def _triton(device: torch.device) -> bool:
+    """Whether the Triton backend can run there; on a card that is only asked about, as on an H200."""
+    if not torch.cuda.is_available():
+        return True
+    from trimtab.losses import triton_stream
+
+    return triton_stream.available(device)
+
+
+def _bytes(count: float) -> str:
+    unit = max(0, min(5, int(len(f"{max(count, 1):.0f}") - 1) // 3))
+    return f"{count / 1024**unit:.3g} {('B', 'KiB', 'MiB', 'GiB', 'TiB', 'PiB')[unit]}"
+
+
+def _seconds(value: float) -> str:
+    for size, unit in ((86400.0, "days"), (3600.0, "h"), (1.0, "s")):
+        if value >= 2 * size:
+            return f"{value / size:.3g} {unit}"
+    return f"{value:.2g} s"
