@@ -1,0 +1,134 @@
+"""Which samples take part in a reduction, and the way back from super-rows to anchors.
+
+A mask and a share both leave out samples of single modalities: the tables are cut to those that remain, so that no loop
+over tuples ever meets an absent entry. A share is a contiguous part of the samples of modality 0.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from trimtab.losses.pairs import pair_list
+from trimtab.losses.problem import Kind, Problem
+
+Term = tuple[tuple[int, ...], Tensor]
+"""The axes a table has, and the table."""
+
+__all__ = ["Entries", "Term", "anchors", "entries_of", "log_add", "logsumexp", "outer_sum", "ravel"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entries:
+    """The samples of every modality that take part, and where among them the positives are."""
+
+    index: tuple[Tensor | None, ...]
+    """Per modality the samples that take part; None: all of them."""
+    sizes: tuple[int, ...]
+    """How many they are."""
+    positives: Tensor
+    """``[N, K]`` on the host: the place of each positive that takes part among the entries of each modality."""
+
+    def cut(self, node: Tensor, pair: Tensor) -> tuple[list[Tensor], dict[tuple[int, int], Tensor]]:
+        """The tables of the entries that take part: one vector per modality, one matrix per pair."""
+        nodes = [_take(row, 0, at) for row, at in zip(node, self.index, strict=True)]
+        pairs = {}
+        for (m, n), table in zip(pair_list(len(nodes)), pair, strict=True):
+            pairs[m, n] = _take(_take(table, 0, self.index[m]), 1, self.index[n])
+        return nodes, pairs
+
+    def place(self, values: Sequence[Tensor], batch: int, kind: Kind) -> Tensor:
+        """One vector per modality as ``[N, B]``; samples that take no part get ``-inf`` (lse) or 0."""
+        empty = -math.inf if kind == "lse" else 0.0
+        rows = []
+        for value, at in zip(values, self.index, strict=True):
+            rows.append(value if at is None else value.new_full((batch,), empty).index_copy(0, at, value))
+        return torch.stack(rows)
+
+
+def entries_of(problem: Problem) -> Entries:
+    """Read mask and share. Without a mask nothing waits for the device."""
+    n, b = problem.num_modalities, problem.batch
+    part, parts = problem.share
+    if problem.present is None:
+        low, high = _share(b, part, parts)
+        first = None if high - low == b else torch.arange(low, high, device=problem.xs[0].device)
+        whole = torch.arange(low, high)
+        places = torch.stack([whole - low] + [whole] * (n - 1))
+        return Entries(index=(first,) + (None,) * (n - 1), sizes=(high - low,) + (b,) * (n - 1), positives=places)
+    present = problem.present.cpu()
+    low, high = _share(int(present[0].sum()), part, parts)
+    kept = present.clone()
+    order = present[0].nonzero().flatten()
+    kept[0] = False
+    kept[0, order[low:high]] = True
+    index = [row.nonzero().flatten() for row in kept]
+    places = (kept.cumsum(1) - 1)[:, kept.all(0)]
+    return Entries(
+        index=tuple(at.to(problem.xs[0].device) for at in index),
+        sizes=tuple(len(at) for at in index),
+        positives=places,
+    )
+
+
+def anchors(rows: Tensor, sizes: Sequence[int], kind: Kind) -> list[Tensor]:
+    """From one number per super-row to one per sample of each of its modalities."""
+    lattice = rows.reshape(tuple(sizes))
+    out = []
+    for m in range(len(sizes)):
+        others = [k for k in range(len(sizes)) if k != m]
+        if not others:
+            out.append(lattice)
+        else:
+            out.append(logsumexp(lattice, others) if kind == "lse" else lattice.sum(others))
+    return out
+
+
+def logsumexp(x: Tensor, dims: Sequence[int]) -> Tensor:
+    """``torch.logsumexp`` whose gradient is zero, not NaN, where all terms are ``-inf``."""
+    dead = x.detach().amax(list(dims), keepdim=True) == -math.inf
+    value = torch.logsumexp(torch.where(dead, 0.0, x), list(dims))
+    return torch.where(dead.reshape(value.shape), -math.inf, value)
+
+
+def log_add(x: Tensor, y: Tensor) -> Tensor:
+    """``logaddexp`` with zero gradient where both are ``-inf``."""
+    return logsumexp(torch.stack([x, y]), [0])
+
+
+def ravel(places: Tensor, sizes: Sequence[int]) -> Tensor:
+    """The super-row of each column of places, last modality fastest."""
+    flat = torch.zeros(places.shape[1], dtype=torch.long)
+    for row, size in zip(places, sizes, strict=True):
+        flat = flat * size + row
+    return flat
+
+
+def outer_sum(terms: Sequence[Term], sizes: Sequence[int]) -> Tensor:
+    """The sum of small tables over a lattice, flattened: each term names the axes it has.
+
+    Example:
+        >>> outer_sum([((0,), torch.tensor([10, 20])), ((1,), torch.tensor([1, 2, 3]))], (2, 3))
+        tensor([11, 12, 13, 21, 22, 23])
+    """
+    total: Tensor | None = None
+    for axes, term in sorted(terms, key=lambda item: item[1].numel()):
+        shape = [1] * len(sizes)
+        for axis in axes:
+            shape[axis] = sizes[axis]
+        view = term.reshape(shape)
+        total = view if total is None else total + view
+    assert total is not None
+    return total.expand(tuple(sizes)).reshape(-1)
+
+
+def _share(count: int, part: int, parts: int) -> tuple[int, int]:
+    return count * part // parts, count * (part + 1) // parts
+
+
+def _take(table: Tensor, dim: int, at: Tensor | None) -> Tensor:
+    return table if at is None else table.index_select(dim, at)
