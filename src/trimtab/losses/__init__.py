@@ -6,19 +6,40 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from trimtab.losses.clamp import soft_clamp
+    from trimtab.losses.cost import TooCostly, nway_cost
     from trimtab.losses.logits import nway_logits
     from trimtab.losses.nway import NWayOutput, nway_loss
+    from trimtab.losses.replace import replace_loss_function_with_stable_version, restore_loss_function
+    from trimtab.losses.stable import StableLossFunctions
+    from trimtab.losses.versions import StableLoss, get_stable_loss_function
 
 _HOME = {
     "NWayOutput": "trimtab.losses.nway",
+    "StableLoss": "trimtab.losses.versions",
+    "TooCostly": "trimtab.losses.cost",
+    "nway_cost": "trimtab.losses.cost",
+    "StableLossFunctions": "trimtab.losses.stable",
+    "get_stable_loss_function": "trimtab.losses.versions",
     "nway_logits": "trimtab.losses.logits",
     "nway_loss": "trimtab.losses.nway",
+    "replace_loss_function_with_stable_version": "trimtab.losses.replace",
+    "restore_loss_function": "trimtab.losses.replace",
+    "soft_clamp": "trimtab.losses.clamp",
 }
 
 __all__ = [
     "NWayOutput",
+    "StableLoss",
+    "StableLossFunctions",
+    "TooCostly",
+    "get_stable_loss_function",
+    "nway_cost",
     "nway_logits",
     "nway_loss",
+    "replace_loss_function_with_stable_version",
+    "restore_loss_function",
+    "soft_clamp",
 ]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from trimtab.losses.replace import replace_loss_function_with_stable_version, restore_loss_function
     from trimtab.monitor.activation_advice import get_activation_function_recommendations
     from trimtab.monitor.activations import ActivationMonitor
     from trimtab.monitor.diagnostics import (
@@ -91,6 +92,8 @@ _HOME = {
     "format_health_report": "training_health",
     "check_amp_underflow": "diagnostics",
     "validate_training_setup": "diagnostics",
+    "replace_loss_function_with_stable_version": "trimtab.losses.replace",
+    "restore_loss_function": "trimtab.losses.replace",
 }
 
 __all__ = [
@@ -131,6 +134,8 @@ __all__ = [
     "keeper_of",
     "layer_gradient_scale",
     "monitor_training_health",
+    "replace_loss_function_with_stable_version",
+    "restore_loss_function",
     "scale_gradients",
     "setup_gradient_diagnostics",
     "update_to_parameter_ratio",
@@ -142,7 +147,8 @@ def __getattr__(name: str) -> Any:
     if name in _HOME:
         from importlib import import_module
 
-        value = getattr(import_module(f"trimtab.monitor.{_HOME[name]}"), name)
+        home = _HOME[name]
+        value = getattr(import_module(home if "." in home else f"trimtab.monitor.{home}"), name)
         globals()[name] = value
         return value
     raise AttributeError(f"module 'trimtab.monitor' has no attribute {name!r}")

@@ -50,6 +50,9 @@ class ImprovedActivations:
         return functional.elu(x, alpha)
 
     @staticmethod
-    def scaled_tanh(x: Tensor, scale: float = 1.7159) -> Tensor:
-        """``scale * tanh(2x/3)``: a tanh whose slope at zero is above 1, so that small signals do not fade."""
-        return scale * torch.tanh(SCALED_TANH_SLOPE * x)
+    def scaled_tanh(x: Tensor, scale: float = 1.7159, slope: float = SCALED_TANH_SLOPE) -> Tensor:
+        """``scale * tanh(slope * x)``: LeCun's tanh, whose variance stays near 1 from layer to layer.
+
+        Differs from the documented original, which has the factor but not the slope that belongs to it (``slope=1``).
+        """
+        return scale * torch.tanh(slope * x)

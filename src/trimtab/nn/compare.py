@@ -16,13 +16,13 @@ Activation = Callable[[Tensor], Tensor]
 
 ACTIVATIONS: dict[str, tuple[Activation, str]] = {
     "GELU": (ImprovedActivations.gelu, "transformers; the usual first choice"),
-    "Swish/SiLU": (ImprovedActivations.swish, "deep MLPs and convolutions"),
+    "Swish/SiLU": (ImprovedActivations.swish, "deep MLPs and convolutions, with normalisation"),
     "Mish": (ImprovedActivations.mish, "where its price does not matter"),
     "LeakyReLU": (ImprovedActivations.leaky_relu, "simple and fast models"),
-    "ELU": (ImprovedActivations.elu, "networks without normalisation"),
+    "ELU": (ImprovedActivations.elu, "where activations should keep a mean near zero"),
     "scaled tanh": (ImprovedActivations.scaled_tanh, "where outputs must be bounded"),
-    "ReLU": (functional.relu, "shallow, or with normalisation"),
-    "Tanh": (torch.tanh, "inside gated cells; not in depth"),
+    "ReLU": (functional.relu, "shallow models, or with normalisation"),
+    "Tanh": (torch.tanh, "inside gated cells; flat for large inputs"),
 }
 DEAD = 1e-3
 """A unit whose slope is below this for every input passes nothing on that would bring it back."""
