@@ -16,6 +16,29 @@ def test_a30_selftest_prints_the_documented_lines(trimtab):
     assert max(map(len, said.out.splitlines())) <= 80
 
 
+def test_a30_selftest_tries_every_loss(trimtab):
+    said = trimtab("selftest")
+    assert "Testing Stable Loss Functions" in said.out
+    for name in ("Einsum-based (v0)", "Norm-based (v1)", "Cosine similarity (v2)", "Distance-based (v3)"):
+        assert f"✓ {name} passed!" in said.out
+    assert said.out.count("Shape: torch.Size([16, 16, 16])") == 4
+    for label in ("Range: [", "Mean: ", "Std: ", "Valid: ✓", "Backward pass: ✓"):
+        assert said.out.count(label) == 4
+    assert "✓ six modalities passed!" in said.out
+
+
+def test_a30_a_loss_that_has_gone_wrong_is_told(trimtab, monkeypatch):
+    from trimtab.losses.stable import StableLossFunctions
+
+    true = StableLossFunctions.stable_euclidean_distance_nd
+    wrong = lambda *args, **kwargs: true(*args, **kwargs) * 1.01  # noqa: E731
+    monkeypatch.setattr(StableLossFunctions, "stable_euclidean_distance_nd", wrong)
+    said = trimtab("selftest")
+    assert said.code == 1
+    assert "✗ Distance-based (v3) failed:" in said.out
+    assert "differ from their formula" in said.out
+
+
 def test_a30_a_failing_part_is_shown_and_exits_1(trimtab, monkeypatch):
     from trimtab.monitor.gradients import GradientHealthMonitor
 
@@ -26,7 +49,7 @@ def test_a30_a_failing_part_is_shown_and_exits_1(trimtab, monkeypatch):
     assert "✗ NaN in a gradient failed:" in said.out
     assert "has_nan is False" in said.out
     assert "✓ exploding gradients passed!" in said.out
-    assert "1 of 11 tests failed" in said.out
+    assert "1 of 17 tests failed" in said.out
     assert "ALL TESTS COMPLETED!" not in said.out
 
 

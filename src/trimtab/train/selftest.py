@@ -13,9 +13,10 @@ import torch
 from trimtab import __version__
 from trimtab.train.selftest_guard import GUARD
 from trimtab.train.selftest_kit import Facts, Group, Part, SelfTestError
+from trimtab.train.selftest_losses import LOSSES
 from trimtab.train.selftest_monitor import MONITOR
 
-GROUPS: tuple[Group, ...] = (MONITOR, GUARD)
+GROUPS: tuple[Group, ...] = (MONITOR, GUARD, LOSSES)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
