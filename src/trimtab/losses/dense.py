@@ -21,48 +21,54 @@ from trimtab.losses.reduce import candidates, empty, reduce_all
 from trimtab.losses.superrows import share_of
 
 Lines = Literal["axis", "joint"]
+Block = Callable[[int, tuple[int, int], Sequence[Tensor]], tuple[Tensor, Tensor]]
 
-__all__ = ["reduce_lines"]
+__all__ = ["reduce_anchors", "reduce_lines"]
 
 
 def reduce_lines(problem: Problem, kind: Kind, objective: Lines) -> Tensor:
     """``[N, B]``: for every anchor, the reduction over its ``B - 1`` negatives on the line."""
-    batch = problem.batch
+
+    def block(m: int, tile: tuple[int, int], xs: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+        rest, single = [x for k, x in enumerate(xs) if k != m], xs[m]
+        if objective == "axis":
+            s = line_similarity([x[slice(*tile)] for x in rest], single, problem.similarity)
+        else:
+            s = line_similarity(rest, single[slice(*tile)], problem.similarity).T
+        there = _candidates(problem, objective, m)
+        valid = torch.ones_like(s, dtype=torch.bool) if there is None else there.expand_as(s).clone()
+        valid.diagonal(tile[0]).fill_(False)
+        return s, valid
+
+    return reduce_anchors(problem, kind, problem.batch, block)
+
+
+def reduce_anchors(problem: Problem, kind: Kind, length: int, block: Block) -> Tensor:
+    """``[N, B]``: anchors ``a .. b`` of modality m have the similarities and valid entries ``block(m, (a, b), xs)``.
+
+    ``length`` is the number of candidates of an anchor; only the anchors of the problem's share are computed.
+    """
+    n, batch = problem.num_modalities, problem.batch
     begin, end = share_of(batch, problem.share)
-    rows = max(1, (problem.chunk or LINES) // batch)
+    rows = max(1, (problem.chunk or LINES) // length)
     tiles = [(a, min(a + rows, end)) for a in range(begin, end, rows)]
+    tensors = [*problem.xs, problem.scale, *([] if problem.bias is None else [problem.bias])]
+    outside = torch.full((batch - end + begin,), empty(kind), dtype=problem.scale.dtype, device=problem.scale.device)
     result = []
-    for m in range(problem.num_modalities):
-        tensors = [*problem.xs, problem.scale, *([] if problem.bias is None else [problem.bias])]
-        line = _line(problem, kind, objective, m)
+    for m in range(n):
+
+        def line(tile: tuple[int, int], *tensors: Tensor, m: int = m) -> Tensor:
+            xs, (scale, *bias) = tensors[:n], tensors[n:]
+            s, valid = block(m, tile, xs)
+            return reduce_all(candidates(scale * s, valid, kind, bias[0] if bias else None), kind, 1)
+
+        part = outside[:0]
         if len(tiles) == 1:
             part = line(tiles[0], *tensors)
         elif tiles:
             part = _Recomputed.apply(line, tiles, *tensors)  # type: ignore[no-untyped-call]
-        else:
-            part = problem.xs[0].new_empty(0)
-        whole = torch.full((batch,), empty(kind), dtype=problem.xs[0].dtype, device=problem.xs[0].device)
-        result.append(torch.cat([whole[:begin], part, whole[end:]]))
+        result.append(torch.cat([outside[:begin], part, outside[begin:]]))
     return torch.stack(result)
-
-
-def _line(problem: Problem, kind: Kind, objective: Lines, m: int) -> Callable[..., Tensor]:
-    """The reduction of the anchors ``a .. b`` of modality m, as a function of the tensors alone."""
-
-    def line(tile: tuple[int, int], *tensors: Tensor) -> Tensor:
-        xs, (scale, *bias) = tensors[: problem.num_modalities], tensors[problem.num_modalities :]
-        a, b = tile
-        rest, single = [x for k, x in enumerate(xs) if k != m], xs[m]
-        if objective == "axis":
-            z = scale * line_similarity([x[a:b] for x in rest], single, problem.similarity)
-        else:
-            z = scale * line_similarity(rest, single[a:b], problem.similarity).T
-        valid = _candidates(problem, objective, m)
-        every = torch.ones_like(z, dtype=torch.bool) if valid is None else valid.expand_as(z).clone()
-        every.diagonal(a).fill_(False)
-        return reduce_all(candidates(z, every, kind, bias[0] if bias else None), kind, 1)
-
-    return line
 
 
 def _candidates(problem: Problem, objective: Lines, m: int) -> Tensor | None:

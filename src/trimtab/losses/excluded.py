@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
+from trimtab.losses.problem import Kind, Problem
 from trimtab.losses.reduce import log1pexp
+from trimtab.losses.smoothing import candidate_count, closed_mean
 
-__all__ = ["combine", "complete", "excluded", "masked_mean", "smoothing_term"]
+Reduce = Callable[[Problem, Kind], Tensor]
+
+__all__ = ["combine", "complete", "excluded", "masked_mean", "smoothed"]
 
 
 def excluded(negatives: Tensor, positive: Tensor) -> Tensor:
@@ -21,9 +25,16 @@ def excluded(negatives: Tensor, positive: Tensor) -> Tensor:
     return log1pexp(negatives - positive)
 
 
-def smoothing_term(positive: Tensor, negative_sum: Tensor, candidates: Tensor | float) -> Tensor:
-    """``positive - mean`` over all candidates, the positive among them: what label smoothing adds per unit of eps."""
-    return positive - (negative_sum + positive) / candidates
+def smoothed(problem: Problem, objective: str, reduce: Reduce, positive: Tensor, count: Tensor | None) -> Tensor:
+    """``positive - mean`` over all candidates, the positive among them: what label smoothing adds per unit of eps.
+
+    ``count`` is the number of candidates where the problem does not tell it.
+    """
+    mean = closed_mean(problem) if objective == "full" else None
+    if mean is None:
+        among = candidate_count(problem, objective) if count is None else count
+        mean = (reduce(problem, "sum") + positive) / among
+    return positive - mean
 
 
 def complete(present: Tensor | None) -> Tensor | None:

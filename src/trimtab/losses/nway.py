@@ -2,55 +2,153 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
-from importlib import import_module
-from typing import Any, cast
+from typing import TYPE_CHECKING, Literal, overload
 
 import torch
 from torch import Tensor
 
-from trimtab.losses import dense
-from trimtab.losses.excluded import combine, complete, excluded, masked_mean
-from trimtab.losses.prepare import check_name, make_problem
-from trimtab.losses.problem import Kind, Problem
+from trimtab.losses.backends import pick
+from trimtab.losses.cost import BACKENDS, BUDGET_S, OBJECTIVES, Estimate
+from trimtab.losses.excluded import combine, complete, excluded, masked_mean, smoothed
+from trimtab.losses.pairwise import pairwise_values
+from trimtab.losses.prepare import check_anchors, check_name, check_smoothing, make_problem
+from trimtab.losses.problem import Problem
+from trimtab.losses.products import products_in
+from trimtab.losses.sampled import draw_permutations, reduce_sampled, sampled_count
+from trimtab.losses.sigmoid import sigmoid_values
 from trimtab.losses.similarity import positives
 
-OBJECTIVES = ("axis", "joint", "full", "pairwise", "sampled", "sigmoid")
-Reduce = Callable[[Problem, Kind], Tensor]
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
 
-__all__ = ["OBJECTIVES", "NWayOutput", "nway_loss"]
+    from trimtab.losses.distributed import Reduce, Team
+
+REDUCTIONS = ("mean", "sum", "none")
+
+__all__ = ["NWayOutput", "nway_loss"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NWayOutput:
-    """A loss with what it is made of."""
+    """A loss with what it is made of; made by ``nway_loss(..., details=True)``.
+
+    Example:
+        >>> import torch
+        >>> from trimtab.losses import nway_loss
+        >>> eye = torch.eye(4)
+        >>> out = nway_loss([eye, eye, eye], similarity="paircos", objective="axis", logit_scale=10.0, details=True)
+        >>> out.backend, out.per_modality.shape, bool(out.probability.min() > 0.99)
+        ('dense', torch.Size([3]), True)
+    """
 
     loss: Tensor
     per_modality: Tensor
-    """``[N]``: the mean loss of the anchors of each modality."""
+    """``[N]``: the mean loss of the anchors of each modality; their mean is the loss (``reduction="mean"``)."""
     backend: str
+    cost: Estimate
+    positives: Tensor | None = None
+    """``[B]``: the logits of the samples themselves (not for ``pairwise``)."""
+    negatives: Tensor | None = None
+    """``[N, B]``: the log-sum-exp of the negatives of every anchor (softmax objectives but ``pairwise``)."""
+    probability: Tensor | None = None
+    """``[N]``: the mean probability that the softmax gives the positive, where there are ``negatives``; no gradient."""
+    permutations: Tensor | None = None
+    """``[R, N, N, B]``: the index sets that ``sampled`` drew."""
 
 
-def nway_loss(
+@overload
+def nway_loss(xs: Sequence[Tensor], *, details: Literal[True], **settings: object) -> NWayOutput: ...
+@overload
+def nway_loss(xs: Sequence[Tensor], *, details: Literal[False] = ..., **settings: object) -> Tensor: ...
+def nway_loss(  # type: ignore[misc]
     xs: Sequence[Tensor],
     *,
     similarity: str = "mip",
     objective: str = "axis",
     logit_scale: float | Tensor = 1.0,
     logit_bias: float | Tensor | None = None,
+    anchors: str | Sequence[int] = "all",
     normalize: str | None = "auto",
     precision: str = "auto",
     backend: str = "auto",
+    label_smoothing: float = 0.0,
     mask: Tensor | None = None,
     reduction: str = "mean",
+    num_samples: int = 1,
+    generator: torch.Generator | None = None,
     chunk: int | None = None,
+    budget_s: float = BUDGET_S,
+    budget_bytes: float | None = None,
+    group: ProcessGroup | None = None,
     details: bool = False,
-) -> Any:
-    """The contrastive loss of N modalities ``[B, D]``."""
+) -> Tensor | NWayOutput:
+    """The contrastive loss of N modalities: ``xs[m][i]`` is what modality m says about sample i.
+
+    Args:
+        xs: N tensors ``[B, D]`` of one shape and device; N >= 2.
+        similarity: of a tuple of rows: ``mip``, ``norm``, ``sqnorm``, ``paircos``, ``dist2``, ``dist``, ``cosmean``,
+            ``volume`` (see `similarity.py`).
+        objective: which tuples an anchor ``(m, i)`` is compared with: ``axis`` (modality m of all samples beside the
+            others of i), ``joint`` (the others of all samples beside ``x_m[i]``), ``full`` (all ``B^(N-1)``),
+            ``pairwise`` (the sum of all two-modality losses), ``sampled`` (``num_samples`` random sets),
+            ``sigmoid`` (all tuples, each a binary question).
+        logit_scale: a positive number, or a tensor of one element, which may want gradients and is never waited for.
+        logit_bias: of ``sigmoid`` only, added to every logit.
+        anchors: ``"all"``, or the modalities whose anchors count. For ``pairwise``: pairs with one of these.
+        normalize: rows of length 1 (``l2``), of root mean square 1 (``rms``; ``mip`` is then the mean over the width),
+            as they are (``None``), or ``auto``: rms for ``mip``, l2 for the rest.
+        precision: of large matrix products on CUDA: ``fp32``, ``tf32``, ``bf16``, or ``auto``: that of the inputs.
+        backend: ``auto``, or one of ``dense``, ``materialize``, ``stream``, ``gram``, ``contract``, ``triton``.
+        label_smoothing: eps in [0, 1): adds eps times (positive - mean over all candidates).
+        mask: ``[N, B]`` bool, True = present. A tuple with an absent entry does not exist, and anchors count only where
+            the whole sample is there.
+        reduction: ``mean`` over the counted anchors, ``sum``, or ``none``: ``[N, B]``.
+        num_samples: index sets of ``sampled``.
+        generator: for them.
+        chunk: tuples per tile. Any value gives the same loss.
+        budget_s: seconds that the estimate may reach before the loss is refused.
+        budget_bytes: the same for memory; None: nine tenths of what is free.
+        group: processes that divide the work of one loss over all their batches (`distributed.py`).
+        details: return an `NWayOutput`.
+
+    Raises:
+        TooCostly: the estimate is over the budget; nothing has been allocated.
+
+    Example:
+        >>> import torch
+        >>> from trimtab.losses import nway_loss
+        >>> image, text, sound = (torch.randn(8, 32, requires_grad=True) for _ in range(3))
+        >>> loss = nway_loss([image, text, sound], similarity="norm", objective="full", logit_scale=10.0)
+        >>> loss.backward()
+        >>> loss.shape, image.grad.shape
+        (torch.Size([]), torch.Size([8, 32]))
+    """
     check_name("objective", objective, OBJECTIVES)
-    check_name("reduction", reduction, ("mean", "sum", "none"))
+    check_name("reduction", reduction, REDUCTIONS)
+    check_name("backend", backend, BACKENDS)
+    check_smoothing(label_smoothing, objective)
+    if logit_bias is not None and objective != "sigmoid":
+        raise ValueError(f"logit_bias is given with objective {objective!r}; a softmax does not see it: leave it out.")
+    if not isinstance(num_samples, int) or num_samples < 1:
+        raise ValueError(f"num_samples is {num_samples!r}; expected a positive integer.")
+    team: Team | None = None
+    if group is not None:
+        from trimtab.losses.distributed import gather_batch
+
+        settings = similarity, objective, anchors, normalize, precision, backend, label_smoothing, reduction
+        gathered = gather_batch(
+            xs,
+            mask,
+            group,
+            settings=(*settings, num_samples, chunk),
+            factors=(logit_scale, logit_bias),
+            draw=objective == "sampled",
+            generator=generator,
+        )
+        xs, mask, team = gathered.xs, gathered.mask, gathered.team
+        generator = torch.Generator(xs[0].device).manual_seed(gathered.seed)
     problem = make_problem(
         xs,
         similarity,
@@ -61,16 +159,76 @@ def nway_loss(
         mask=mask,
         chunk=chunk,
     )
-    with torch.autocast(problem.xs[0].device.type, enabled=False):
-        reduce: Reduce
-        if objective in ("axis", "joint"):
-            name, reduce = "dense", partial(dense.reduce_lines, objective=cast(dense.Lines, objective))
+    n, batch, device = problem.num_modalities, problem.batch, problem.xs[0].device
+    chosen = check_anchors(anchors, n)
+    cost, reduce = pick(
+        problem,
+        objective,
+        backend,
+        budget_s=budget_s,
+        budget_bytes=budget_bytes,
+        num_samples=num_samples,
+        team=team,
+    )
+    positive: Tensor | None = None
+    negatives: Tensor | None = None
+    permutations: Tensor | None = None
+    with products_in(problem.precision, device):
+        if objective == "pairwise":
+            values, per_modality = pairwise_values(
+                problem, chosen, lambda pair: _softmax(pair, "full", reduce, label_smoothing)[0]
+            )
+            chosen = list(range(n))
         else:
-            name = "materialize" if backend == "auto" else backend
-            reduce = import_module(f"trimtab.losses.{name}").reduce_tuples
-        positive = problem.scale * positives(problem.xs, similarity)
-        values = excluded(reduce(problem, "lse"), positive)
-        counted = complete(problem.present)
-        per_modality = masked_mean(values, counted)
-        loss = combine(values, per_modality, range(len(xs)), reduction)
-    return NWayOutput(loss=loss, per_modality=per_modality, backend=name) if details else loss
+            if objective == "sampled":
+                permutations = draw_permutations(n, batch, num_samples, generator, device)
+                reduce = _sampled(permutations, team)
+            if objective == "sigmoid":
+                positive = problem.scale * positives(problem.xs, similarity)
+                values = sigmoid_values(problem, reduce(problem, "softplus"), positive)
+            else:
+                values, positive, negatives = _softmax(problem, objective, reduce, label_smoothing, permutations)
+            counted = complete(problem.present)
+            per_modality = masked_mean(values, counted)
+            if counted is not None:
+                values = values.masked_fill(~counted, 0.0)
+        loss = combine(values, per_modality, chosen, reduction)
+    if not details:
+        return loss
+    probability: Tensor | None = None
+    if positive is not None and negatives is not None:
+        probability = masked_mean(torch.sigmoid(positive - negatives).detach(), complete(problem.present))
+    return NWayOutput(
+        loss=loss,
+        per_modality=per_modality,
+        backend=cost.backend,
+        cost=cost,
+        positives=positive,
+        negatives=negatives,
+        probability=probability,
+        permutations=permutations,
+    )
+
+
+def _softmax(
+    problem: Problem, objective: str, reduce: Reduce, smoothing: float, permutations: Tensor | None = None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Values ``[N, B]``, positives ``[B]`` and reduced negatives ``[N, B]`` of a softmax objective."""
+    positive = problem.scale * positives(problem.xs, problem.similarity)
+    negatives = reduce(problem, "lse")
+    values = excluded(negatives, positive)
+    if smoothing > 0:
+        count = None if permutations is None else sampled_count(problem, permutations)
+        values = values + smoothing * smoothed(problem, objective, reduce, positive, count)
+    return values, positive, negatives
+
+
+def _sampled(permutations: Tensor, team: Team | None) -> Reduce:
+    from functools import partial
+
+    reduce: Reduce = partial(reduce_sampled, permutations=permutations)
+    if team is None:
+        return reduce
+    from trimtab.losses.distributed import shared
+
+    return shared(reduce, team)

@@ -16,7 +16,18 @@ from trimtab.losses.similarity import SIMILARITIES
 NORMALIZE = ("auto", "rms", "l2", None)
 PRECISION = ("auto", "fp32", "tf32", "bf16")
 
-__all__ = ["NORMALIZE", "PRECISION", "as_factor", "check_mask", "check_name", "check_xs", "make_problem", "normalise"]
+__all__ = [
+    "NORMALIZE",
+    "PRECISION",
+    "as_factor",
+    "check_anchors",
+    "check_mask",
+    "check_name",
+    "check_smoothing",
+    "check_xs",
+    "make_problem",
+    "normalise",
+]
 
 
 def check_name(what: str, value: object, allowed: Iterable[object]) -> None:
@@ -68,6 +79,25 @@ def check_mask(mask: Tensor | None, xs: Sequence[Tensor]) -> Tensor | None:
         turn = " Transpose it." if tuple(mask.shape) == shape[::-1] else ""
         raise ValueError(f"mask has shape {tuple(mask.shape)}; expected [N, B] = {shape}, True = present.{turn}")
     return mask.to(xs[0].device)
+
+
+def check_anchors(anchors: str | Sequence[int], num: int) -> list[int]:
+    """The anchor modalities as a list of indices."""
+    if isinstance(anchors, str):
+        check_name("anchors", anchors, ("all",))
+        return list(range(num))
+    found = list(anchors)
+    if not found or len(set(found)) < len(found) or any(not isinstance(m, int) or not 0 <= m < num for m in found):
+        raise ValueError(f"anchors is {anchors!r}; expected 'all' or different modalities among 0 .. {num - 1}.")
+    return found
+
+
+def check_smoothing(value: float, objective: str) -> None:
+    """Raise ValueError unless label smoothing is in [0, 1) and means something."""
+    if not 0 <= value < 1:
+        raise ValueError(f"label_smoothing is {value!r}; expected a number in [0, 1).")
+    if value > 0 and objective == "sigmoid":
+        raise ValueError("label_smoothing has no meaning for objective 'sigmoid', which has no softmax; leave it at 0.")
 
 
 def as_factor(what: str, value: float | Tensor, like: Tensor, *, positive: bool) -> Tensor:

@@ -1,0 +1,104 @@
+"""One name per way to reduce the tuples; which way a problem goes, and its refusal, before anything is allocated."""
+
+from __future__ import annotations
+
+from functools import partial
+from importlib import import_module
+from importlib.util import find_spec
+from typing import TYPE_CHECKING
+
+from torch import Tensor
+
+from trimtab.losses.cost import BACKENDS, Estimate, TooCostly, afford, can, choose, nway_cost
+from trimtab.losses.dense import reduce_lines
+from trimtab.losses.problem import Kind, Problem
+
+if TYPE_CHECKING:
+    from trimtab.losses.distributed import Reduce, Team
+
+__all__ = ["pick", "reduce_with"]
+
+
+def pick(
+    problem: Problem,
+    objective: str,
+    backend: str,
+    *,
+    budget_s: float,
+    budget_bytes: float | None,
+    num_samples: int = 1,
+    team: Team | None = None,
+) -> tuple[Estimate, Reduce]:
+    """The estimate (with the backend's name) and the reduction of a problem; raises where it cannot or must not be."""
+    n, batch, width = problem.num_modalities, problem.batch, problem.width
+    name, device = backend, problem.xs[0].device
+    if not can(backend, problem.similarity, objective, n):
+        able = [b for b in BACKENDS if can(b, problem.similarity, objective, n)]
+        raise ValueError(
+            f"backend {backend!r} cannot do similarity {problem.similarity!r} with objective {objective!r} and {n} "
+            f"modalities; those that can: {', '.join(map(repr, able))}."
+        )
+    if backend == "auto":
+        name = choose(n, batch, problem.similarity, objective, device)
+    if name == "contract" and not _certified(problem):
+        if backend == "contract":
+            raise ValueError(
+                f"the logits of {problem.similarity!r} range too widely for the exact contraction at this logit_scale; "
+                "use backend='auto', 'gram' or 'stream'."
+            )
+        name = choose(n, batch, problem.similarity, objective, device, linear=False)
+    cost = nway_cost(
+        n,
+        batch,
+        width,
+        similarity=problem.similarity,
+        objective=objective,
+        backend=name,
+        device=device,
+        precision={"ieee": "fp32"}.get(problem.precision, problem.precision),
+        chunk=problem.chunk,
+        num_samples=num_samples,
+        world=1 if team is None else team.world,
+    )
+    refusal: TooCostly | None = None
+    try:
+        afford(cost, (n, batch, width), problem.similarity, objective, device, budget_s, budget_bytes)
+    except TooCostly as error:
+        refusal = error
+    if team is not None:
+        from trimtab.losses.distributed import same_choice, shared
+
+        name = same_choice(name, BACKENDS, team, refusal)
+        return cost, shared(partial(reduce_with, name, objective), team)
+    if refusal is not None:
+        raise refusal
+    return cost, partial(reduce_with, name, objective)
+
+
+def reduce_with(name: str, objective: str, problem: Problem, kind: Kind) -> Tensor:
+    """``[N, B]``: the negatives reduced by the backend ``name``, or by the one that stands in for a kind it lacks."""
+    if name == "dense":
+        return reduce_lines(problem, kind, "axis" if objective == "axis" else "joint")
+    if name == "triton":
+        name = _triton(problem, kind)
+    values: Tensor = import_module(f"trimtab.losses.{name}").reduce_tuples(problem, kind)
+    # Of two modalities, the line along one is all tuples of the other.
+    return values.flip(0) if objective == "axis" else values
+
+
+def _triton(problem: Problem, kind: Kind) -> str:
+    """The module behind the name: sums need no matrix products, and the kernels have float32 log-sum-exps only."""
+    names = ["triton_stream"]
+    if problem.similarity == "norm" and problem.num_modalities >= 4:
+        names.insert(0, "triton_gram")
+    for name in names:
+        if import_module(f"trimtab.losses.{name}").supports(problem, kind):
+            return name
+    return "stream"
+
+
+def _certified(problem: Problem) -> bool:
+    if find_spec("trimtab.losses.contract") is None:
+        return False
+    certified: bool = import_module("trimtab.losses.contract").certified(problem)
+    return certified
