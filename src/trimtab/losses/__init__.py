@@ -9,18 +9,20 @@ if TYPE_CHECKING:
     from trimtab.losses.clamp import soft_clamp
     from trimtab.losses.cost import TooCostly, nway_cost
     from trimtab.losses.logits import nway_logits
+    from trimtab.losses.module import NWayLoss
     from trimtab.losses.nway import NWayOutput, nway_loss
     from trimtab.losses.replace import replace_loss_function_with_stable_version, restore_loss_function
     from trimtab.losses.stable import StableLossFunctions
     from trimtab.losses.versions import StableLoss, get_stable_loss_function
 
 _HOME = {
+    "NWayLoss": "trimtab.losses.module",
     "NWayOutput": "trimtab.losses.nway",
     "StableLoss": "trimtab.losses.versions",
-    "TooCostly": "trimtab.losses.cost",
-    "nway_cost": "trimtab.losses.cost",
     "StableLossFunctions": "trimtab.losses.stable",
+    "TooCostly": "trimtab.losses.cost",
     "get_stable_loss_function": "trimtab.losses.versions",
+    "nway_cost": "trimtab.losses.cost",
     "nway_logits": "trimtab.losses.logits",
     "nway_loss": "trimtab.losses.nway",
     "replace_loss_function_with_stable_version": "trimtab.losses.replace",
@@ -29,6 +31,7 @@ _HOME = {
 }
 
 __all__ = [
+    "NWayLoss",
     "NWayOutput",
     "StableLoss",
     "StableLossFunctions",
