@@ -70,7 +70,7 @@ def build(
     xs: Sequence[Tensor], present: Tensor | None, form: Form, span: tuple[int, int], dtype: torch.dtype, factor: int = 1
 ) -> Side:
     """The super-rows ``span`` of ``xs``; those with an absent part are zero."""
-    from trimtab.losses import triton_kernels
+    from trimtab.losses import triton_row_kernels
 
     parts = torch.stack([x.detach() for x in xs])
     k, batch, width = parts.shape
@@ -79,21 +79,19 @@ def build(
     keep = None if present is None else outer(list(present), product=True)[first:end].to(torch.uint8)
     rows = parts.new_empty(end - first, padded, dtype=dtype)
     squares = parts.new_empty(end - first)
-    triton_kernels.build_rows[(-(-(end - first) // 8),)](
+    triton_row_kernels.build_rows[(-(-(end - first) // 8),)](
         parts, keep, rows, squares, first, end - first, batch, width, padded, float(factor),
         K=k, ADD=form.add, MASKED=keep is not None, BLOCK_ROWS=8, BLOCK_D=256 if padded > 128 else 64,
     )  # fmt: skip
     base = squares
     if form.less:
         base = squares - form.less * outer(list(parts.square().sum(-1)), product=False)[first:end]
-    return Side(
-        parts=parts, rows=rows, base=base, longest=squares.amax().sqrt(), keep=keep, first=first, factor=factor
-    )
+    return Side(parts=parts, rows=rows, base=base, longest=squares.amax().sqrt(), keep=keep, first=first, factor=factor)
 
 
 def fold(side: Side, grads: Tensor, form: Form) -> Tensor:
     """``[K, B, D]``: the gradient of every part from ``grads [count, D padded]``, those of the super-rows."""
-    from trimtab.losses import triton_kernels
+    from trimtab.losses import triton_row_kernels
 
     k, batch, width = side.parts.shape
     if k == 1:
@@ -104,7 +102,7 @@ def fold(side: Side, grads: Tensor, form: Form) -> Tensor:
         return out
     out = torch.empty_like(side.parts)
     block = 128 if width > 64 else 32
-    triton_kernels.fold_rows[(k * batch, -(-width // block))](
+    triton_row_kernels.fold_rows[(k * batch, -(-width // block))](
         grads, side.parts, out, side.first, side.count, batch, width, grads.stride(0), batch ** (k - 1),
         K=k, ADD=form.add, BLOCK_ROWS=32, BLOCK_D=block,
     )  # fmt: skip

@@ -132,9 +132,7 @@ class _Stream(torch.autograd.Function):
         return None, moment, *(g for part in grads for g in part.mul_(factor).unbind(0))
 
 
-def _sides(
-    problem: Problem, xs: Sequence[Tensor], scale: Tensor, span: tuple[int, int]
-) -> tuple[Side, Side, Tensor]:
+def _sides(problem: Problem, xs: Sequence[Tensor], scale: Tensor, span: tuple[int, int]) -> tuple[Side, Side, Tensor]:
     """Both sides, and the settings the kernels read on the device: the factor in base 2, and whether z is bounded."""
     n = len(xs)
     half = n // 2
