@@ -26,14 +26,15 @@ def _by_formula(version: int, xs: list[Tensor]) -> Tensor:
     shape = (BATCH, BATCH, BATCH, WIDTH)
     u, v, w = rows[0][:, None, None].expand(shape), rows[1][:, None].expand(shape), rows[2].expand(shape)
     if version == 0:
-        return (u * v * w).sum(-1)
+        product: Tensor = (u * v * w).sum(-1)
+        return product
     total = u + v + w
     length: Tensor = torch.linalg.vector_norm(total, dim=-1)
     if version == 1:
         return length
     if version == 2:
-        product = torch.stack([(x * total).sum(-1) for x in (u, v, w)]).prod(0) / length**3
-        return product.sign() * product.abs().pow(1 / 3)
+        cosines = torch.stack([(x * total).sum(-1) for x in (u, v, w)]).prod(0) / length**3
+        return cosines.sign() * cosines.abs().pow(1 / 3)
     return -torch.stack([torch.linalg.vector_norm(x - total / 3, dim=-1) for x in (u, v, w)]).mean(0)
 
 
