@@ -6,7 +6,6 @@ over tuples ever meets an absent entry. A share is a contiguous part of the samp
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -15,11 +14,13 @@ from torch import Tensor
 
 from trimtab.losses.pairs import pair_list
 from trimtab.losses.problem import Kind, Problem
+from trimtab.losses.reduce import empty, reduce_all
+from trimtab.losses.superrows import share_of
 
 Term = tuple[tuple[int, ...], Tensor]
 """The axes a table has, and the table."""
 
-__all__ = ["Entries", "Term", "anchors", "entries_of", "log_add", "logsumexp", "outer_sum", "ravel"]
+__all__ = ["Entries", "Term", "anchors", "entries_of", "no_tuples", "outer_sum", "ravel"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,25 +44,23 @@ class Entries:
 
     def place(self, values: Sequence[Tensor], batch: int, kind: Kind) -> Tensor:
         """One vector per modality as ``[N, B]``; samples that take no part get ``-inf`` (lse) or 0."""
-        empty = -math.inf if kind == "lse" else 0.0
         rows = []
         for value, at in zip(values, self.index, strict=True):
-            rows.append(value if at is None else value.new_full((batch,), empty).index_copy(0, at, value))
+            rows.append(value if at is None else value.new_full((batch,), empty(kind)).index_copy(0, at, value))
         return torch.stack(rows)
 
 
 def entries_of(problem: Problem) -> Entries:
     """Read mask and share. Without a mask nothing waits for the device."""
     n, b = problem.num_modalities, problem.batch
-    part, parts = problem.share
     if problem.present is None:
-        low, high = _share(b, part, parts)
+        low, high = share_of(b, problem.share)
         first = None if high - low == b else torch.arange(low, high, device=problem.xs[0].device)
         whole = torch.arange(low, high)
         places = torch.stack([whole - low] + [whole] * (n - 1))
         return Entries(index=(first,) + (None,) * (n - 1), sizes=(high - low,) + (b,) * (n - 1), positives=places)
     present = problem.present.cpu()
-    low, high = _share(int(present[0].sum()), part, parts)
+    low, high = share_of(int(present[0].sum()), problem.share)
     kept = present.clone()
     order = present[0].nonzero().flatten()
     kept[0] = False
@@ -75,29 +74,18 @@ def entries_of(problem: Problem) -> Entries:
     )
 
 
+def no_tuples(problem: Problem, kind: Kind) -> Tensor:
+    """The reduction where a modality has no entry left, in a graph that gives zero gradients."""
+    nothing = sum(((x * 0).sum() for x in problem.xs), start=problem.scale * 0)
+    return torch.full_like(problem.xs[0][:, 0], empty(kind)).expand(problem.num_modalities, -1) + nothing
+
+
 def anchors(rows: Tensor, sizes: Sequence[int], kind: Kind) -> list[Tensor]:
     """From one number per super-row to one per sample of each of its modalities."""
+    if len(sizes) == 1:
+        return [rows]
     lattice = rows.reshape(tuple(sizes))
-    out = []
-    for m in range(len(sizes)):
-        others = [k for k in range(len(sizes)) if k != m]
-        if not others:
-            out.append(lattice)
-        else:
-            out.append(logsumexp(lattice, others) if kind == "lse" else lattice.sum(others))
-    return out
-
-
-def logsumexp(x: Tensor, dims: Sequence[int]) -> Tensor:
-    """``torch.logsumexp`` whose gradient is zero, not NaN, where all terms are ``-inf``."""
-    dead = x.detach().amax(list(dims), keepdim=True) == -math.inf
-    value = torch.logsumexp(torch.where(dead, 0.0, x), list(dims))
-    return torch.where(dead.reshape(value.shape), -math.inf, value)
-
-
-def log_add(x: Tensor, y: Tensor) -> Tensor:
-    """``logaddexp`` with zero gradient where both are ``-inf``."""
-    return logsumexp(torch.stack([x, y]), [0])
+    return [reduce_all(lattice.movedim(m, 0).reshape(size, -1), kind, 1) for m, size in enumerate(sizes)]
 
 
 def ravel(places: Tensor, sizes: Sequence[int]) -> Tensor:
@@ -124,10 +112,6 @@ def outer_sum(terms: Sequence[Term], sizes: Sequence[int]) -> Tensor:
         total = view if total is None else total + view
     assert total is not None
     return total.expand(tuple(sizes)).reshape(-1)
-
-
-def _share(count: int, part: int, parts: int) -> tuple[int, int]:
-    return count * part // parts, count * (part + 1) // parts
 
 
 def _take(table: Tensor, dim: int, at: Tensor | None) -> Tensor:

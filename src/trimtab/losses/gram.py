@@ -3,9 +3,9 @@
 Work is ``O(B^N)`` with a few additions, a root and an exponential per tuple; memory is ``O(B^(N//2 + 1))`` for the
 tables and one tile. The backward pass computes the tiles again.
 
-Precision: ``norm`` takes ``|sum x|^2`` from inner products. Where the sum nearly vanishes these cancel, and what is left
-of ``|sum x|`` is off by about ``sqrt(eps) * max |x|`` (measured with antipodal unit rows, D=64: 1e-8 in float64, 4e-4 in
-float32); everywhere else the error is that of the inputs.
+Precision: ``norm`` takes ``|sum x|^2`` from inner products. Where the sum nearly vanishes these cancel, and what is
+left of ``|sum x|`` is off by about ``sqrt(eps) * max |x|`` (measured with antipodal unit rows, D=64: 1e-8 in float64,
+4e-4 in float32); everywhere else the error is that of the inputs.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn.functional import softplus
 
-from trimtab.losses.entries import Entries, anchors, entries_of, ravel
+from trimtab.losses.entries import Entries, anchors, entries_of, no_tuples, ravel
 from trimtab.losses.gram_formulas import Formula, formula_tables
 from trimtab.losses.gram_tiles import Block, Family, Lattice, Summed, blocks_of, summed_tables
 from trimtab.losses.pairs import FORMULAS, SUMMED, pair_tables
@@ -48,6 +48,8 @@ def reduce_tuples(problem: Problem, kind: Kind) -> Tensor:
         raise ValueError(f"similarity is {problem.similarity!r}: the gram backend has {', '.join(SIMILARITIES)}.")
     with torch.autocast(problem.xs[0].device.type, enabled=False):
         entries = entries_of(problem)
+        if 0 in entries.sizes:
+            return no_tuples(problem, kind)
         node, pair = pair_tables(problem.xs, problem.similarity)
         n = problem.num_modalities
         lattice = Lattice(sizes=entries.sizes, left=(n + 1) // 2)
@@ -86,8 +88,6 @@ def _tables(
 
 
 def _blocks(lattice: Lattice, entries: Entries, chunk: int) -> list[tuple[Block, Tensor | None]]:
-    if math.prod(lattice.sizes) == 0:
-        return []
     rows = ravel(entries.positives[: lattice.left], lattice.sizes[: lattice.left])
     columns = ravel(entries.positives[lattice.left :], lattice.right_sizes)
     outers = rows // lattice.last
@@ -120,8 +120,6 @@ class _Reduce(torch.autograd.Function):
     def backward(ctx: Any, g_rows: Tensor, g_columns: Tensor) -> tuple[Tensor | None, ...]:
         bias, rows, columns, *tables = ctx.saved_tensors
         plan: _Plan = ctx.plan
-        if not plan.blocks:
-            return None, torch.zeros_like(bias), *(torch.zeros_like(t) for t in tables)
         family: Family = plan.build(tables)
         g_rows = g_rows.reshape(rows.shape)
         d_bias = torch.zeros_like(bias)

@@ -84,7 +84,8 @@ class _Views:
 
     def __init__(self, lattice: Lattice, block: Block, device: torch.device) -> None:
         self.left, self.axes = lattice.left, len(lattice.right_sizes) + 2
-        self.outer = lattice.outer_index(block, device)
+        index = lattice.outer_index(block, device)
+        self.outer = [torch.tensor([i], device=device) if isinstance(i, int) else i for i in index]
         self.first = block.first
 
     def node(self, m: int, table: Tensor) -> Tensor:
@@ -151,7 +152,7 @@ def _cosmean(nodes: Nodes, pairs: Pairs, inverse: Nodes) -> Tensor:
 
 
 def _volume(nodes: Nodes, pairs: Pairs) -> Tensor:
-    """``-sqrt(det Gram)`` by elimination on ``x_0, x_1 - x_0, ..``: the same volume, no cancellation where all are near.
+    """``-sqrt(det Gram)`` by elimination on ``x_0, x_1 - x_0, ..``: the same volume, no cancellation of near vectors.
 
     No pivoting: the matrix is positive semidefinite, and a pivot below rounding has a row below rounding.
     """

@@ -2,8 +2,8 @@
 
 A super-row is an index of the left modalities; all but the last of them make up its *outer* part. A tile holds some
 outers, all of the last left modality, and some columns: ``[outers, last, columns]``. With ``H_u[i, q]`` the sum of the
-pairs between left modality ``u`` and all right ones, its logits are ``a_p + H_last[p_last, q] + sum_u H_u[p_u, q]``. The
-last sum has no ``last`` axis: two additions a tuple, whatever N is.
+pairs between left modality ``u`` and all right ones, its logits are ``a_p + H_last[p_last, q] + sum_u H_u[p_u, q]``.
+The last sum has no ``last`` axis: two additions a tuple, whatever N is.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -56,10 +56,11 @@ class Lattice:
         """How many super-columns there are."""
         return math.prod(self.right_sizes)
 
-    def outer_index(self, block: Block, device: torch.device) -> list[Tensor]:
-        """For each outer modality, its index in every outer part of the block."""
-        flat = torch.arange(block.outers.start, block.outers.stop, device=device)
-        index: list[Tensor] = []
+    def outer_index(self, block: Block, device: torch.device) -> list[Any]:
+        """For each outer modality, its index in every outer part of the block: a number where there is but one."""
+        o = block.outers
+        flat: Any = o.start if o.stop - o.start == 1 else torch.arange(o.start, o.stop, device=device)
+        index: list[Any] = []
         for size in reversed(self.outer_sizes):
             index.insert(0, flat % size)
             flat = flat // size
@@ -134,16 +135,8 @@ class Summed:
 
     def logits(self, block: Block) -> Tensor:
         """``a + H_last + the outer sum``, and its root for ``norm``."""
-        inner = self.inner[:, block.columns].unsqueeze(0)
-        a = self.a[block.outers].unsqueeze(-1)
-        if self.across:
-            flat = self.lattice.outer_index(block, self.inner.device)
-            first, *others = (h[i, block.columns] for h, i in zip(self.across, flat, strict=True))
-            shared = sum(others, start=first)
-            s = inner + shared.unsqueeze(1)
-            s += a
-        else:
-            s = inner + a
+        s = self._shared(block, self.inner[:, block.columns].unsqueeze(0))
+        s += self.a[block.outers].unsqueeze(-1)
         return s.clamp_min_(0).sqrt_() if self.root else s
 
     def open(self, block: Block) -> tuple[Tensor, Pull]:
@@ -155,15 +148,19 @@ class Summed:
 
         def pull(w: Tensor) -> None:
             if self.root:  # the derivative 1 / 2z; the half comes with the gradients
-                w = w.div_(z)
+                w.div_(z)
                 if z.device.type != "cpu" or not bool(z.amin() > 0):
                     w.masked_fill_(z == 0, 0.0)  # the root of nothing has no direction
             d_a[block.outers] += w.sum(-1)
-            d_inner[:, block.columns] += w.squeeze(0) if w.shape[0] == 1 else w.sum(0)
+            single = w.shape[0] == 1
+            d_inner[:, block.columns] += w.squeeze(0) if single else w.sum(0)
             if d_across:
                 shared = w.sum(1)
                 for grad, i in zip(d_across, self.lattice.outer_index(block, w.device), strict=True):
-                    grad[:, block.columns].index_add_(0, i, shared)
+                    if isinstance(i, int):
+                        grad[i, block.columns] += shared[0]
+                    else:
+                        grad[:, block.columns].index_add_(0, i, shared)
 
         return z, pull
 
@@ -172,3 +169,10 @@ class Summed:
         factor = 0.5 if self.root else 1.0
         first, *others = (g.mul_(factor) for g in self.grads)
         return [first.reshape(-1), *others]
+
+    def _shared(self, block: Block, inner: Tensor) -> Tensor:
+        if not self.across:
+            return inner.clone()
+        index = self.lattice.outer_index(block, inner.device)
+        first, *others = (h[i, block.columns] for h, i in zip(self.across, index, strict=True))
+        return inner + sum(others, start=first).reshape(-1, 1, inner.shape[-1])

@@ -1,7 +1,7 @@
 """Node and pair tables: what every similarity but the product needs to know of the inputs, with no width left in it.
 
-For ``norm``, ``sqnorm``, ``paircos`` and ``dist2`` the tables add up: the sum of ``node[m, t_m]`` over all modalities and
-of ``pair[mn, t_m, t_n]`` over all pairs is the similarity of tuple ``t`` (its square, for ``norm``). The others are
+For ``norm``, ``sqnorm``, ``paircos`` and ``dist2`` the tables add up: the sum of ``node[m, t_m]`` over all modalities
+and of ``pair[mn, t_m, t_n]`` over all pairs is the similarity of tuple ``t`` (its square, for ``norm``). The others are
 functions of the same entries:
 
 ===========  =====================  ============================================================================
@@ -58,17 +58,17 @@ def pair_tables(xs: Sequence[Tensor], similarity: str) -> tuple[Tensor, Tensor]:
     n = len(xs)
     if similarity not in SUMMED + FORMULAS:
         raise ValueError(f"similarity is {similarity!r}: tables exist for {', '.join(SUMMED + FORMULAS)}.")
+    rows = torch.stack(list(xs))
     if similarity == "paircos":
-        units = [unit_rows(x) for x in xs]
-        return xs[0].new_zeros(n, xs[0].shape[0]), _inner(units).mul(2.0 / (n * (n - 1)))
+        return rows.new_zeros(rows.shape[:2]), _inner(unit_rows(rows)) * (2.0 / (n * (n - 1)))
     if similarity in ("dist", "volume"):
-        return _distances(xs, with_node=similarity == "volume")
-    square = torch.stack([x.square().sum(-1) for x in xs])
+        return _distances(rows, with_node=similarity == "volume")
+    square = rows.square().sum(-1)
     if similarity in ("norm", "sqnorm"):
-        return square, 2 * _inner(xs)
+        return square, 2 * _inner(rows)
     if similarity == "dist2":
-        return square * (1 / n**2 - 1 / n), _inner(xs) * (2 / n**2)
-    return square, _inner(xs)
+        return square * (1 / n**2 - 1 / n), _inner(rows) * (2 / n**2)
+    return square, _inner(rows)
 
 
 def unit_rows(x: Tensor) -> Tensor:
@@ -79,20 +79,22 @@ def unit_rows(x: Tensor) -> Tensor:
     return x * torch.where(square == 0, 1.0, square).rsqrt()
 
 
-def _inner(xs: Sequence[Tensor]) -> Tensor:
-    return torch.stack([p @ q.T for p, q in combinations(xs, 2)])
+def _inner(rows: Tensor) -> Tensor:
+    first, second = _both(len(rows))
+    return torch.bmm(rows[first], rows[second].mT)
 
 
-def _distances(xs: Sequence[Tensor], *, with_node: bool) -> tuple[Tensor, Tensor]:
-    dtype = xs[0].dtype
-    wide = [x if x.device.type == "mps" else x.double() for x in xs]
-    square = torch.stack([x.square().sum(-1) for x in wide])
-    near = 16 * torch.finfo(wide[0].dtype).eps
-    pairs = []
-    for (m, n), inner in zip(pair_list(len(xs)), _inner(wide), strict=True):
-        both = square[m, :, None] + square[n, None, :]
-        apart = both - 2 * inner
-        # Below the rounding of its parts a distance is zero, so that equal rows are equal.
-        pairs.append(torch.where(apart.detach() < near * both.detach(), 0.0, apart))
+def _both(n: int) -> tuple[list[int], list[int]]:
+    return [m for m, _ in pair_list(n)], [k for _, k in pair_list(n)]
+
+
+def _distances(rows: Tensor, *, with_node: bool) -> tuple[Tensor, Tensor]:
+    wide = rows if rows.device.type == "mps" else rows.double()
+    square = wide.square().sum(-1)
+    first, second = _both(len(rows))
+    both = square[first].unsqueeze(2) + square[second].unsqueeze(1)
+    apart = both - 2 * _inner(wide)
+    # Below the rounding of its parts a distance is zero, so that equal rows are equal.
+    apart = torch.where(apart.detach() < 16 * torch.finfo(wide.dtype).eps * both.detach(), 0.0, apart)
     node = square if with_node else torch.zeros_like(square)
-    return node.to(dtype), torch.stack(pairs).to(dtype)
+    return node.to(rows.dtype), apart.to(rows.dtype)

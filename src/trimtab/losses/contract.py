@@ -1,0 +1,228 @@
+"""Exact contraction of similarities that are sums over pairs: all tuples in six matrix products, no width in any.
+
+The modalities fall into three groups with super-rows ``p``, ``q``, ``r``, and a logit into three matrices,
+``z = a[p, q] + b[q, r] + c[p, r]``. Then ``T = c + log(e^a e^b)`` holds the log-mass of every ``(p, r)`` and
+``U = a + log(e^c e^b')`` that of every ``(p, q)``; the anchors of all groups are log-sums of their rows and columns.
+Only B entries of each contain a positive: those are left out of the products and summed term by term.
+
+All terms of a product are positive, so that its relative error is that of its operands, for operands in range. Rows of
+``a`` and ``c`` have maximum 0, and ``b`` as a whole: an entry of the product is at least ``e^-range(b)``, and what fell
+below the smallest number of the type is at most ``Q * tiny``. `range_certificate` bounds the range, `certified` says
+whether that leaves the lost terms below rounding. Before that, what depends on ``q`` or on ``r`` alone moves from ``b``
+into ``a`` and ``c``, where it costs nothing: a centred ``b`` has the smallest range.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+import torch
+from torch import Tensor
+
+from trimtab.losses import gram
+from trimtab.losses.contract_passes import Groups, contract
+from trimtab.losses.entries import Entries, Term, anchors, entries_of, no_tuples, outer_sum, ravel
+from trimtab.losses.pairs import LINEAR, pair_tables
+from trimtab.losses.problem import Kind, Problem
+from trimtab.losses.reduce import lse
+
+SIMILARITIES = LINEAR
+
+__all__ = ["SIMILARITIES", "NotCertified", "certified", "range_certificate", "range_limit", "reduce_tuples"]
+
+Pairs = dict[tuple[int, int], Tensor]
+
+
+class NotCertified(ValueError):
+    """The logits spread too far for the contraction to be exact: another backend must do this one."""
+
+
+def reduce_tuples(problem: Problem, kind: Kind) -> Tensor:
+    """Reduce the negatives to ``[N, B]`` by contraction (kind ``lse``), or raise `NotCertified`.
+
+    Example:
+        >>> xs = (torch.eye(3),) * 3
+        >>> problem = Problem(xs=xs, similarity="paircos", scale=torch.tensor(1.0))
+        >>> reduce_tuples(problem, "lse").exp()[0]  # 2 e^(1/3) twice and once, 2 e^0: eight negatives
+        tensor([10.3737, 10.3737, 10.3737])
+    """
+    _check(problem, kind)
+    if problem.num_modalities == 2:  # nothing to contract: one matrix holds all tuples
+        return gram.reduce_tuples(problem, kind)
+    with torch.autocast(problem.xs[0].device.type, enabled=False):
+        entries = entries_of(problem)
+        if 0 in entries.sizes:
+            return no_tuples(problem, kind)
+        tables = _tables(problem, entries)
+        bound, limit = _bound(problem, tables), _limit(problem.xs[0].dtype, tables.groups)
+        if not bound < limit:
+            raise NotCertified(
+                f"the logits of {problem.similarity!r} may spread over {bound:.3g} nats between two groups of modalities; "
+                f"the contraction is exact below {limit:.3g}. Use backend 'gram', or a smaller logit scale."
+            )
+        beside = _beside_positives(tables, entries)
+        flat = contract(tables.a, tables.b, tables.c, tables.own, beside, tables.groups)
+        values: list[Tensor] = []
+        for side, sizes in zip(flat, tables.groups.sizes, strict=True):
+            values += anchors(side, sizes, kind)
+        return entries.place(values, problem.batch, kind)
+
+
+def range_certificate(problem: Problem) -> float:
+    """A bound, in nats, on how far apart two entries of the matrix between the two smaller groups can be.
+
+    For ``paircos`` the bound for any unit rows is tried first, which asks the device for nothing but the scale.
+    """
+    _check(problem, "lse")
+    if problem.num_modalities == 2:
+        return 0.0
+    whole = replace(problem, share=(0, 1))  # one answer for all who share the work
+    entries = entries_of(whole)
+    if 0 in entries.sizes:
+        return 0.0
+    bound = _of_unit_rows(problem)
+    if bound < _limit(problem.xs[0].dtype, _groups(entries.sizes, problem)):
+        return bound
+    with torch.no_grad():
+        return min(bound, _measured(_tables(whole, entries)))
+
+
+def range_limit(problem: Problem) -> float:
+    """What the certificate must stay below, in nats."""
+    return _limit(problem.xs[0].dtype, _groups((problem.batch,) * problem.num_modalities, problem))
+
+
+def certified(problem: Problem) -> bool:
+    """Whether the contraction is exact for this problem; not for NaN or infinite inputs.
+
+    Example:
+        >>> xs = tuple(torch.nn.functional.normalize(torch.randn(8, 16), dim=1) for _ in range(6))
+        >>> [certified(Problem(xs=xs, similarity="paircos", scale=torch.tensor(s))) for s in (100.0, 4000.0)]
+        [True, False]
+    """
+    return range_certificate(problem) < range_limit(problem)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Tables:
+    """The three matrices as sums of smaller tables, one per modality of the group that indexes their rows."""
+
+    groups: Groups
+    a: list[Tensor]
+    b: list[Tensor]
+    c: list[Tensor]
+    own: Tensor
+    """What depends on ``p`` alone; the rest of that kind is within ``a`` (of q) and ``c`` (of r)."""
+
+
+def _check(problem: Problem, kind: Kind) -> None:
+    if problem.similarity not in SIMILARITIES:
+        raise ValueError(f"similarity is {problem.similarity!r}: the contraction has {', '.join(SIMILARITIES)}.")
+    if kind != "lse":
+        raise ValueError(f"kind is {kind!r}: the contraction only has 'lse'. Use backend 'gram'.")
+
+
+def _groups(sizes: Sequence[int], problem: Problem) -> Groups:
+    """Near equal, the largest first: the last two meet in ``b``, which should have few pairs."""
+    n = len(sizes)
+    cuts = [0, (n + 2) // 3, (n + 2) // 3 + (n + 1) // 3, n]
+    device = problem.xs[0].device
+    return Groups(
+        sizes=tuple(tuple(sizes[i:j]) for i, j in pairwise(cuts)),
+        cuts=tuple(cuts),
+        precision=problem.precision if device.type == "cuda" else "ieee",
+        chunk=problem.chunk or (1 << 25 if device.type == "cuda" else 1 << 20),
+        drop=torch.zeros(3, 0, dtype=torch.long),
+    )
+
+
+def _tables(problem: Problem, entries: Entries) -> _Tables:
+    node, pair = pair_tables(problem.xs, problem.similarity)
+    nodes, pairs = entries.cut(node * problem.scale, pair * problem.scale)
+    groups = _groups(entries.sizes, problem)
+    rows, middle, columns = (range(i, j) for i, j in pairwise(groups.cuts))
+    places = [entries.positives[list(g)] for g in (rows, middle, columns)]
+    drop = torch.stack([ravel(at, sizes) for at, sizes in zip(places, groups.sizes, strict=True)])
+    a = _across(rows, middle, pairs, entries.sizes)
+    b = _across(middle, columns, pairs, entries.sizes)
+    c = _across(rows, columns, pairs, entries.sizes)
+    a[0] = a[0] + _within(middle, nodes, pairs, entries.sizes)
+    c[0] = c[0] + _within(columns, nodes, pairs, entries.sizes)
+    low = [t.detach() for t in b]
+    of_q = [(t.amin(1, keepdim=True) + t.amax(1, keepdim=True)) / 2 for t in low]
+    low = [t - f for t, f in zip(low, of_q, strict=True)]
+    of_r = [(t.amin(0, keepdim=True) + t.amax(0, keepdim=True)) / 2 for t in low]
+    b = [t - f - h for t, f, h in zip(b, of_q, of_r, strict=True)]
+    a[0] = a[0] + outer_sum([((i,), f) for i, f in enumerate(of_q)], groups.sizes[1])
+    c[0] = c[0] + torch.stack(of_r).sum(0)
+    own = _within(rows, nodes, pairs, entries.sizes)
+    return _Tables(groups=replace(groups, drop=drop), a=a, b=b, c=c, own=own)
+
+
+def _across(left: range, right: range, pairs: Pairs, sizes: Sequence[int]) -> list[Tensor]:
+    tables = []
+    for m in left:
+        terms: list[Term] = [((0, i + 1), pairs[m, n]) for i, n in enumerate(right)]
+        tables.append(outer_sum(terms, (sizes[m], *(sizes[n] for n in right))).reshape(sizes[m], -1))
+    return tables
+
+
+def _within(group: range, nodes: Sequence[Tensor], pairs: Pairs, sizes: Sequence[int]) -> Tensor:
+    terms: list[Term] = [((i,), nodes[m]) for i, m in enumerate(group)]
+    terms += [((m - group[0], n - group[0]), pairs[m, n]) for m in group for n in group if m < n]
+    return outer_sum(terms, [sizes[m] for m in group])
+
+
+def _beside_positives(tables: _Tables, entries: Entries) -> tuple[Tensor, Tensor]:
+    """The B entries of T and of U that contain a positive, without it: O(B Q) terms, in plain autograd."""
+    groups = tables.groups
+    device = tables.own.device
+    p, q, r = groups.drop.to(device)
+    rows, middle, _ = (entries.positives[i:j].to(device) for i, j in pairwise(groups.cuts))
+    a = _add([t[i] for t, i in zip(tables.a, rows, strict=True)])
+    c = _add([t[i] for t, i in zip(tables.c, rows, strict=True)]) + tables.own[p].unsqueeze(1)
+    b_rows = _add([t[i] for t, i in zip(tables.b, middle, strict=True)])
+    columns: list[Term] = [((0, i + 1), t[:, r].T) for i, t in enumerate(tables.b)]
+    b_columns = outer_sum(columns, (len(r), *groups.sizes[1])).reshape(len(r), -1)
+    at = torch.arange(len(p), device=device)
+    with_t = lse((a + b_columns).index_put((at, q), a.new_tensor(-math.inf)), 1) + c[at, r]
+    with_u = lse((c + b_rows).index_put((at, r), a.new_tensor(-math.inf)), 1) + a[at, q]
+    return with_t, with_u
+
+
+def _add(terms: Sequence[Tensor]) -> Tensor:
+    return sum(terms[1:], start=terms[0])
+
+
+def _limit(dtype: torch.dtype, groups: Groups) -> float:
+    """Lost terms are below ``tiny`` each, kept sums above ``e^-range``: ``K * tiny * e^range`` must be below ``eps``.
+
+    With K the number of terms of a sum: about 60 nats in float32 (and in bfloat16, which has its exponents) and 660 in
+    float64. The backward pass multiplies by at most ``e^range`` in between, far from overflow in both.
+    """
+    info = torch.finfo(dtype)
+    terms = max(math.prod(sizes) for sizes in groups.sizes)
+    return math.log(info.eps) - math.log(info.tiny) - math.log(terms)
+
+
+def _bound(problem: Problem, tables: _Tables) -> float:
+    bound = _of_unit_rows(problem)
+    if bound < _limit(problem.xs[0].dtype, tables.groups):
+        return bound
+    return min(bound, _measured(tables))
+
+
+def _of_unit_rows(problem: Problem) -> float:
+    """Every cosine is within 1 of 0, and ``b`` has one pair for each two modalities of the smaller groups."""
+    if problem.similarity != "paircos":
+        return math.inf
+    n = problem.num_modalities
+    return 2 * abs(float(problem.scale.detach())) * ((n + 1) // 3) * (n // 3) * 2 / (n * (n - 1))
+
+
+def _measured(tables: _Tables) -> float:
+    """The sum of the ranges of the tables that ``b`` is the sum of: one number from the device."""
+    return float(_add([t.detach().amax() - t.detach().amin() for t in tables.b]))
