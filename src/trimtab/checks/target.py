@@ -67,10 +67,11 @@ CONTRACT = (
 )
 
 
-def load_target(spec: str) -> Target:
+def load_target(spec: str, *, lenient: bool = False) -> Target:
     """Find, import and call `module:function` or `path/to/file.py:function`, and check what it returns.
 
-    The current directory can be imported from. Every mistake is an InputError that says what to do about it.
+    The current directory can be imported from. Every mistake is an InputError that says what to do about it. `lenient`
+    lets an optimizer pass that has nothing to do with the model: to find that out is the caller's business.
     """
     where, colon, name = spec.rpartition(":")
     if not (colon and where and name.isidentifier()):
@@ -78,10 +79,10 @@ def load_target(spec: str) -> Target:
             f"the target {spec!r} names no function; expected module:function or path/to/file.py:function, "
             "for example train:build"
         )
-    return check_target(_call(_function(_module(where, name), name, where), spec), spec)
+    return check_target(_call(_function(_module(where, name), name, where), spec), spec, lenient=lenient)
 
 
-def check_target(given: Any, spec: str = "the target") -> Target:
+def check_target(given: Any, spec: str = "the target", *, lenient: bool = False) -> Target:
     """A Target from the dict that a target function returned; InputError where something is missing or of no use."""
     if isinstance(given, Target):
         return given
@@ -89,7 +90,7 @@ def check_target(given: Any, spec: str = "the target") -> Target:
         raise InputError(f"{spec} returned {_kind(given)}; {CONTRACT}")
     _check_keys(given, spec)
     found = {key: given[key] for key in KEYS if given.get(key) is not None}
-    _check_types(found, spec)
+    _check_types(found, spec, lenient=lenient)
     return Target(**found)
 
 
@@ -175,7 +176,7 @@ def _check_keys(given: Mapping[str, Any], spec: str) -> None:
         log.info("%s: not used: %s", spec, ", ".join(unknown))
 
 
-def _check_types(found: Mapping[str, Any], spec: str) -> None:
+def _check_types(found: Mapping[str, Any], spec: str, *, lenient: bool) -> None:
     for key in ("loss_fn", "step_fn"):
         if key in found and not callable(found[key]):
             raise InputError(f"{spec}: {key} is {_kind(found[key])}; expected something that can be called")
@@ -187,7 +188,8 @@ def _check_types(found: Mapping[str, Any], spec: str) -> None:
         for label, one in attach.labelled(found["optimizer"]).items():
             if not hasattr(one, "param_groups") or not hasattr(one, "step"):
                 raise InputError(f"optimizer is {_kind(one)}; expected a torch.optim.Optimizer")
-            attach.check_optimizer(one, found["model"], label)
+            if not lenient:
+                attach.check_optimizer(one, found["model"], label)
     except InputError as error:
         raise InputError(f"{spec}: {error}") from None
 

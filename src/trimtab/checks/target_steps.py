@@ -58,15 +58,19 @@ def endless(target: Target) -> Iterator[Any]:
             )
 
 
+def raw_loss(target: Target, batch: Any) -> Any:
+    """Whatever `step_fn`, or model and `loss_fn`, make of a batch, in the mode the model is in."""
+    if target.step_fn is not None:
+        return target.step_fn(target.model, batch)
+    assert target.loss_fn is not None
+    inputs, named, wanted = split(_beside_model(batch, target.model), target.model)
+    return target.loss_fn(target.model(*inputs, **named), wanted)
+
+
 def compute_loss(target: Target, batch: Any) -> Tensor:
     """The loss of one batch, in training mode, as `step_fn` or model and `loss_fn` give it."""
     target.model.train()
-    if target.step_fn is not None:
-        loss = target.step_fn(target.model, batch)
-    else:
-        assert target.loss_fn is not None
-        inputs, named, wanted = _split(_beside_model(batch, target.model), target.model)
-        loss = target.loss_fn(target.model(*inputs, **named), wanted)
+    loss = raw_loss(target, batch)
     if not isinstance(loss, Tensor) or loss.numel() != 1:
         shape = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else f"a {type(loss).__name__}"
         who = "step_fn" if target.step_fn is not None else "loss_fn"
@@ -100,13 +104,13 @@ def validation_loss(target: Target) -> float:
             if target.step_fn is not None:
                 losses.append(float(target.step_fn(target.model, batch)))
             elif target.loss_fn is not None:
-                inputs, named, wanted = _split(_beside_model(batch, target.model), target.model)
+                inputs, named, wanted = split(_beside_model(batch, target.model), target.model)
                 losses.append(float(target.loss_fn(target.model(*inputs, **named), wanted)))
     target.model.train()
     return sum(losses) / len(losses) if losses else math.nan
 
 
-def _split(batch: Any, model: torch.nn.Module) -> tuple[tuple[Any, ...], dict[str, Any], Any]:
+def split(batch: Any, model: torch.nn.Module) -> tuple[tuple[Any, ...], dict[str, Any], Any]:
     """What goes into the model, by place and by name, and what the loss compares its output with."""
     if isinstance(batch, Mapping):
         key = next((k for k in TARGET_KEYS if k in batch), None)

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import copy
 import random
-from collections import defaultdict
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
+from trimtab.checks.keep import Memory
 from trimtab.checks.target import Target
 from trimtab.core.errors import InputError
 
@@ -21,8 +21,10 @@ Undo = Callable[[], None]
 
 
 @contextmanager
-def untouched(target: Target) -> Iterator[Undo]:
+def untouched(target: Target, *, deep: bool = False) -> Iterator[Undo]:
     """Put everything back at the end, even after an error; the function it gives puts weights and moments back now.
+
+    `deep` also puts back what `step_fn` and `loss_fn` keep for themselves: counters, lists, other models.
 
     Example:
         >>> model = torch.nn.Linear(1, 1)
@@ -33,105 +35,27 @@ def untouched(target: Target) -> Iterator[Undo]:
         >>> bool((model.weight == before).all())
         True
     """
-    undo_model, undo_scaler = _model(target.model), _attributes(target.scaler)
-    borrowed = [_Borrowed(one) for one in target.optimizers]
-    undo_rest = (_rng(), _loader(target.loader))
-
-    def rewind() -> None:
-        undo_model()
-        undo_scaler()
-        for one in borrowed:
-            one.begin()
-
+    memory = remembered(target, deep=deep)
+    undo_rest = (rng(), _loader(target.loader), _loader(target.val_loader), _switches())
     try:
-        rewind()
-        yield rewind
+        yield memory.undo
     finally:
-        rewind()
-        for one in borrowed:
-            one.give_back()
+        memory.undo()
         for undo in undo_rest:
             undo()
 
 
-def _nothing() -> None:
-    """There is nothing to put back."""
-
-
-def _model(model: nn.Module) -> Undo:
-    if any(is_lazy(p) for p in [*model.parameters(), *model.buffers()]):
+def remembered(target: Target, *, deep: bool = False) -> Memory:
+    """All that a step of this training may change, as it is now."""
+    if any(is_lazy(p) for p in [*target.model.parameters(), *target.model.buffers()]):
         raise InputError("the model has lazy layers without weights; run one batch through it before it is returned")
-    params = [(p, p.detach().clone(), p.grad, None if p.grad is None else p.grad.clone()) for p in model.parameters()]
-    buffers = [(m, name, b, b.clone()) for m in model.modules() for name, b in m._buffers.items() if b is not None]
-    modes = [(m, m.training) for m in model.modules()]
-    own = [m for m in model.modules() if type(m).get_extra_state is not nn.Module.get_extra_state]
-    extra = [(m, copy.deepcopy(m.get_extra_state())) for m in own]
-
-    @torch.no_grad()
-    def undo() -> None:
-        for p, value, grad, grad_value in params:
-            p.copy_(value)
-            p.grad = grad
-            if grad is not None and grad_value is not None:
-                grad.copy_(grad_value)
-        for module, name, buffer, value in buffers:
-            module._buffers[name] = buffer  # a layer may have put another tensor in its place
-            buffer.copy_(value)
-        for module, mode in modes:
-            module.training = mode
-        for module, state in extra:
-            module.set_extra_state(copy.deepcopy(state))
-
-    return undo
+    roots = (target.model, target.optimizers, target.scaler, target.scheduler, target.ema)
+    functions = (target.step_fn, target.loss_fn) if deep else ()
+    return Memory(*roots, *functions, without=(target.loader, target.val_loader))
 
 
-class _Borrowed:
-    """An optimizer that works on a copy of its state; what it had is given back as the very same objects."""
-
-    def __init__(self, optimizer: Any) -> None:
-        self._optimizer = optimizer
-        self._vars = dict(vars(optimizer))
-        self._groups = [dict(group) for group in optimizer.param_groups]
-
-    def begin(self) -> None:
-        """From where it was, with a fresh copy."""
-        self.give_back()
-        state: defaultdict[Any, Any] = defaultdict(dict)
-        state.update({param: _copied(own) for param, own in self._vars["state"].items()})
-        self._optimizer.state = state
-
-    def give_back(self) -> None:
-        """As it was."""
-        vars(self._optimizer).clear()
-        vars(self._optimizer).update(self._vars)
-        for group, before in zip(self._optimizer.param_groups, self._groups, strict=True):
-            group.clear()
-            group.update(before)
-
-
-def _copied(value: Any) -> Any:
-    if isinstance(value, Tensor):
-        return value.detach().clone()
-    if isinstance(value, dict):
-        return {k: _copied(v) for k, v in value.items()}
-    if isinstance(value, list | tuple):
-        return type(value)(_copied(v) for v in value)
-    return copy.copy(value)
-
-
-def _attributes(scaler: Any) -> Undo:
-    if scaler is None:
-        return _nothing
-    before = {name: copy.deepcopy(value) for name, value in vars(scaler).items()}
-
-    def undo() -> None:
-        vars(scaler).clear()
-        vars(scaler).update({name: copy.deepcopy(value) for name, value in before.items()})
-
-    return undo
-
-
-def _rng() -> Undo:
+def rng() -> Undo:
+    """The global random numbers, as they are now."""
     host, own, numpys = torch.get_rng_state(), random.getstate(), np.random.get_state()
     device = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else None
 
@@ -145,19 +69,52 @@ def _rng() -> Undo:
     return undo
 
 
+def _switches() -> Undo:
+    """What a program can switch for everybody."""
+    grad, anomaly = torch.is_grad_enabled(), torch.is_anomaly_enabled()
+    checks_nan = torch.is_anomaly_check_nan_enabled()
+    deterministic, warn_only = (
+        torch.are_deterministic_algorithms_enabled(),
+        torch.is_deterministic_algorithms_warn_only_enabled(),
+    )
+    dtype, filters = torch.get_default_dtype(), list(warnings.filters)
+
+    def undo() -> None:
+        torch.set_grad_enabled(grad)
+        torch.autograd.set_detect_anomaly(anomaly, checks_nan)
+        if torch.are_deterministic_algorithms_enabled() is not deterministic:
+            torch.use_deterministic_algorithms(deterministic, warn_only=warn_only)
+        torch.set_default_dtype(dtype)
+        if warnings.filters != filters:
+            warnings.filters[:] = filters  # type: ignore[index]
+
+    return undo
+
+
 def _loader(loader: Any) -> Undo:
     """The generators a loader draws its order from, and its own state where it keeps one."""
+    if loader is None:
+        return lambda: None
     sampler = getattr(loader, "sampler", None)
     inner = getattr(getattr(loader, "batch_sampler", None), "sampler", None)
     found = [getattr(one, "generator", None) for one in (loader, sampler, inner)]
     generators = [(g, g.get_state()) for g in found if isinstance(g, torch.Generator)]
+    own = Memory(getattr(loader, "dataset", None)) if _draws(getattr(loader, "dataset", None)) else None
     keeps = hasattr(loader, "state_dict") and hasattr(loader, "load_state_dict")
     state = copy.deepcopy(loader.state_dict()) if keeps else None
 
     def undo() -> None:
         for generator, before in generators:
             generator.set_state(before)
+        if own is not None:
+            own.undo()
         if keeps:
             loader.load_state_dict(state)
 
     return undo
+
+
+def _draws(dataset: Any) -> bool:
+    """Whether a data set has random numbers of its own."""
+    kinds = (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)
+    return any(isinstance(v, kinds) for v in getattr(dataset, "__dict__", {}).values())

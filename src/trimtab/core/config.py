@@ -82,6 +82,7 @@ class Config:
     max_record_bytes: int = 1_000_000_000
     checkpoint_every: int = 500
     checkpoint_on_signal: bool = True
+    doctor: str | None = None
     policy: PolicyConfig = field(default_factory=PolicyConfig)
 
     @classmethod
@@ -213,5 +214,6 @@ _CONFIG: Mapping[str, Reader] = {
     "max_record_bytes": integer(1),
     "checkpoint_every": integer(0),
     "checkpoint_on_signal": boolean,
+    "doctor": maybe(text),
     "policy": _policy,
 }

@@ -1,0 +1,101 @@
+"""OPT001: the learning rate is not one a run can learn with."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import ClassVar
+
+from trimtab.checks.course import course
+from trimtab.checks.outcome import Line, failed, not_applicable, passed
+from trimtab.checks.probe import Probe
+
+SMALL, TINY = 1e-7, 1e-7
+"""Below this rate, and this part of a weight, a step is next to nothing in float32."""
+LARGE = 0.02
+"""A part of the weights that one step may not change without good effect."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LearningRate:
+    """The learning rate is not one a run can learn with.
+
+    ## What it means
+    At 0 nothing moves; far too high, each step throws the model away.
+
+    ## How it is checked
+    By what the steps do: on one batch, with one seed, the loss must fall under the training's own optimizer. Where it
+    rises and falls again at a hundredth of the rate, the rate is too high; where nothing moves and the rate is 0 or
+    next to it, and no schedule will raise it, it is too low.
+
+    ## What to try
+    1. `trimtab tune lr module:function` measures a rate for this very training.
+    2. 1e-3 for Adam, 1e-4 to 5e-5 for fine-tuning, 0.1 for SGD are usual.
+    """
+
+    code: ClassVar[str] = "OPT001"
+    name: ClassVar[str] = "learning-rate"
+    title: ClassVar[str] = "the learning rate is one to learn with"
+    causes: ClassVar[tuple[str, ...]] = ("weights-unchanged", "not-learning", "nonfinite-weight", "initial-loss")
+
+    def run(self, probe: Probe) -> Iterator[Line]:
+        """Report rates that move nothing or too much."""
+        peaks = [r for rates in probe.peak_rates for r in rates]
+        told = _told(probe)
+        bad = [r for r in peaks if not math.isfinite(r) or r < 0]
+        if bad:
+            yield self._wrong(f"the learning rate is {bad[0]}.", told, bad[0])
+        elif not peaks:
+            yield not_applicable(self, "the optimizer has no learning rate")
+        elif max(peaks) == 0:
+            yield self._wrong("every learning rate is 0, and no schedule raises it.", told, 0.0)
+        elif probe.too_slow or probe.no_steps:
+            high = max(peaks) > 1.0 and any("betas" in g for o in probe.optimizers for g in o.param_groups)
+            if high:
+                yield self._wrong(
+                    f"a learning rate of {max(peaks):.3g} moves every weight by as much.", told, max(peaks)
+                )
+            else:
+                yield passed(self, told)
+        else:
+            yield from self._by_effect(probe, told, max(peaks))
+
+    def _by_effect(self, probe: Probe, told: str, top: float) -> Iterator[Line]:
+        here = course(probe)
+        if here is None or here.fell or len(probe.optimizers) > 1:
+            if here is not None and here.fell and here.ratio < TINY and top < SMALL:
+                yield self._slow(f"{told}; one step moves the weights by {here.ratio:.1e} of their size", top)
+            else:
+                yield passed(self, told)
+            return
+        slower = course(probe, 0.01)
+        if here.rose and slower is not None and slower.fell and here.ratio > LARGE:
+            evidence = (
+                f"{told}; on one batch the loss went from {here.first:.4g} to {here.last:.4g}, at a hundredth of the "
+                f"rate to {slower.last:.4g}; a step moves the weights by {here.ratio:.0%} of their size"
+            )
+            yield self._wrong(f"a learning rate of {top:.3g} is too high: the loss rises.", evidence, top)
+            return
+        faster = course(probe, 100.0 * SMALL / top) if top < SMALL else None
+        if faster is not None and faster.fell:
+            yield self._slow(f"{told}; on one batch the loss stays at {here.first:.6g}", top)
+            return
+        yield passed(self, told)
+
+    def _slow(self, evidence: str, rate: float) -> Line:
+        return self._wrong(f"a learning rate of {rate:.3g} is too low to learn anything with.", evidence, rate)
+
+    def _wrong(self, cause: str, evidence: str, rate: float) -> Line:
+        return failed(self, cause, evidence, "trimtab tune lr module:function  # then lr=...", ("lr",), lr=rate)
+
+
+def _told(probe: Probe) -> str:
+    """The settings of every group, as they are."""
+    parts = []
+    for optimizer, peaks in zip(probe.optimizers, probe.peak_rates, strict=True):
+        for group, peak in zip(optimizer.param_groups, peaks, strict=True):
+            rate = float(group.get("lr", math.nan))
+            up = f" (up to {peak:.3g})" if peak > rate * 1.001 else ""
+            parts.append(f"{type(optimizer).__name__} lr {rate:.3g}{up}")
+    return ", ".join(dict.fromkeys(parts))

@@ -1,0 +1,387 @@
+"""Everything the checks share: the training, its data, its first steps under observation, and the experiments."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from functools import cached_property, partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from trimtab.checks.drive import Options, make_call
+from trimtab.checks.events import Call, Event, Failure
+from trimtab.checks.failures import named
+from trimtab.checks.graph import LossFacts
+from trimtab.checks.keep import Memory
+from trimtab.checks.leaves import fresh, leaves
+from trimtab.checks.roles import Roles, roles_of, same_values
+from trimtab.checks.scan import Scan, scan
+from trimtab.checks.target import Target
+from trimtab.checks.untouched import remembered, untouched
+from trimtab.checks.watch import Watch
+
+MAX_CALLS = 40
+SCAN_S, TRIAL_S = 1.5, 3.0
+SLOW_S = 1.5
+"""A step that takes longer than this leaves no time for experiments, unless they were asked for."""
+LOOK_AHEAD = 2_000
+
+
+class Probe:
+    """One training under examination. Used as a context: afterwards everything is as it was."""
+
+    def __init__(self, target: Target, options: Options | None = None) -> None:
+        self.target, self.options = target, options or Options()
+        self.calls: list[Call] = []
+        self.ours = True
+        self.watch: Watch
+        self.rewind: Callable[[], None]
+        self._stack = ExitStack()
+        self._cache: dict[Any, Any] = {}
+        self._began = time.perf_counter()
+
+    def __enter__(self) -> Probe:
+        self.rewind = self._stack.enter_context(untouched(self.target, deep=True))
+        self._memory = remembered(self.target, deep=True)
+        self._seed()
+        self.scan = scan(self.target.loader, budget_s=SCAN_S)
+        self._observe()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._stack.close()
+
+    # -- what is known without running anything ------------------------------------------------------------------
+
+    @property
+    def model(self) -> nn.Module:
+        """The model."""
+        return self.target.model
+
+    @cached_property
+    def names(self) -> dict[int, str]:
+        """Parameters by identity."""
+        found = {id(p): f"a parameter of {tuple(p.shape)} outside the model" for p in self.held.values()}
+        return found | {id(p): n for n, p in self.model.named_parameters()}
+
+    @cached_property
+    def held(self) -> dict[int, Tensor]:
+        """What the optimizers hold, all that are known."""
+        return {id(p): p for o in self.optimizers for g in o.param_groups for p in g["params"]}
+
+    @property
+    def optimizers(self) -> tuple[Any, ...]:
+        """Those of the target, and those that its step was seen to use."""
+        known = {id(o): o for o in self.target.optimizers}
+        if hasattr(self, "watch"):
+            known |= self.watch.optimizers
+        return tuple(known.values())
+
+    @cached_property
+    def trainable(self) -> dict[str, nn.Parameter]:
+        """Parameters of the model that want a gradient."""
+        return {n: p for n, p in self.model.named_parameters() if p.requires_grad}
+
+    @cached_property
+    def schedulers(self) -> tuple[Any, ...]:
+        """The target's, and those its step keeps for itself."""
+        found = {id(s): s for s in self._memory.schedulers}
+        if self.target.scheduler is not None:
+            found[id(self.target.scheduler)] = self.target.scheduler
+        return tuple(found.values())
+
+    @property
+    def device(self) -> torch.device:
+        """Where the model is."""
+        return next(self.model.parameters()).device
+
+    # -- the observed steps --------------------------------------------------------------------------------------
+
+    def _observe(self) -> None:
+        """The first steps of the training, from where it stands."""
+        self.watch = Watch(self.model, self.schedulers)
+        for one in (*self.target.optimizers, *self._memory.optimizers):
+            self.watch.know(one)
+        self.ours_known: bool | None = None
+        wanted = max(self.options.max_steps, 3)
+        with self.watch.listening():
+            for i in range(MAX_CALLS if self.scan.batches else 0):
+                if i >= wanted and (self.num_steps >= wanted or self.ours_known):
+                    break
+                if i >= wanted and time.perf_counter() - self._began > 10.0:
+                    break
+                self.watch.graphs_left = 3 - i
+                call, ours = make_call(
+                    self.target, fresh(self.batch(i)), self.watch, self.options, ours=self.ours_known
+                )
+                self._note_average(call)
+                self.calls.append(call)
+                if call.failure is not None:
+                    break
+                self.ours_known = ours
+        self.ours = self.ours_known is not False
+
+    @property
+    def num_steps(self) -> int:
+        """Optimizer steps that were seen."""
+        return len(self.events("step")) + len(
+            [e for e in self.events("scaler-step") if not any(s.who == e.who for s in self.calls[e.call].of("step"))]
+        )
+
+    def events(self, kind: str) -> list[Event]:
+        """Events of one kind, of all observed calls."""
+        return [e for call in self.calls for e in call.of(kind)]
+
+    @property
+    def through(self) -> list[Call]:
+        """Calls that came to their end."""
+        return [c for c in self.calls if c.failure is None]
+
+    def batch(self, i: int) -> Any:
+        """One of the batches that were kept, in turn."""
+        return self.scan.batches[i % len(self.scan.batches)]
+
+    @cached_property
+    def roles(self) -> Roles:
+        """Which tensors of a batch are inputs, and which are targets."""
+        given = self.calls[0].inputs if self.calls else []
+        compared = self.calls[0].facts.target if self.calls else None
+        return roles_of(self.batch(0), given, compared, by_contract=self.target.step_fn is None)
+
+    @cached_property
+    def failure(self) -> Failure | None:
+        """The exception that ended the observed steps."""
+        return next((c.failure for c in self.calls if c.failure is not None), None)
+
+    @cached_property
+    def failed_as(self) -> str:
+        """Its name; empty where every step came to its end."""
+        if self.failure is None:
+            return ""
+        name = named(self.failure)
+        forwards = self.calls[-1].of("forward")
+        if name == "loss-detached" and forwards and not any(e.facts["grad"] for e in forwards):
+            return "no-grad"
+        return name
+
+    @property
+    def no_steps(self) -> str:
+        """Why nothing can be said about steps; empty where something can."""
+        if self.failure is not None and not self.num_steps:
+            return f"the first step ended with {self.failure.kind}"
+        return "" if self.num_steps else "no step was made"
+
+    @cached_property
+    def facts(self) -> LossFacts:
+        """What the graph of the first loss told."""
+        return next((c.facts for c in self.calls if c.facts.num_nodes or c.facts.kind), LossFacts())
+
+    @cached_property
+    def token_tables(self) -> list[tuple[str, int, str]]:
+        """Tensors of the batch that an embedding looks up: path, number of rows, name."""
+        if not self.scan.batches:
+            return []
+        found = []
+        for path, tensor in leaves(self.batch(0)):
+            for module, given in self.calls[0].lookups if self.calls else ():
+                if same_values(tensor, given):
+                    found.append((path, module.num_embeddings, self.module_names.get(id(module), "an embedding")))
+        return found
+
+    @cached_property
+    def module_names(self) -> dict[int, str]:
+        """Modules by identity."""
+        return {id(m): n or type(m).__name__ for n, m in self.model.named_modules()}
+
+    def cached(self, key: Any, make: Callable[[], Any]) -> Any:
+        """What `make` gives, made once."""
+        if key not in self._cache:
+            self._cache[key] = make()
+        return self._cache[key]
+
+    def _note_average(self, call: Call) -> None:
+        averaged = _tensors_of(self.target.ema)
+        if averaged:
+            total = sum(float(t.detach().double().abs().sum()) + float(t.detach().double().sum()) for t in averaged)
+            call.average = total
+
+    # -- experiments ---------------------------------------------------------------------------------------------
+
+    @property
+    def step_s(self) -> float:
+        """How long a step takes."""
+        times = [c.seconds for c in self.through[1:]] or [c.seconds for c in self.through]
+        return min(times, default=0.0)
+
+    @property
+    def too_slow(self) -> str:
+        """Why there are no experiments; empty where there are."""
+        if not self.through:
+            return "no step came to its end"
+        if self.step_s > SLOW_S and not self.options.full:
+            return f"a step takes {self.step_s:.1f} s; --full runs it"
+        return ""
+
+    def affordable(self, most: int, least: int = 3, seconds: float = TRIAL_S) -> int:
+        """How many steps an experiment may take."""
+        if self.options.full:
+            return most
+        return max(least, min(most, int(seconds / max(self.step_s, 1e-4))))
+
+    @contextmanager
+    def trial(self, *, rates: bool = True) -> Iterator[None]:
+        """From the beginning again, in training as it was, with the schedule standing at its peak; undone after."""
+        self.rewind()
+        self._seed()
+        with ExitStack() as stack:
+            if rates and self.schedulers:
+                self._set_rates(self.peak_rates)
+                for scheduler in self.schedulers:
+                    stack.enter_context(_standing_still(scheduler))
+            try:
+                yield
+            finally:
+                self.rewind()
+
+    def run(self, batches: Sequence[Any], *, listen: bool = False, seeds: Sequence[int] | None = None) -> list[Call]:
+        """Some calls, one per batch, ended by the first exception; each begins with its own seed where given."""
+        watch = Watch(self.model)
+        watch.graphs_left = 0
+        calls: list[Call] = []
+        with ExitStack() as stack:
+            if listen or not self.ours:
+                stack.enter_context(watch.listening())
+            for one in self.optimizers:
+                watch.know(one)
+            for i, batch in enumerate(batches):
+                if seeds is not None:
+                    self._seed(seeds[i])
+                call, _ = make_call(self.target, fresh(batch), watch, self.options, ours=self.ours)
+                calls.append(call)
+                if call.failure is not None:
+                    break
+        return calls
+
+    @cached_property
+    def peak_rates(self) -> list[list[float]]:
+        """For every optimizer and group the highest rate that its schedule will reach in the steps ahead."""
+        import warnings
+
+        self.rewind()
+        top = [[float(g.get("lr", 0.0)) for g in o.param_groups] for o in self.optimizers]
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            for scheduler in self.schedulers:
+                if hasattr(scheduler, "num_bad_epochs"):
+                    continue
+                try:
+                    for _ in range(LOOK_AHEAD):
+                        scheduler.step()
+                        for i, o in enumerate(self.optimizers):
+                            top[i] = [
+                                max(a, float(g.get("lr", 0.0))) for a, g in zip(top[i], o.param_groups, strict=True)
+                            ]
+                except Exception:
+                    continue  # it ends before that, or wants arguments
+        self.rewind()
+        return top
+
+    def _set_rates(self, rates: list[list[float]], factor: float = 1.0) -> None:
+        for optimizer, mine in zip(self.optimizers, rates, strict=True):
+            for group, rate in zip(optimizer.param_groups, mine, strict=True):
+                if isinstance(group.get("lr"), Tensor):
+                    group["lr"].fill_(rate * factor)
+                elif "lr" in group:
+                    group["lr"] = rate * factor
+
+    def scale_rates(self, factor: float) -> None:
+        """All learning rates times a factor, until the end of a trial."""
+        self._set_rates([[float(g.get("lr", 0.0)) for g in o.param_groups] for o in self.optimizers], factor)
+
+    @cached_property
+    def fixed(self) -> list[Call]:
+        """One batch, again and again, with one seed: the loss of a fixed function under its own optimizer."""
+        num = self.affordable(30, least=8)
+        with self.trial():
+            return self.run([self.batch(0)] * num, listen=True, seeds=[self.options.seed] * num)
+
+    @cached_property
+    def varied(self) -> list[Call]:
+        """Some steps on the batches there are, in turn."""
+        num = self.affordable(24, least=6)
+        with self.trial():
+            return self.run([self.batch(i) for i in range(num)], listen=True)
+
+    def once(self, batch: Any, seed: int = 0) -> Call:
+        """One call on a batch from the very beginning."""
+        with self.trial(rates=False):
+            return self.run([batch], listen=True, seeds=[seed])[0]
+
+    def _seed(self, seed: int | None = None) -> None:
+        value = self.options.seed if seed is None else seed
+        torch.manual_seed(value)
+        random.seed(value)
+        np.random.seed(value)
+
+
+@contextmanager
+def _standing_still(scheduler: Any) -> Iterator[None]:
+    had = vars(scheduler).get("step")
+    scheduler.step = lambda *args, **kwargs: None
+    try:
+        yield
+    finally:
+        if had is None:
+            vars(scheduler).pop("step", None)
+        else:
+            scheduler.step = had
+
+
+def _tensors_of(average: Any) -> list[Tensor]:
+    if average is None:
+        return []
+    if isinstance(average, nn.Module):
+        return [p for p in average.parameters() if not p.is_meta]
+    memory = Memory(average)
+    found: list[Tensor] = [t for m in memory.modules for t in m.parameters(recurse=False)]
+    shadows = (
+        [v for v in vars(average).values() if isinstance(v, dict | list | tuple)]
+        if hasattr(average, "__dict__")
+        else []
+    )
+    for held in shadows:
+        found += [t for t in (held.values() if isinstance(held, dict) else held) if isinstance(t, Tensor)]
+    return [t for t in found if t.is_floating_point()]
+
+
+def _head(size: int, num: int | None, path: str, tensor: Tensor) -> Tensor:
+    return tensor[:size] if tensor.dim() and tensor.shape[0] == num else tensor
+
+
+def smaller(target: Target, size: int) -> Target:
+    """The same training with batches of another size, where the loader can be made anew; else the first samples."""
+    from torch.utils.data import DataLoader, RandomSampler
+
+    from trimtab.checks.leaves import mapped, num_samples
+
+    loader = target.loader
+    if isinstance(loader, DataLoader) and loader.batch_size is not None:
+        shuffled = isinstance(loader.sampler, RandomSampler)
+        made: Any = DataLoader(loader.dataset, size, shuffle=shuffled, collate_fn=loader.collate_fn)
+        return replace(target, loader=made)
+
+    class Sliced:
+        def __iter__(self) -> Iterator[Any]:
+            for batch in loader:
+                yield mapped(batch, partial(_head, size, num_samples(batch)))
+
+    return replace(target, loader=Sliced())
+
+
+__all__ = ["Options", "Probe", "Scan", "smaller"]

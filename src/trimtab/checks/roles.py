@@ -1,0 +1,55 @@
+"""Which tensors of a batch are inputs and which are targets: said by the contract, or seen at the loss."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from trimtab.checks.leaves import leaves
+from trimtab.checks.target_steps import TARGET_KEYS
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Roles:
+    """Paths of a batch: those that feed the model, those the loss compares with; `sure` says that it was seen."""
+
+    inputs: tuple[str, ...]
+    targets: tuple[str, ...]
+    sure: bool
+
+
+def roles_of(batch: Any, given: list[Tensor], compared: Tensor | None, *, by_contract: bool) -> Roles:
+    """Sort the tensors of a batch.
+
+    Example:
+        >>> x, y = torch.randn(4, 2), torch.arange(4)
+        >>> roles_of((x, y), [x], y, by_contract=False)
+        Roles(inputs=('0',), targets=('1',), sure=True)
+    """
+    found = dict(leaves(batch))
+    seen = tuple(p for p, t in found.items() if any(same_values(t, g) for g in given))
+    wanted = tuple(p for p, t in found.items() if compared is not None and p not in seen and same_values(t, compared))
+    if wanted:
+        return Roles(inputs=tuple(p for p in found if p not in wanted), targets=wanted, sure=True)
+    guessed = _by_place(batch)
+    guess = tuple(p for p in found if guessed and (p == guessed or p.startswith(f"{guessed}.")) and p not in seen)
+    return Roles(inputs=tuple(p for p in found if p not in guess), targets=guess, sure=by_contract)
+
+
+def _by_place(batch: Any) -> str:
+    if isinstance(batch, Mapping):
+        return next((k for k in TARGET_KEYS if k in batch), "")
+    return str(len(batch) - 1) if isinstance(batch, list | tuple) and len(batch) > 1 else ""
+
+
+def same_values(a: Tensor, b: Tensor) -> bool:
+    """Whether they hold the same numbers, in whatever shape and type."""
+    if a.numel() != b.numel() or a.is_meta or b.is_meta or not a.numel() or a.is_complex() or b.is_complex():
+        return False
+    if a.data_ptr() == b.data_ptr():
+        return True
+    return torch.equal(a.detach().reshape(-1).double().cpu(), b.detach().reshape(-1).double().cpu())

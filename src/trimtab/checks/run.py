@@ -1,0 +1,88 @@
+"""Runs the checklist on a training: selects, runs, and lets a cause speak for its consequences."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+
+from trimtab.checks.drive import Options
+from trimtab.checks.outcome import Check, Line, Status, not_applicable
+from trimtab.checks.probe import Probe, smaller
+from trimtab.checks.registry import all_checks, select_checks
+from trimtab.checks.steps import StepView, view
+from trimtab.checks.target import Target
+
+log = logging.getLogger("trimtab")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """The checklist of one training, in the order of cause and effect, and the steps it rests on."""
+
+    lines: tuple[Line, ...]
+    steps: tuple[StepView, ...] = field(default=(), repr=False)
+    seconds: float = 0.0
+    traces: tuple[str, ...] = ()
+
+    def of(self, status: Status) -> list[Line]:
+        """The lines that ended so."""
+        return [line for line in self.lines if line.status is status]
+
+    @property
+    def ok(self) -> bool:
+        """Whether no check failed."""
+        return not self.of(Status.FAIL)
+
+
+def examine(
+    target: Target, options: Options | None = None, *, select: Iterable[str] = (), ignore: Iterable[str] = ()
+) -> Report:
+    """Run the checks on a training, and leave it exactly as it was.
+
+    Example:
+        >>> from trimtab.checks.sample import build
+        >>> from trimtab.checks.target import check_target
+        >>> examine(check_target(build()), select=["OPT"]).ok
+        True
+    """
+    options = options or Options()
+    chosen = select_checks(tuple(select), tuple(ignore))
+    if options.batch_size is not None:
+        target = smaller(target, options.batch_size)
+    began = time.perf_counter()
+    with Probe(target, options) as probe:
+        lines = [line for check in chosen for line in _run(check, probe)]
+        traces = tuple(c.failure.trace for c in probe.calls if c.failure is not None)
+        steps = tuple(view(call, probe.batch(i)) for i, call in enumerate(probe.calls))
+    return Report(lines=tuple(explained(lines)), steps=steps, seconds=time.perf_counter() - began, traces=traces)
+
+
+def explained(lines: Iterable[Line]) -> list[Line]:
+    """The same lines, those that merely follow from an earlier failure marked so, and no alarm any more."""
+    causes = {check.name: check.causes for check in all_checks()}
+    out: list[Line] = []
+    found: list[str] = []
+    for line in lines:
+        why = next((n for n in found if line.name != n and _explains(causes.get(n, ()), line)), "")
+        if why and not line.ok:
+            evidence = f"follows from {why}: {line.cause} {line.evidence}".strip()
+            line = replace(line, status=Status.NA, evidence=evidence, follows=why)
+        elif line.status is Status.FAIL:
+            found.append(line.name)
+        out.append(line)
+    return out
+
+
+def _explains(consequences: tuple[str, ...], line: Line) -> bool:
+    return "*" in consequences or line.name in consequences
+
+
+def _run(check: Check, probe: Probe) -> Iterable[Line]:
+    try:
+        lines = list(check.run(probe))
+    except Exception as error:  # a check that breaks says nothing about the training
+        log.debug("check %s broke", check.name, exc_info=True)
+        return [not_applicable(check, f"the check itself ended with {type(error).__name__}: {error}")]
+    return lines

@@ -1,0 +1,159 @@
+"""`trimtab doctor`: preflight checks of a training, with evidence for every line."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from trimtab.cli._shell import DIFFERENT, OK, command, console, emit
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from trimtab.checks.outcome import Line
+    from trimtab.checks.run import Report
+
+NAME = "doctor"
+PASSED = "SANITY CHECK PASSED - Training setup is working correctly!"
+FAILED = "SANITY CHECK FAILED - Issues detected in training setup!"
+BUNDLED = "trimtab.checks.sample:build"
+SIGNS = {
+    "pass": ("ok  ", "green"),
+    "warn": ("WARN", "yellow"),
+    "fail": ("FAIL", "bold red"),
+    "not applicable": ("n/a ", "dim"),
+}
+
+
+@command
+def run(
+    target: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[TARGET]", help="module:function, path/to/file.py:function, or a script and its args."),
+    ] = None,
+    max_steps: Annotated[int, typer.Option("--max-steps", min=1, help="Steps to observe.")] = 3,
+    batch_size: Annotated[
+        int | None,
+        typer.Option("--batch-size", min=1, help="Another batch size than the loader's.", show_default=False),
+    ] = None,
+    amp_dtype: Annotated[str, typer.Option("--amp-dtype", help="Autocast to bf16 or fp16, or none.")] = "none",
+    grad_log_interval: Annotated[
+        int, typer.Option("--grad-log-interval", min=0, help="Print gradients every so many steps; 0: never.")
+    ] = 1,
+    detect_anomaly: Annotated[
+        bool, typer.Option("--detect-anomaly", help="Let autograd name the operation that makes a NaN.")
+    ] = False,
+    clip_grad_norm: Annotated[
+        float, typer.Option("--clip-grad-norm", min=0.0, help="Clip the steps doctor makes itself; 0: do not.")
+    ] = 0.0,
+    select: Annotated[str, typer.Option("--select", help="Only these: codes, families or names.")] = "",
+    ignore: Annotated[str, typer.Option("--ignore", help="All but these.")] = "",
+    strict: Annotated[bool, typer.Option("--strict", help="Warnings fail, too.")] = False,
+    full: Annotated[bool, typer.Option("--full", help="Run every experiment, however long it takes.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> int:
+    """Examine a training before its first epoch: wiring, data, optimizer, precision, and whether it can learn at all.
+
+    The function returns a dict: model, optimizer, loader, and loss_fn(output, target) or step_fn(model, batch); also
+    scaler, scheduler, val_loader, ema, if there are any. Without a target: the one named by `doctor` in [tool.trimtab],
+    else a bundled sample. Everything is left as it was. Exit code 0: clean; 1: a check failed; 2: could not run.
+    """
+    from trimtab.checks.banner import environment
+    from trimtab.checks.drive import DTYPES, Options
+    from trimtab.checks.run import examine
+    from trimtab.checks.target import load_target
+    from trimtab.core.config_read import words
+    from trimtab.core.errors import InputError
+
+    if amp_dtype not in (*DTYPES, "none"):
+        raise InputError(f"--amp-dtype is {amp_dtype!r}; expected bf16, fp16 or none")
+    options = Options(
+        max_steps=max_steps,
+        batch_size=batch_size,
+        amp_dtype=amp_dtype,
+        grad_log_interval=grad_log_interval,
+        detect_anomaly=detect_anomaly,
+        clip_grad_norm=clip_grad_norm,
+        full=full,
+    )
+    spec = _spec(target)
+    loaded = load_target(spec, lenient=True)
+    report = examine(loaded, options, select=words(select, "--select"), ignore=words(ignore, "--ignore"))
+    failed = not report.ok or (strict and any(line.status.value == "warn" for line in report.lines))
+    where = environment(options, loaded)
+    if as_json:
+        emit(_plain(spec, where, report, passed=not failed))
+    else:
+        _show(console(), spec, where, report, options.grad_log_interval, passed=not failed)
+    return DIFFERENT if failed else OK
+
+
+def _spec(target: list[str] | None) -> str:
+    if target:
+        return target[0]
+    from trimtab.core.config import discover
+
+    return str(discover(Path.cwd()).get("doctor") or BUNDLED)
+
+
+def _plain(spec: str, where: Mapping[str, Any], report: Report, *, passed: bool) -> dict[str, Any]:
+    counts = {status: sum(line.status.value == status for line in report.lines) for status in SIGNS}
+    return {
+        "target": spec,
+        "passed": passed,
+        "verdict": PASSED if passed else FAILED,
+        "counts": counts,
+        "seconds": report.seconds,
+        "environment": where,
+        "steps": report.steps,
+        "lines": report.lines,
+        "tracebacks": report.traces,
+    }
+
+
+def _show(out: Console, spec: str, where: Mapping[str, Any], report: Report, every: int, *, passed: bool) -> None:
+    from rich.text import Text
+
+    for text in _banner(spec, where):
+        out.print(Text(text, style="dim"), soft_wrap=True)
+    out.print()
+    for step in report.steps:
+        for text in step.lines(gradients=every > 0 and step.step % every == 0):
+            out.print(Text(text), soft_wrap=True)
+    out.print()
+    width = max((len(line.title) for line in report.lines), default=0)
+    for line in report.lines:
+        for text in _entry(line, width):
+            out.print(text, soft_wrap=True)
+    counts = ", ".join(f"{sum(x.status.value == s for x in report.lines)} {s}" for s in SIGNS)
+    out.print(Text(f"\n{counts}; {report.seconds:.1f} s; everything is as it was.", style="dim"), soft_wrap=True)
+    out.print(Text(PASSED if passed else FAILED, style="bold green" if passed else "bold red"), soft_wrap=True)
+
+
+def _banner(spec: str, where: Mapping[str, Any]) -> Iterator[str]:
+    yield f"trimtab {where['trimtab']}, torch {where['torch']}, Python {where['python']}, {where['platform']}"
+    gpus = f", {', '.join(where['gpus'])} (CUDA {where['cuda']})" if "gpus" in where else ""
+    yield (
+        f"device {where['device']}{gpus}, {where['cpus']} CPUs, {where['threads']} threads, amp {where['amp_dtype']}, "
+        f"{where['default_dtype']}, matmul {where['matmul_precision']}, seed {where['seed']}"
+    )
+    yield (
+        f"{spec}: {where['model']}, {where['parameters']:,} parameters, {where['trainable']:,} trainable, "
+        f"{', '.join(where['optimizers'])}"
+    )
+
+
+def _entry(line: Line, width: int) -> Iterator[Any]:
+    from rich.text import Text
+
+    sign, style = SIGNS[line.status.value]
+    lead = f"[{sign}] {line.code:<8}{line.title:<{width}}  "
+    if line.ok:
+        yield Text.assemble((lead, style), (line.evidence, "dim" if line.status.value == "not applicable" else ""))
+        return
+    yield Text.assemble((lead, style), (f"{line.name}: {line.cause}", "bold"))
+    yield Text(f"       {line.evidence}")
+    yield Text.assemble(("       fix: ", "green"), line.fix, (f"   (trimtab explain {line.name})", "dim"))
