@@ -145,7 +145,7 @@ class Attachment:
     ) -> None:
         self._model = model
         shadow = BufferShadow(model)
-        tap = ForwardTap(model, shadow.renew)
+        tap = ForwardTap(model, lambda: self._forward_begins(shadow))
         tap.batch.epoch = Epoch(_length(loader))
         observed.on_loss, observed.on_batch = tap.loss, tap.told
         activations = ActivationTap(model) if config.activations else None
@@ -186,6 +186,12 @@ class Attachment:
         if activations is not None:
             self._undo.append(activations.remove)
         _GUARDED.update(optimizers.values())
+
+    def _forward_begins(self, shadow: BufferShadow) -> None:
+        """The first training forward after a step: what comes of it are gradients of the weights there are now."""
+        shadow.renew()
+        for lane in self.lanes.values():
+            lane.stale = False
 
     def _make_ready_to_go_back(self, ring: Ring, batches: Batches, observed: Observed) -> None:
         """States in memory and the samples of the last steps, for the remedies that need them."""

@@ -19,6 +19,7 @@ from trimtab.act.disk import DiskStates
 from trimtab.act.judge import Judge
 from trimtab.act.ring import Ring
 from trimtab.act.scaler import scale_of
+from trimtab.act.withhold import Withheld
 from trimtab.core.config import Config
 from trimtab.core.types import Layout, Sample, Verdict
 from trimtab.sample.exceptions import told_by
@@ -56,6 +57,7 @@ class Lane:
         self.ring: Ring | None = None  # in mode act: states to go back to, in memory and on disk; samples to put aside
         self.disk: DiskStates | None = None
         self.batches: Batches | None = None
+        self.stale = False  # gradients, if there are any, are those of weights that are no longer there
         self._branches = Branches()
         self.scaler: Any = None  # set where there is one: its scale is read, and a remedy may have to lower it
         self.multiplier = LrMultiplier(optimizer, config.policy)
@@ -83,6 +85,9 @@ class Lane:
         step = self._begin()
         self.watch.before(step, self._rows, step.scalars.get("scale"))
         self._judge.decide(step, self._rows)
+        if self.stale and step.withheld is None:
+            step.withheld, step.rejected = Withheld(self.optimizer, self._rows.params), True
+        self.stale = False
         if step.rejected:
             self._count_rejected(step)
         else:
@@ -253,6 +258,8 @@ class Lane:
     def was_put_back(self, memory: Mapping[str, Any] | None) -> None:
         """Weights and moments of an earlier step are in place, on purpose: a new branch begins with the next step."""
         self.watch.renew()
+        self._shadow.renew()
+        self.stale = True
         self._branches.begin(self.attempts)
         if memory is not None:
             self._judge.suspicion.load_state_dict(memory["suspicion"])

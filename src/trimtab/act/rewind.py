@@ -42,7 +42,7 @@ class Rewind:
             why = ring.why_none or f"no state from before step {before} is kept"
             older = "" if disk is None else ", and no sound checkpoint of this run is older"
             return Outcome(at=at, action=action, applied=False, detail=why + older)
-        target.rewound_at = at
+        target.rewound_at, target.stale = at, False  # its own step is over; those of other lanes may still be to come
         limited = _hold_rates(reached.rates, target) if action.args.get("limit", 0.0) else ""
         gone = f"; {reached.missing} tensors are no longer there" if reached.missing else ""
         young = "" if reached.proven else ", which had not been proven good yet"

@@ -70,6 +70,7 @@ class Ring:
         self._spare: dict[Key, Tensor] | None = None
         self._since_last = 0
         self._trouble: dict[str, int] = {}
+        self._gone_back = 0  # how many states were passed over by rewinds since the last copy: those are dropped
         self._capacity = MAX_KEPT
         self._sized = False
         self.instead: Callable[[int], str] = nothing_instead
@@ -102,7 +103,7 @@ class Ring:
         if not self._kept and self._spare is None and not self._fits():
             return
         tensors, others = self._copied.take(self._spare)
-        self._spare = None
+        self._spare, self._gone_back = None, 0
         steps = {name: lane.attempts - 1 for name, lane in self._lanes.items()}
         self._kept.append(
             State(
@@ -165,10 +166,14 @@ class Ring:
         return sound_rates(state.rates.get(label, []), [s.rates.get(label, []) for s in past])
 
     def go_back(self, label: str, before: int, back: int) -> Reached | None:
-        """Put the state that `before` names in place; None where there is none."""
-        state = self.before(label, before, back)
+        """Put the state that `before` names in place; None where there is none.
+
+        The states it passed over are dropped: asked the same again, it goes to the same state again.
+        """
+        state = self.before(label, before, max(back - self._gone_back, 0))
         if state is None:
             return None
+        self._gone_back = back
         return Reached(
             step=state.steps[label],
             proven=state.good,
