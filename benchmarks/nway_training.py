@@ -21,7 +21,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -203,10 +203,13 @@ def main() -> None:
         for arm in every
         if arm.name in ("axis norm", "axis mip", "full norm", "pairwise norm", "control: version 0")
     ]
+    product = next(arm for arm in every if arm.name == "axis mip")
+    starts = [replace(product, name=f"axis mip from {start:.3g}", scale=start) for start in (1 / 15, 0.25, 1.0, 4.0)]
     text = "\n".join(
         [
             table("Six views of digits", every, given.batch, steps, seeds, lambda seed: real),
             table("Six views of digits, large batch", cheap, given.large, steps, seeds, lambda seed: real),
+            table("Where the scale of the product begins", starts, given.large, steps, seeds, lambda seed: real),
             table(
                 "Generated: six tanh maps of one latent vector",
                 of_latent,

@@ -8,7 +8,7 @@ only the ``[N, B]`` reductions are summed up between the ranks: what is sent doe
 respect to its own rows: ``world`` times that of one loss. `DistributedDataParallel` averages the parameters' gradients
 over the ranks, which makes it exactly the gradient that one process with the whole batch would get (OpenCLIP's
 ``gather_with_grad`` follows the same convention). Who sums gradients by hand divides by the number of ranks. All ranks
-must run the backward pass, as with any collective.
+must run the backward pass, as with any collective. Rows and their gradients travel in the dtype of the rows.
 
 A rank whose arguments are wrong tells the others before anything large is sent, so that all raise and none waits.
 """
@@ -91,7 +91,7 @@ def gather_batch(
         rows = check_xs(xs)
         present = check_mask(mask, rows)
     except (TypeError, ValueError) as error:
-        _exchange([0] * CARD, torch.device("cpu"), world, group)
+        _exchange([0] * CARD, world, group)
         raise error
     device, dtype = rows[0].device, rows[0].dtype
     for x in rows[1:]:
@@ -110,7 +110,7 @@ def gather_batch(
         int(present is not None),
         _draw(generator) if draw else 0,
     ]
-    cards = _exchange(card, device, world, group)
+    cards = _exchange(card, world, group)
     _agree(cards, rank)
     sizes = tuple(card[1] for card in cards)
     team = Team(group=group, rank=rank, world=world, needs_grad=any(card[7] for card in cards))
@@ -128,8 +128,7 @@ def same_choice(choice: str, options: Sequence[str], team: Team, error: Exceptio
 
     Ranks must not choose for themselves: their free memory differs, and parts of two backends do not fit together.
     """
-    device = torch.device("cpu")
-    cards = _exchange([0 if error is not None else 1, options.index(choice)], device, team.world, team.group)
+    cards = _exchange([int(error is None), options.index(choice)], team.world, team.group)
     if error is not None:
         raise error
     bad = [rank for rank, card in enumerate(cards) if not card[0]]
@@ -166,9 +165,10 @@ def _draw(generator: torch.Generator | None) -> int:
     return int(torch.randint(1 << 62, (), generator=generator, device=device))
 
 
-def _exchange(card: list[int], device: torch.device, world: int, group: dist.ProcessGroup) -> list[list[int]]:
-    if device.type == "cpu" and "nccl" in str(dist.get_backend(group)) and torch.cuda.is_available():
-        device = torch.device("cuda", torch.cuda.current_device())  # where an error left no tensor to ask
+def _exchange(card: list[int], world: int, group: dist.ProcessGroup) -> list[list[int]]:
+    """The cards of all ranks. Where they meet must not depend on the tensors: a rank in error may have none."""
+    on_host = "cpu:" in str(dist.get_backend_config(group))  # NCCL alone is the case where it cannot be
+    device = torch.device("cpu") if on_host else torch.device("cuda", torch.cuda.current_device())
     mine = torch.tensor(card, dtype=torch.int64, device=device)
     every = torch.empty(world * len(card), dtype=torch.int64, device=device)
     _all_gather(every, mine, group=group)
