@@ -52,7 +52,7 @@ def gradients(value: Tensor, g: Tensor, leaves: Sequence[Tensor]) -> list[Tensor
     """Of ``sum(g * value)``, where anchors without tuples do not count."""
     alive = value != -math.inf
     total = torch.where(alive, value, 0.0) * g.to(value.dtype)
-    found = torch.autograd.grad(total.sum(), leaves, allow_unused=True)
+    found = torch.autograd.grad(total.sum(), leaves, allow_unused=True, retain_graph=True)
     return [torch.zeros_like(x) if f is None else f for x, f in zip(leaves, found, strict=True)]
 
 

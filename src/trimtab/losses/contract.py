@@ -46,7 +46,7 @@ def reduce_tuples(problem: Problem, kind: Kind) -> Tensor:
     Example:
         >>> xs = (torch.eye(3),) * 3
         >>> problem = Problem(xs=xs, similarity="paircos", scale=torch.tensor(1.0))
-        >>> reduce_tuples(problem, "lse").exp()[0]  # 2 e^(1/3) twice and once, 2 e^0: eight negatives
+        >>> reduce_tuples(problem, "lse").exp()[0]  # of eight negatives six agree in one pair: 6 e^(1/3) + 2
         tensor([10.3737, 10.3737, 10.3737])
     """
     _check(problem, kind)
@@ -60,8 +60,8 @@ def reduce_tuples(problem: Problem, kind: Kind) -> Tensor:
         bound, limit = _bound(problem, tables), _limit(problem.xs[0].dtype, tables.groups)
         if not bound < limit:
             raise NotCertified(
-                f"the logits of {problem.similarity!r} may spread over {bound:.3g} nats between two groups of modalities; "
-                f"the contraction is exact below {limit:.3g}. Use backend 'gram', or a smaller logit scale."
+                f"the logits of {problem.similarity!r} may spread over {bound:.3g} nats between two groups of "
+                f"modalities; the contraction is exact below {limit:.3g}. Use backend 'gram', or a smaller logit scale."
             )
         beside = _beside_positives(tables, entries)
         flat = contract(tables.a, tables.b, tables.c, tables.own, beside, tables.groups)
@@ -79,13 +79,13 @@ def range_certificate(problem: Problem) -> float:
     _check(problem, "lse")
     if problem.num_modalities == 2:
         return 0.0
+    bound = _of_unit_rows(problem)
+    if bound < range_limit(problem):
+        return bound
     whole = replace(problem, share=(0, 1))  # one answer for all who share the work
     entries = entries_of(whole)
     if 0 in entries.sizes:
         return 0.0
-    bound = _of_unit_rows(problem)
-    if bound < _limit(problem.xs[0].dtype, _groups(entries.sizes, problem)):
-        return bound
     with torch.no_grad():
         return min(bound, _measured(_tables(whole, entries)))
 
@@ -186,7 +186,7 @@ def _beside_positives(tables: _Tables, entries: Entries) -> tuple[Tensor, Tensor
     c = _add([t[i] for t, i in zip(tables.c, rows, strict=True)]) + tables.own[p].unsqueeze(1)
     b_rows = _add([t[i] for t, i in zip(tables.b, middle, strict=True)])
     columns: list[Term] = [((0, i + 1), t[:, r].T) for i, t in enumerate(tables.b)]
-    b_columns = outer_sum(columns, (len(r), *groups.sizes[1])).reshape(len(r), -1)
+    b_columns = outer_sum(columns, (len(r), *groups.sizes[1])).reshape(len(r), math.prod(groups.sizes[1]))
     at = torch.arange(len(p), device=device)
     with_t = lse((a + b_columns).index_put((at, q), a.new_tensor(-math.inf)), 1) + c[at, r]
     with_u = lse((c + b_rows).index_put((at, r), a.new_tensor(-math.inf)), 1) + a[at, q]
