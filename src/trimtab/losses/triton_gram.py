@@ -1,13 +1,12 @@
 """The D-free stream on a GPU: ``norm`` and the linear similarities of 4 to 7 modalities, a few instructions per tuple.
 
-With the pair tables of `pairs.py` the similarity of a tuple ``(p, q)`` is ``f(a_p + b_q + sum_m H_m[p_m, q])``, a handful
-of additions: the width of the inputs is nowhere in the ``B^N`` loop. Sums over q and gradients of the tables are added
-with atomics, whose order is not fixed: where deterministic algorithms are demanded, `supports` says no.
+With the pair tables of `pairs.py` the similarity of a tuple ``(p, q)`` is ``f(a_p + b_q + sum_m H_m[p_m, q])``, a few
+additions: the width of the inputs is nowhere in the ``B^N`` loop. Sums over q and gradients of the tables are added with
+atomics, whose order is not fixed: where deterministic algorithms are demanded, `supports` says no.
 """
 
 from __future__ import annotations
 
-import math
 from itertools import combinations
 from typing import Any
 
@@ -17,16 +16,15 @@ from torch.autograd.function import once_differentiable
 
 from trimtab.losses.pairs import SUMMED, pair_list, pair_tables
 from trimtab.losses.problem import Kind, Problem
-from trimtab.losses.superrows import diagonal_stride, marginals, outer, share_of
-from trimtab.losses.triton_rows import shifts
+from trimtab.losses.superrows import diagonal_stride, outer, share_of
+from trimtab.losses.triton_rows import LOG2E, anchors, pulls
 
-LOG2E = math.log2(math.e)
 SAFE_NATS = 60.0
 """Where z is no further than this from the middle of its range, ``exp`` and all sums of it fit a float32."""
 LANE = 16
 """Columns side by side: four lanes of four, so that a sum over columns is two shuffles."""
-TILE = 2048
-"""Tuples a warp holds at a time: 64 in each of its threads."""
+TILES = (2048, 1024)
+"""Tuples a warp holds at a time, forward and backward: what its registers take."""
 PROGRAMS = 4096
 """Programs that keep a large card busy: with fewer columns than that, several share the lead between them."""
 
@@ -61,10 +59,9 @@ class _Gram(torch.autograd.Function):
     def forward(ctx: Any, problem: Problem, scale: Tensor, node: Tensor, pair: Tensor) -> Tensor:
         from trimtab.losses import triton_gram_kernels
 
-        n, batch = node.shape
         a, b, tables = _tables(node, pair)
         settings = _settings(problem, scale, a, b, tables)
-        where, compiled = _launch(problem, a, b, tables)
+        where, compiled = _launch(problem, tables, TILES[0])
         top = [torch.full_like(side, -torch.inf) for side in (a, b)]
         total = [torch.zeros_like(side) for side in (a, b)]
         if where:
@@ -83,8 +80,7 @@ class _Gram(torch.autograd.Function):
                 )
         # In the fast form the maxima were not looked for: all sums have the same middle.
         shift = [torch.where(settings[1] != 0, settings[2], t.masked_fill(t == -torch.inf, 0.0)) for t in top]
-        sides = [(t.log2() + s) / LOG2E for t, s in zip(total, shift, strict=True)]
-        values = marginals(*sides, n, "lse")
+        values = anchors([t.log2_().add_(s) for t, s in zip(total, shift, strict=True)], len(node))
         ctx.problem = problem
         ctx.save_for_backward(scale, node, pair, values)
         return values
@@ -99,14 +95,16 @@ class _Gram(torch.autograd.Function):
         half = problem.num_modalities // 2
         a, b, tables = _tables(node, pair)
         settings = _settings(problem, scale, a, b, tables)
-        where, compiled = _launch(problem, a, b, tables)
-        pulls = [shifts(values[m] * LOG2E, grad[m]) for m in (slice(half), slice(half, None))]
+        where, compiled = _launch(problem, tables, TILES[1])
+        halves = (slice(half), a), (slice(half, None), b)
+        pull = [pulls(values[m], grad[m], settings, (0, len(side))) for m, side in halves]
         grad_a, grad_tables = torch.zeros_like(a), torch.zeros_like(tables)
         if where:
             for fast in (True, False):
-                scaled = [(s, w * torch.exp2(settings[2] - s) if fast else w) for s, w in pulls]
+                (row_shift, *rows), (column_shift, *columns) = pull
                 triton_gram_kernels.gram_weights[where](
-                    a, b, tables, *_masks(problem), *scaled[0], *scaled[1], settings, grad_a, grad_tables,
+                    a, b, tables, *_masks(problem), row_shift, rows[fast], column_shift, columns[fast], settings,
+                    grad_a, grad_tables,
                     *_sizes(problem, where), FAST=fast, **compiled,
                 )  # fmt: skip
         grad_node, grad_pair = _untables(grad_a, grad_tables, node, pair)
@@ -172,13 +170,11 @@ def _settings(problem: Problem, scale: Tensor, a: Tensor, b: Tensor, tables: Ten
     return torch.stack([scale.detach() * LOG2E, bounded.to(bound.dtype), middle * LOG2E])
 
 
-def _launch(
-    problem: Problem, a: Tensor, b: Tensor, tables: Tensor
-) -> tuple[tuple[int, int, int] | None, dict[str, Any]]:
-    """The grid (columns, rows, parts of the lead), None where there is nothing to do, and what the kernels are compiled for."""
+def _launch(problem: Problem, tables: Tensor, tile: int) -> tuple[tuple[int, int, int] | None, dict[str, Any]]:
+    """The grid (columns, rows, parts of the lead; None: nothing to do), and what the kernels are compiled for."""
     half, batch, columns = tables.shape
     rows = min((r for r in (64, 32, 16) if r <= max(batch, 16)), key=lambda r: (-(-batch // r) * r, -r))
-    wide = TILE // rows
+    wide = tile // rows
     begin, end = share_of(batch ** (half - 1), problem.share)
     grid = -(-columns // wide), -(-batch // rows)
     parts = max(1, min(end - begin, PROGRAMS // (grid[0] * grid[1])))

@@ -1,8 +1,8 @@
 """The Triton kernels of the D-free stream: one warp walks through the tuples of some columns, no width anywhere.
 
-The similarity of tuple ``(p, q)`` is ``f(a_p + b_q + sum_m H_m[p_m, q])``. A program holds ``H`` of the last left modality
-for BP of its rows and ``C W`` columns, as ``[C, BP, W]``: with W = 16 four lanes share a row, so that a sum over the
-columns is two shuffles, and everything along C stays within one thread. It walks through the rows of the other left
+The similarity of tuple ``(p, q)`` is ``f(a_p + b_q + sum_m H_m[p_m, q])``. A program holds ``H`` of the last left
+modality for BP of its rows and ``C W`` columns, as ``[C, BP, W]``: with W = 16 four lanes share a row, so that a sum over
+the columns is two shuffles, and everything along C stays within one thread. It walks through the rows of the other left
 modalities (the `lead`). ``tables`` holds the ``H_m [B, Q]`` one after the other. Logits are in units of ln 2;
 ``settings = [c log2(e), fast, middle]`` are read on the device, as in `triton_kernels.py`.
 """
@@ -61,7 +61,7 @@ def gram_sums(
     BP: tl.constexpr,
     W: tl.constexpr,
 ):
-    """MODE 0: sums of ``exp2(z - settings[2])`` of rows and columns; 1: their maxima; 2: sums of ``exp2(z - maximum)``."""
+    """Of rows and columns, MODE 0: sums of ``exp2(z - settings[2])``; 1: maxima; 2: sums of ``exp2(z - maximum)``."""
     if (tl.load(settings + 1) != 0) != (MODE == 0):
         return
     factor = tl.load(settings)
@@ -99,7 +99,9 @@ def gram_sums(
         s = held + side[:, None, :] + own[None, :, None]
         if ROOT:
             root = tl.maximum(s, _TINY) * tl.rsqrt(tl.maximum(s, _TINY))
-            s = root if MODE == 0 else tl.where(s == s, root, s)  # a NaN must come through; where z is bounded there is none
+            s = (
+                root if MODE == 0 else tl.where(s == s, root, s)
+            )  # a NaN must come through; where z is bounded there is none
         z = s * factor - middle if MODE == 0 else s * factor
         near = (positive_row >= 0) & (positive_row < BP) & (positive_column >= 0) & (positive_column < C * W)
         if near | (not EVEN) | MASKED:
@@ -158,8 +160,8 @@ def gram_weights(
 ):
     """Gradients of ``a`` and of the tables; that of ``b`` is the sum of the last table's over its rows.
 
-    The weight of a tuple is ``v exp2(z - r) + w exp2(z - c)``, shifts r, c and weights v, w of its row and column (FAST:
-    ``exp2(z - middle) (v + w)``), over the root if there is one.
+    The weight of a tuple is ``v exp2(z - r) + w exp2(z - c)``, shifts r, c and weights v, w of its row and column
+    (FAST: ``exp2(z - middle) (v + w)``), over the root if there is one.
     """
     if (tl.load(settings + 1) != 0) != FAST:
         return

@@ -92,8 +92,8 @@ def forward_tiles(
 ):
     """Row and column log-sum-exps (base 2) of a strip of tiles: one block of columns against `strip` blocks of rows.
 
-    ``row_parts [blocks of columns, P]`` gets one value per row and tile, ``column_parts [strips, Q]`` one per column. In
-    the FAST form the sum over the rows is kept per thread until the end: `tl.sum` over the axes that one thread owns
+    ``row_parts [blocks of columns, P]`` gets one value per row and tile, ``column_parts [strips, Q]`` one per column.
+    In the FAST form the sum over the rows is kept per thread until the end: `tl.sum` over the axes that one thread owns
     (rows r and r + 8 of a matrix-unit tile, and its repetitions) costs an addition, over all rows it costs shuffles.
     """
     if (tl.load(settings + 1) != 0) != FAST:
@@ -193,14 +193,15 @@ def weight_tiles(
     MASKED: tl.constexpr,
     PRECISION: tl.constexpr,
     FLAT: tl.constexpr,
+    HALVES: tl.constexpr,
     BM: tl.constexpr,
     BN: tl.constexpr,
     BK: tl.constexpr,
 ):
     """The weights of a block of tuples: ``v exp2(z - r) + w exp2(z - c)`` with shifts r, c and weights v, w.
 
-    FAST: ``exp2(z) (v + w)`` with the shifts already inside v and w. ROOT: divided by ``2 sqrt(q)``, the derivative. ADD
-    also leaves per tile the sums over the rows, over the columns, and of weight times similarity over the columns.
+    FAST: ``exp2(z) (v + w)`` with the shifts already inside v and w. ROOT: divided by ``2 sqrt(q)``, the derivative.
+    ADD also leaves per tile the sums over the rows, over the columns, and of weight times similarity over the columns.
     """
     if (tl.load(settings + 1) != 0) != FAST:
         return
@@ -241,7 +242,12 @@ def weight_tiles(
                 e = e * (0.5 * inverse)
             tl.store(sums + where, tl.sum(e, 1), mask=rows < P)
             tl.store(column_sums + t * Q + columns, tl.sum(e, 0), mask=columns < Q)
-        weights.store([row, column], e.to(weights.dtype))
+        if HALVES == 2:
+            left, other = tl.split(tl.permute(tl.reshape(e, [BM, 2, BN // 2]), [0, 2, 1]))
+            weights.store([row, column], left.to(weights.dtype))
+            weights.store([row, column + BN // 2], other.to(weights.dtype))
+        else:
+            weights.store([row, column], e.to(weights.dtype))
 
 
 @triton.jit
@@ -260,7 +266,7 @@ def add_product(
     BN: tl.constexpr,
     BK: tl.constexpr,
 ):
-    """``out [M, N] += left right`` (``left.T right`` if TURNED; ``=`` if FIRST), for what the matrix library cannot do."""
+    """``out [M, N] += left right`` (``left.T right`` if TURNED; ``=`` if FIRST), in a precision of our own choice."""
     row, column = tl.program_id(0) * BM, tl.program_id(1) * BN
     total = tl.zeros([BM, BN], tl.float32)
     for k in range(0, K, BK):

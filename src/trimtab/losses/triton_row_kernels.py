@@ -1,4 +1,4 @@
-"""The Triton kernels that make super-rows of rows, and gradients of rows of those of super-rows."""
+"""The small Triton kernels around the stream: super-rows of rows, anchors of super-rows, and the way back."""
 
 # mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False, disallow-untyped-decorators=False
 
@@ -6,6 +6,9 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
+
+_NONE = tl.constexpr(float("-inf"))
+_LOG2E = tl.constexpr(1.4426950408889634)
 
 
 @triton.jit
@@ -26,7 +29,7 @@ def build_rows(
     BLOCK_ROWS: tl.constexpr,
     BLOCK_D: tl.constexpr,
 ):
-    """Super-rows ``first ..``: products (or sums) of one row of each of K parts ``[K, B, D]``, and their squared lengths."""
+    """Super-rows ``first ..``: products or sums of one row of each of K parts ``[K, B, D]``; their squared lengths."""
     row = tl.program_id(0) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
     inside = row < count
     length = tl.zeros([BLOCK_ROWS], tl.float32)
@@ -90,3 +93,76 @@ def fold_rows(
                     value *= tl.load(parts + entry.to(tl.int64)[:, None] * D + d[None, :], mask=ok, other=0.0)
         total += tl.sum(value, 0)
     tl.store(out + tl.program_id(0).to(tl.int64) * D + d, total, mask=d < D)
+
+
+@triton.jit
+def bound_settings(left, num_left, right, num_right, scale, limit, out, BLOCK: tl.constexpr):
+    """``out = [c log2(e), whether |z| <= limit, 0]`` for logits ``c <X, Y>`` of rows with these squared lengths."""
+    lane = tl.arange(0, BLOCK)
+    tops = tl.zeros([BLOCK], tl.float32)
+    others = tl.zeros([BLOCK], tl.float32)
+    for start in range(0, num_left, BLOCK):
+        tops = tl.maximum(tops, tl.load(left + start + lane, mask=start + lane < num_left, other=0.0))
+    for start in range(0, num_right, BLOCK):
+        others = tl.maximum(others, tl.load(right + start + lane, mask=start + lane < num_right, other=0.0))
+    factor = tl.load(scale)
+    bound = tl.abs(factor) * tl.sqrt(tl.max(tops)) * tl.sqrt(tl.max(others))
+    tl.store(out, factor * _LOG2E)
+    tl.store(out + 1, tl.where(bound <= limit, 1.0, 0.0))
+    tl.store(out + 2, 0.0)
+
+
+@triton.jit
+def anchor_sums(rows, out, B, others, K: tl.constexpr, BLOCK: tl.constexpr):
+    """``out [K, B]``: natural log-sum-exp over all super-rows of an anchor, from those of the super-rows in base 2."""
+    m = tl.program_id(0) // B
+    i = tl.program_id(0) % B
+    step = 1
+    for _ in range(K - 1 - m):
+        step *= B
+    top = tl.full([BLOCK], _NONE, tl.float32)
+    below = tl.zeros([BLOCK], tl.float32)
+    for start in range(0, others, BLOCK):
+        other = start + tl.arange(0, BLOCK)
+        row = (other // step) * (step * B) + i * step + other % step
+        z = tl.load(rows + row, mask=other < others, other=_NONE)
+        new = tl.maximum(top, z)
+        shift = tl.where(new == _NONE, 0.0, new)
+        below = below * tl.exp2(top - shift) + tl.exp2(z - shift)
+        top = new
+    high = tl.max(top)
+    high = tl.where(high == _NONE, 0.0, high)
+    total = tl.sum(below * tl.exp2(top - high))
+    tl.store(out + tl.program_id(0), (high + tl.log2(total)) / _LOG2E)
+
+
+@triton.jit
+def pull_rows(
+    values, grads, settings, shift, weight, fast_weight, first, count, B, K: tl.constexpr, BLOCK: tl.constexpr
+):
+    """What pulls at every super-row p: ``M_p = min_m L_m[p_m]`` and ``sum_m g_m[p_m] exp2(M_p - L_m[p_m])``.
+
+    With them ``sum_m g_m[p_m] exp2(z - L_m[p_m])`` is one exponential of at most 1, whatever the size of z and L.
+    Anchors without tuples (``-inf``) are left out. The fast weight has the shift inside: times
+    ``exp2(settings[2] - M_p)``.
+    """
+    row = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    inside = row < count
+    low = tl.full([BLOCK], float("inf"), tl.float32)
+    digits = first + row
+    for back in tl.static_range(K):
+        value = tl.load(values + (K - 1 - back) * B + digits % B, mask=inside, other=0.0) * _LOG2E
+        low = tl.where((value < low) & (value != _NONE), value, low)
+        digits = digits // B
+    low = tl.where(low == float("inf"), 0.0, low)
+    total = tl.zeros([BLOCK], tl.float32)
+    digits = first + row
+    for back in tl.static_range(K):
+        at = (K - 1 - back) * B + digits % B
+        value = tl.load(values + at, mask=inside, other=0.0) * _LOG2E
+        grad = tl.load(grads + at, mask=inside, other=0.0)
+        total += tl.where(value == _NONE, 0.0, grad * tl.exp2(low - value))
+        digits = digits // B
+    tl.store(shift + row, low, mask=inside)
+    tl.store(weight + row, total, mask=inside)
+    tl.store(fast_weight + row, total * tl.exp2(tl.load(settings + 2) - low), mask=inside)

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import reduce
 
 import torch
 from torch import Tensor
 
 from trimtab.losses.superrows import diagonal_stride, outer
 
-__all__ = ["FORMS", "Form", "Side", "build", "fold", "form_of", "marginal_sums", "shifts"]
+LOG2E = math.log2(math.e)
+
+__all__ = ["FORMS", "Form", "Side", "anchors", "bounds", "build", "fold", "form_of", "marginal_sums", "pulls"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,8 +50,8 @@ class Side:
     """``[count, D padded]``: products or sums, in the precision of the matrix products; doubled if `factor` is 2."""
     base: Tensor
     """``[count]``: what a super-row adds to the similarity by itself."""
-    longest: Tensor
-    """0-dim: the largest length of a super-row."""
+    squares: Tensor
+    """``[count]``: squared lengths of the super-rows."""
     keep: Tensor | None
     """``[count]`` uint8: which super-rows exist."""
     first: int
@@ -72,7 +74,7 @@ def build(
     """The super-rows ``span`` of ``xs``; those with an absent part are zero."""
     from trimtab.losses import triton_row_kernels
 
-    parts = torch.stack([x.detach() for x in xs])
+    parts = torch.stack([x.detach() for x in xs]) if len(xs) > 1 else xs[0].detach().contiguous().unsqueeze(0)
     k, batch, width = parts.shape
     first, end = span
     padded = -(-width // 64) * 64
@@ -86,7 +88,24 @@ def build(
     base = squares
     if form.less:
         base = squares - form.less * outer(list(parts.square().sum(-1)), product=False)[first:end]
-    return Side(parts=parts, rows=rows, base=base, longest=squares.amax().sqrt(), keep=keep, first=first, factor=factor)
+    return Side(parts=parts, rows=rows, base=base, squares=squares, keep=keep, first=first, factor=factor)
+
+
+def bounds(form: Form, left: Side, right: Side, scale: Tensor, limit: float) -> Tensor:
+    """What the kernels read on the device: the factor in base 2, whether every ``|z| <= limit``, and 0."""
+    from trimtab.losses import triton_row_kernels
+
+    factor = scale.detach() * form.factor
+    if not form.add:
+        out = left.squares.new_empty(3)
+        triton_row_kernels.bound_settings[(1,)](
+            left.squares, left.count, right.squares, right.count, factor, limit, out, BLOCK=4096, num_warps=8
+        )
+        return out
+    lengths = left.squares.amax().sqrt() + right.squares.amax().sqrt()
+    bound = lengths if form.root else lengths.square() + left.base.abs().amax() + right.base.abs().amax()
+    bounded = (factor * bound).abs() <= limit  # NaN is not
+    return torch.stack([factor * LOG2E, bounded.to(factor.dtype), torch.zeros_like(factor)])
 
 
 def fold(side: Side, grads: Tensor, form: Form) -> Tensor:
@@ -109,22 +128,29 @@ def fold(side: Side, grads: Tensor, form: Form) -> Tensor:
     return out
 
 
-def shifts(values: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
-    """``M_p = min_m L_m[p_m]`` and ``sum_m g_m[p_m] exp2(M_p - L_m[p_m])`` of every super-row p.
+def anchors(sides: Sequence[Tensor], n: int) -> Tensor:
+    """``[N, B]``: log-sum-exps of the anchors, from those of the left and right super-rows in base 2."""
+    from trimtab.losses import triton_row_kernels
 
-    With them ``sum_m g_m[p_m] exp2(z - L_m[p_m])`` is one exponential of at most 1, whatever the size of z and L. Anchors
-    without tuples (``-inf``) are left out.
-    """
+    batch = round(sides[0].shape[0] ** (1 / (n // 2)))
+    out = sides[0].new_empty(n, batch)
+    for rows, k, part in zip(sides, (n // 2, n - n // 2), (out[: n // 2], out[n // 2 :]), strict=True):
+        others = batch ** (k - 1)
+        triton_row_kernels.anchor_sums[(k * batch,)](rows, part, batch, others, K=k, BLOCK=1024 if others > 64 else 64)
+    return out
+
+
+def pulls(values: Tensor, grads: Tensor, settings: Tensor, span: tuple[int, int]) -> tuple[Tensor, Tensor, Tensor]:
+    """Shifts, weights and fast weights of the super-rows ``span`` of one side, from its anchors ``[K, B]``."""
+    from trimtab.losses import triton_row_kernels
+
     k, batch = values.shape
-    empty = values == -torch.inf
-    values, weights = values.masked_fill(empty, torch.inf), weights.masked_fill(empty, 0.0)
-    lines = [values[m].reshape([batch if n == m else 1 for n in range(k)]) for m in range(k)]
-    low = reduce(torch.minimum, lines)
-    low = low.masked_fill(low == torch.inf, 0.0)
-    total = torch.zeros_like(low)
-    for m, line in enumerate(lines):
-        total = total + weights[m].reshape(line.shape) * torch.exp2(low - line)
-    return low.reshape(-1), total.reshape(-1)
+    count = span[1] - span[0]
+    out = values.new_empty(3, count)
+    triton_row_kernels.pull_rows[(-(-count // 256),)](
+        values, grads.contiguous(), settings, *out, span[0], count, batch, K=k, BLOCK=256
+    )
+    return out[0], out[1], out[2]
 
 
 def marginal_sums(table: Tensor, k: int) -> Tensor:

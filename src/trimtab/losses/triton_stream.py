@@ -9,7 +9,6 @@ scheduling: equal inputs give equal bits.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -20,14 +19,15 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from trimtab.losses.problem import Kind, Precision, Problem
-from trimtab.losses.superrows import marginals, share_of
-from trimtab.losses.triton_rows import FORMS, Side, build, fold, form_of, marginal_sums, shifts
+from trimtab.losses.superrows import share_of
+from trimtab.losses.triton_rows import FORMS, Side, anchors, bounds, build, fold, form_of, marginal_sums, pulls
 
-LOG2E = math.log2(math.e)
 SAFE_NATS = 60.0
 """Where ``|z|`` stays below this, ``exp(z)``, its sums and their reciprocals fit a float32 with room to spare."""
-BLOCK = (8192, 16384)
-"""Super-rows of both sides whose weights are in memory at a time."""
+BLOCK = (8192, 8192)
+"""Super-rows of both sides whose weights are in memory at a time: enough to keep a card busy."""
+LARGE_BLOCK = (8192, 32768)
+"""The same for large problems, whose super-rows take more memory than this anyway."""
 PARTS_BYTES = 2**26
 """Memory for partial row sums in the forward pass."""
 PROGRAMS = 528
@@ -46,12 +46,16 @@ class Tiles:
     warps: int
     stages: int
     flat: bool = False
+    """One loop over all tiles of a program, so that the next tile is fetched during the end of this one."""
     strip: int = 16
+    """Tiles of a program at most."""
+    halves: int = 1
+    """Parts a tile of weights is written in: half the buffer lets two programs share a multiprocessor."""
 
 
 TILES: dict[tuple[str, str], Tiles] = {
-    ("forward", "bf16"): Tiles(bm=256, bn=128, bk=64, warps=8, stages=3),
-    ("weights", "bf16"): Tiles(bm=128, bn=256, bk=64, warps=8, stages=3),
+    ("forward", "bf16"): Tiles(bm=128, bn=128, bk=64, warps=4, stages=3, flat=True, strip=8),
+    ("weights", "bf16"): Tiles(bm=128, bn=128, bk=64, warps=4, stages=3, flat=True, strip=8, halves=2),
     ("forward", "fp32"): Tiles(bm=128, bn=128, bk=32, warps=8, stages=3),
     ("weights", "fp32"): Tiles(bm=128, bn=128, bk=32, warps=8, stages=3),
     ("product", "fp32"): Tiles(bm=128, bn=128, bk=32, warps=8, stages=3),
@@ -79,7 +83,7 @@ def supports(problem: Problem, kind: Kind) -> bool:
 
 
 def reduce_tuples(problem: Problem, kind: Kind) -> Tensor:
-    """``[N, B]`` as `problem.py` says. `chunk` is ignored: the memory needed does not grow with the number of tuples."""
+    """``[N, B]`` as `problem.py` says. `chunk` is ignored: the memory needed does not grow with the tuples."""
     if not supports(problem, kind):
         what = f"{kind!r} of {problem.similarity!r} over {problem.xs[0].dtype}"
         raise NotImplementedError(f"the triton backend cannot do {what}; use backend='stream'.")
@@ -97,7 +101,7 @@ class _Stream(torch.autograd.Function):
         columns = rows.new_full((right.count,), -torch.inf)
         if left.count:
             _sums(problem, left, right, settings, rows[span[0] : span[1]], columns)
-        values = marginals(rows.div_(LOG2E), columns.div_(LOG2E), len(xs), "lse")
+        values = anchors((rows, columns), len(xs))
         ctx.save_for_backward(scale, values, *xs)
         return values
 
@@ -112,9 +116,10 @@ class _Stream(torch.autograd.Function):
         form = form_of(problem.similarity, len(xs))
         half = len(xs) // 2
         sides = _sides(problem, xs, scale, span)
-        pulls = [shifts(values[m] * LOG2E, grad[m]) for m in (slice(half), slice(half, None))]
-        pulls[0] = (pulls[0][0][slice(*span)], pulls[0][1][slice(*span)])
-        raw, sums, moment = _weigh(problem, *sides, pulls)
+        spans = span, (0, sides[1].count)
+        halves = slice(half), slice(half, None)
+        pull = [pulls(values[m], grad[m], sides[2], at) for m, at in zip(halves, spans, strict=True)]
+        raw, sums, moment = _weigh(problem, *sides, pull)
         grads = []
         for side, rows, own in zip(sides[:2], raw, sums, strict=True):
             if form.add:
@@ -141,15 +146,7 @@ def _sides(problem: Problem, xs: Sequence[Tensor], scale: Tensor, span: tuple[in
     masks = (None, None) if problem.present is None else (problem.present[:half], problem.present[half:])
     left = build(xs[:half], masks[0], form, span, dtype)
     right = build(xs[half:], masks[1], form, (0, problem.batch ** (n - half)), dtype, factor=2 if form.add else 1)
-    if not form.add:
-        bound = left.longest * right.longest
-    elif form.root:
-        bound = left.longest + right.longest
-    else:
-        bound = left.base.abs().amax() + right.base.abs().amax() + 2 * left.longest * right.longest
-    factor = scale.detach() * form.factor
-    bounded = (factor * bound).abs() <= SAFE_NATS  # NaN is not
-    return left, right, torch.stack([factor * LOG2E, bounded.to(factor.dtype)])
+    return left, right, bounds(form, left, right, scale, SAFE_NATS)
 
 
 def _strips(tiles: Tiles, rows: int, columns: int) -> tuple[int, int, int]:
@@ -202,19 +199,19 @@ def _sums(problem: Problem, left: Side, right: Side, settings: Tensor, rows: Ten
 
 
 def _weigh(
-    problem: Problem, left: Side, right: Side, settings: Tensor, pulls: Sequence[tuple[Tensor, Tensor]]
+    problem: Problem, left: Side, right: Side, settings: Tensor, pull: Sequence[tuple[Tensor, ...]]
 ) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor], Tensor]:
     """Gradients of the super-rows of both sides, sums of the weights per super-row, sums of weight times similarity."""
     from trimtab.losses import triton_kernels
 
     tiles = _tiles("weights", problem.precision)
     add = form_of(problem.similarity, problem.num_modalities).add
-    (row_shift, row_weight), (column_shift, column_weight) = pulls
-    fast_rows, fast_columns = row_weight * torch.exp2(-row_shift), column_weight * torch.exp2(-column_shift)
+    (row_shift, row_weight, fast_rows), (column_shift, column_weight, fast_columns) = pull
     raw = tuple(side.rows.new_empty(side.rows.shape, dtype=torch.float32) for side in (left, right))
     sums = tuple(torch.zeros_like(side.base) for side in (left, right))
     moments = torch.zeros_like(left.base)
-    spans = [_evenly(side.count, most) for side, most in zip((left, right), BLOCK, strict=True)]
+    most = BLOCK if left.count * right.count <= BLOCK[0] ** 2 * 16 else LARGE_BLOCK
+    spans = [_evenly(side.count, limit) for side, limit in zip((left, right), most, strict=True)]
     memory = left.rows.new_empty(spans[0] * spans[1])
     for p in range(0, left.count, spans[0]):
         height = min(spans[0], left.count - p)
@@ -228,12 +225,12 @@ def _weigh(
                 triton_kernels.weight_tiles[(blocks * strips,)](
                     _rows_of(left.rows[p : p + height], tiles.bm, tiles.bk),
                     _rows_of(right.rows[q : q + width], tiles.bn, tiles.bk),
-                    _rows_of(weights, tiles.bm, tiles.bn), left.base[p:], right.base[q:],
+                    _rows_of(weights, tiles.bm, tiles.bn // tiles.halves), left.base[p:], right.base[q:],
                     None if left.keep is None else left.keep[p:], None if right.keep is None else right.keep[q:],
                     row_shift[p:], (fast_rows if fast else row_weight)[p:],
                     column_shift[q:], (fast_columns if fast else column_weight)[q:], settings,
                     parts[0][0], parts[0][1], parts[1], height, width, left.first + p, q, left.stride, right.stride,
-                    blocks, strip, **_common(problem, left, tiles, fast),
+                    blocks, strip, HALVES=tiles.halves, **_common(problem, left, tiles, fast),
                 )  # fmt: skip
             if add:
                 sums[0][p : p + height] += parts[0][0].sum(0)
@@ -253,7 +250,7 @@ def _evenly(count: int, most: int) -> int:
 
 def _add_product(left: Tensor, right: Tensor, out: Tensor, precision: Precision, *, first: bool, turned: bool) -> None:
     """``out += left right`` (``left.T right`` if turned), summed in float32."""
-    if precision == "bf16" and left.is_cuda and "dtype_out" in torch.ops.aten.addmm.overloads():
+    if precision == "bf16" and left.is_cuda and hasattr(torch.ops.aten.addmm, "dtype_out"):
         x = left.T if turned else left
         if first:
             torch.mm(x, right, out_dtype=torch.float32, out=out)
