@@ -190,6 +190,9 @@ def test_a19_versions_are_the_formulas(version: int, n: int) -> None:
     assert fn(*xs).shape == (batch,) * n
     assert torch.allclose(fn(*xs), exact, rtol=1e-12, atol=1e-12)
     assert torch.allclose(fn(*(x.float() for x in xs)).double(), exact, rtol=1e-6, atol=1e-6)
+    mixed = fn(xs[0].float(), *xs[1:])
+    assert mixed.dtype == torch.float64
+    assert torch.allclose(mixed, exact, atol=1e-6)
     last = fn(*features(n, batch, 7, torch.bfloat16))
     assert last.dtype == torch.float32
     assert torch.allclose(last.double(), exact, rtol=3e-2, atol=3e-2)
@@ -246,8 +249,10 @@ def test_a19_activations_are_those_of_nn(name: str) -> None:
 
 def test_a19_what_would_not_fit_is_refused_before_it_is_allocated() -> None:
     xs = [torch.zeros(64, 4)] * 6
-    with pytest.raises(TooCostly, match=r"6\.87e\+10 tuples"):
+    with pytest.raises(TooCostly, match=r"64\^6 = 6\.87e\+10.*GiB.*up to B=.*form='line'"):
         get_stable_loss_function(1)(*xs)
+    with pytest.raises(TooCostly, match="cosmean"):
+        OPS.stable_cosine_similarity_nd(*xs)
     assert get_stable_loss_function(1, form="line")(*xs).shape == (64, 64)
 
 

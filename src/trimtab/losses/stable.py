@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from trimtab.losses.clamp import soft_clamp
+from trimtab.losses.fits import check_it_fits
 from trimtab.losses.logits import line_similarity, tuple_similarity
 from trimtab.losses.prepare import check_name, check_xs, normalise
 
@@ -133,7 +134,8 @@ class StableLossFunctions:
 
     def _rows(self, features: Sequence[Tensor], normalize: bool) -> list[Tensor]:
         xs = check_xs(features)
-        return [_unit(_upcast(x), self._eps(x)) if normalize else _upcast(x) for x in xs]
+        dtype = torch.float64 if any(x.dtype == torch.float64 for x in xs) else torch.float32
+        return [_unit(x.to(dtype), self._eps(x)) if normalize else x.to(dtype) for x in xs]
 
     def _eps(self, like: Tensor) -> float:
         """That of the settings, or what the dtype needs so that the inverse, a gradient, is a number in it."""
@@ -167,9 +169,11 @@ def _like(x: Tensor, result: Tensor) -> Tensor:
 
 def _similarity(rows: Sequence[Tensor], name: str, form: str) -> Tensor:
     check_name("form", form, FORMS)
-    dtype, device = torch.promote_types(rows[0].dtype, rows[-1].dtype), rows[0].device.type
+    dtype, device = rows[0].dtype, rows[0].device.type
     if name != "mip" and device != "mps":  # where vectors nearly agree, or cancel, roots of differences are taken
         rows = [row.double() for row in rows]
+    if form == "full":
+        check_it_fits(rows, name)
     with torch.autocast(device, enabled=False):
         out = line_similarity(rows[:-1], rows[-1], name) if form == "line" else tuple_similarity(rows, name)
     return out.to(dtype)

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from trimtab.losses.cost import check_tuples
 from trimtab.losses.prepare import check_name, check_xs
 from trimtab.losses.stable import FORMS, StableLossFunctions
 
@@ -42,8 +41,6 @@ class StableLoss:
     def __call__(self, *features: Tensor) -> Tensor:
         """The similarities of all tuples, ``[B] * N``, or of the lines ``[B, B]`` of the last modality."""
         xs = check_xs(features)
-        if self.form == "full":
-            check_tuples(xs)
         ops = StableLossFunctions(eps=self.eps, clamp_min=-torch.inf, clamp_max=torch.inf)
         method = {
             0: ops.stable_einsum_similarity,
