@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import logging
 import math
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -19,6 +20,7 @@ from trimtab.act.copies import Copied
 from trimtab.act.remedies import BUILTIN
 from trimtab.act.ring import Ring
 from trimtab.core.config import PolicyConfig
+from trimtab.core.policy import Ladder
 from trimtab.core.types import Action, Finding, Outcome, Severity, Verdict
 from trimtab.recover.sampler import Quarantine, content_hash
 
@@ -36,8 +38,9 @@ OPTIMIZERS: dict[str, Any] = {
 
 def make(kind: str = "adam") -> tuple[nn.Module, Any]:
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(6, 12), nn.BatchNorm1d(12), nn.ReLU(), nn.Linear(12, 1))
-    return model, OPTIMIZERS[kind](model.parameters())
+    norm = nn.Identity() if kind == "plain" else nn.BatchNorm1d(12)
+    model = nn.Sequential(nn.Linear(6, 12), norm, nn.ReLU(), nn.Linear(12, 1))
+    return model, OPTIMIZERS.get(kind, OPTIMIZERS["adam"])(model.parameters())
 
 
 def data(step: int) -> tuple[Tensor, Tensor]:
@@ -294,8 +297,8 @@ def test_branches_keep_samples_under_way_apart() -> None:
 # -- the remedy on a live guard ------------------------------------------------------------------------------------
 
 
-def guarded(steps: int, **kwargs: Any) -> tuple[nn.Module, Any, Guard]:
-    model, optimizer = make()
+def guarded(steps: int, kind: str = "adam", **kwargs: Any) -> tuple[nn.Module, Any, Guard]:
+    model, optimizer = make(kind)
     guard = Guard.attach(model, optimizer, mode="act", run_dir=False, **kwargs)
     for step in range(steps):
         x, y = data(step)
@@ -445,22 +448,65 @@ def test_what_nobody_told_cannot_be_put_aside() -> None:
     assert samples_in("text") == []
 
 
-def test_an_outlier_batch_is_taken_back_and_put_aside() -> None:
-    model, optimizer, guard = guarded(60)
-    weights = [p.detach().clone() for p in model.parameters()]
+def outlier(norm: bool, times: float = 1000.0) -> tuple[nn.Module, Guard, Tensor, Tensor, list[Tensor]]:
+    """A run of 60 steps and one batch a thousand times too large; the weights as they were before it."""
+    model, optimizer, guard = guarded(60, kind="adam" if norm else "plain")
+    before = [p.detach().clone() for p in model.parameters()]
     x, y = data(60)
-    loss = (model(x * 1000) - y).square().mean()
+    loss = (model(x * times) - y).square().mean()
     loss.backward()
-    guard.observe(loss=loss, batch=(x * 1000, y))
+    guard.observe(loss=loss, batch=(x * times, y))
     optimizer.step()
+    return model, guard, x, y, before
+
+
+def test_an_outlier_batch_is_taken_back_and_put_aside() -> None:
+    model, guard, x, y, before = outlier(norm=False)
     lane = guard._lanes[""]
     assert lane.batches is not None
     assert lane.batches.quarantine.hides((x[3] * 1000, y[3]))
     assert lane.rewound_at == 61
-    far = max(float((p.detach() - w).abs().max()) for p, w in zip(model.parameters(), weights, strict=True))
-    assert far < 0.5
-    assert float(model[1].running_var.max()) < 100
+    far = max(float((p.detach() - w).abs().max()) for p, w in zip(model.parameters(), before, strict=True))
+    assert 0 < far < 0.5
     guard.close()
+
+
+def test_an_outlier_batch_that_did_no_harm_costs_no_step() -> None:
+    """BatchNorm hides the size of its input from the weights, but its running averages have taken it in."""
+    model, guard, x, y, _ = outlier(norm=True)
+    twin, optimizer = make()
+    train(twin, optimizer, range(60))
+    optimizer.zero_grad()
+    (twin(x * 1000) - y).square().mean().backward()
+    optimizer.step()
+    lane = guard._lanes[""]
+    assert all(torch.equal(p, q) for p, q in zip(model.parameters(), twin.parameters(), strict=True))
+    assert float(twin[1].running_var.max()) > 1000 > 100 > float(model[1].running_var.max())
+    assert lane.rewound_at != 61
+    assert lane.batches is not None
+    assert lane.batches.quarantine.hides((x[3] * 1000, y[3]))
+    guard.close()
+
+
+def odd(step: int, harm: float, name: str = "outlier-batch") -> Verdict:
+    evidence = {"onset": float(step), "update_applied": 1.0, "harm": harm}
+    finding = Finding(code="X", name=name, step=step, severity=Severity.ERROR, message="", evidence=evidence)
+    return Verdict(step=step, seen_at=step, findings=(finding,))
+
+
+def test_putting_buffers_back_is_no_attempt_that_counts() -> None:
+    ladder = Ladder(settings=PolicyConfig())
+    state = ladder.init()
+    for step in (50, 51, 52):
+        state, decision = ladder.decide(state, odd(step, harm=0.9))
+        assert [(a.kind, a.args.get("buffers")) for a in decision.actions] == [("rewind", 1.0), ("skip_data", None)]
+    assert state["spent"] == 0
+    state, decision = ladder.decide(state, odd(60, harm=1.1))
+    (first, *_) = decision.actions
+    assert (first.kind, first.args["back"], first.args.get("buffers")) == ("rewind", 0.0, None)
+    both = replace(odd(200, 0.9), findings=(*odd(200, 0.9).findings, *odd(200, 9.0, "loss-spike").findings))
+    _, decision = ladder.decide(state, both)
+    assert "buffers" not in decision.actions[0].args  # something else says that the weights are damaged
 
 
 def test_a_rate_that_crept_up_is_held_at_what_it_was_for_long() -> None:

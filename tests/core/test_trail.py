@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -138,9 +139,26 @@ def test_a_slow_growth_of_the_rate_is_dated_long_before_the_alarm(seed: int, ons
         lr = growth ** max(step - onset, 0)
         trail.push(trace.sample(step, lr=lr, loss=1.0 if lr < 20 else 5.0))
     found = onset_of(trail, onset + lasts)
-    doubled = math.log(2.6) / math.log(growth)
-    late = max(0, lasts - 90)  # farther back than that it does not look
-    assert onset - 6 <= found <= onset + max(doubled, late + doubled) + 2
+    leapt = math.log(9.5) / math.log(growth)  # below that a rate may be meant: it did no harm yet
+    assert onset - 6 <= found <= onset + leapt + max(0, lasts - 90) + 2
+    assert found <= onset + lasts - 5
+
+
+def test_a_rate_that_does_no_harm_is_not_what_it_is_dated_by() -> None:
+    trail, trace = Trail(), Trace(7)
+    for step in range(200):
+        lr = min(1.05 ** max(step - 120, 0), 7.0)
+        trail.push(trace.sample(step, lr=lr, loss=6.0 if step >= 190 else 1.0))
+    assert 185 <= onset_of(trail, 199) <= 190
+
+
+def test_an_update_that_outgrows_its_rate_counts() -> None:
+    trail, trace = Trail(), Trace(8)
+    for step in range(130):
+        sample = trace.sample(step, lr=0.5 if step >= 100 else 1.0)
+        ratio = sample.scalars["update_ratio"] * (8.0 if step >= 118 else 1.0)
+        trail.push(replace(sample, scalars={**sample.scalars, "update_ratio": ratio}))
+    assert onset_of(trail, 129) == 118
 
 
 @settings(max_examples=40, deadline=None)

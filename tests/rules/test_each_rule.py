@@ -643,6 +643,60 @@ LOSS = [
     healthy("CON002", "one look", towers((1e-9, 0.5), (0.4, 0.5))),
 ]
 
+
+def driven(
+    climb: float = 1.0,
+    growth: float = 1.05,
+    most: float = 1e9,
+    *,
+    known: float = 0.1,
+    size: float = 32.0,
+    **more: float,
+) -> History:
+    """A run that learned from 2.3 to 0.2; from step 100 on its rate grows, and from 130 on its loss."""
+    out = []
+    for i, off in enumerate(noise(3, 190, 0.04)):
+        rate = 0.1 * min(growth ** max(i - 100, 0), most) if i > 20 else known
+        loss = 0.2 + 2.1 * math.exp(-i / 20) + off + climb * 0.012 * max(i - 130, 0)
+        batch = size if i >= 140 else 32.0
+        out.append(at(i, loss=loss, lr__0=rate, batch_size=batch, **more if i >= 100 else {}))
+    return out
+
+
+LOSS += [
+    trouble("LOSS003", "driven up by a rate that grows", driven(), 140, "loss"),
+    healthy("LOSS003", "a rate that grows and does no harm", driven(climb=0.0)),
+    healthy("LOSS003", "a loss that climbs as little at a steady rate", driven(growth=1.0)),
+    healthy("LOSS003", "a rate that doubles", driven(most=2.0)),
+    healthy("LOSS003", "back to a rate that was used before", driven(most=10.0, known=1.0)),
+    healthy("LOSS003", "set in one go", driven(growth=8.0, most=8.0)),
+    healthy("LOSS003", "with a batch of another size", driven(size=256.0)[:172]),
+    healthy("LOSS003", "held by the guard", driven(most=10.0, lr_multiplier=0.1)),
+]
+
+
+def test_a_rate_that_grows_is_found_long_before_all_is_lost() -> None:
+    first = found_by("LOSS003", driven())[0]
+    assert first.step <= 170
+    assert first.evidence["loss"] < 1.0
+    assert 110 < first.evidence["onset"] < first.step
+
+
+def test_an_outlier_batch_says_what_it_did() -> None:
+    hidden, rows = rms([*USUAL_RMS, 1e4]), (1.0, 1.0, 1.0, 80.0, 1.0, 1.0)
+    assert found_by("DATA002", hidden)[0].evidence["harm"] <= 1.0
+    for harmful in (
+        at(40, in_rms=1e4, grad_norm=50.0),
+        at(40, in_rms=1e4, loss=3.0),
+        at(40, in_rms=1e4, update_ratio=2e-3),
+        at(40, rows, in_rms=1e4),
+        at(40, in_rms=1e4, grad_norm=math.inf),
+        at(40, in_rms=1e4, grad_norm=None),
+    ):
+        (finding,) = found_by("DATA002", [*hidden[:-1], harmful])
+        assert finding.evidence.get("harm", math.inf) > 1.0
+
+
 CASES = [*DATA, *LEARNING, *WIRING, *PRECISION, *RATES, *GRADIENTS, *LOSS]
 TROUBLES = [case for case in CASES if case.begins is not None]
 NEAR_MISSES = [case for case in CASES if case.begins is None]

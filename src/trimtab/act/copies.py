@@ -73,6 +73,13 @@ class Copied:
             self._put_state_back(label, optimizer, tensors, others, set(fit))
         return len(missing)
 
+    @torch.no_grad()
+    def put_buffers_back(self, tensors: Mapping[Key, Tensor]) -> bool:
+        """Write back what forward passes left behind (running averages), nothing else; whether there is any."""
+        live = {k: b for n, b in self._model.named_buffers() if (k := ("model", n)) in tensors}
+        fit = [(b.detach(), tensors[k]) for k, b in live.items() if _same_kind(b, tensors[k])]
+        return [buffer.copy_(kept) for buffer, kept in fit] != []
+
     def _put_state_back(
         self, label: str, optimizer: Any, tensors: Mapping[Key, Tensor], others: Mapping[Key, Any], done: set[Key]
     ) -> None:

@@ -24,12 +24,24 @@ class Rewind:
 
     kind: ClassVar[str] = "rewind"
 
+    @staticmethod
+    def plan(action: Action, target: Any, at: int) -> str:
+        """Which state it would go back to: the same text in every process, or they must not."""
+        before, back = int(action.args.get("before", at)), int(action.args.get("back", 0))
+        sources = [getattr(target, name, None) for name in ("ring", "disk")]
+        found = (one.would_reach(target.label, before, back) for one in sources if one is not None)
+        return next((str(step) for step in found if step is not None), "none")
+
     def apply(self, action: Action, target: Any, at: int) -> Outcome:
         """Go back, if there is a state to go back to."""
         ring: Ring | None = getattr(target, "ring", None)
         if ring is None:
             return Outcome(at=at, action=action, applied=False, detail="no states are kept in memory")
         before, back = int(action.args.get("before", at)), int(action.args.get("back", 0))
+        if action.args.get("buffers"):  # the batch was odd, but did nothing to the weights
+            done = ring.put_buffers_back(target.label, before)
+            told = "buffers are those of before it" if done else "there is nothing to put back"
+            return Outcome(at=at, action=action, applied=done, detail=f"the weights took no harm; {told}")
         disk: DiskStates | None = getattr(target, "disk", None)
         reached = ring.go_back(target.label, before, back)
         if reached is None and disk is not None:

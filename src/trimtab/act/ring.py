@@ -165,6 +165,11 @@ class Ring:
         past = self._kept[: self._kept.index(state) + 1]
         return sound_rates(state.rates.get(label, []), [s.rates.get(label, []) for s in past])
 
+    def would_reach(self, label: str, before: int, back: int) -> int | None:
+        """The last step in the state that `go_back` would put in place."""
+        state = self.before(label, before, max(back - self._gone_back, 0))
+        return None if state is None else state.steps[label]
+
     def go_back(self, label: str, before: int, back: int) -> Reached | None:
         """Put the state that `before` names in place; None where there is none.
 
@@ -181,6 +186,11 @@ class Ring:
             missing=self.go_back_to(state),
             rates=self.sound_rates(label, state),
         )
+
+    def put_buffers_back(self, label: str, before: int) -> bool:
+        """Put only the buffers of that state in place; whether there was anything to put back."""
+        state = self.before(label, before, 0)
+        return state is not None and self._copied.put_buffers_back(state.tensors)
 
     def drop_after(self, label: str, step: int) -> None:
         """Another state, of `step`, was put in place: what came after it is no state of this run any more."""

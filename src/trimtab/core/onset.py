@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
+from trimtab.core.schedule import LEAP
 from trimtab.core.trail import F64, Trail
 
 HORIZON = 96
@@ -12,8 +15,8 @@ MIN_QUIET = 8
 SLACK, CAP = 2.5, 6.0
 LOG_FLOOR = 0.15
 """The least spread of logarithms that is believed."""
-DOUBLED = 0.25
-"""A rate counts from 1.9 times the usual one on: `exp(SLACK * DOUBLED)`."""
+RATES = math.log(LEAP) / SLACK
+"""A rate counts from a leap above the usual one on. Below that it may be meant, and where it is not the loss tells."""
 LEVEL = 9
 
 
@@ -44,7 +47,7 @@ def _scores(trail: Trail, num: int, quiet: int) -> F64:
     parts = [
         _climb(trail.scalar("loss")[:num])[quiet:],
         _above(trail.scalar("grad_norm")[:num, None], quiet)[quiet:],
-        _above(trail.scalar("update_ratio")[:num, None], quiet)[quiet:],
+        _above(_by_rate(trail, num)[:, None], quiet)[quiet:],
         _raised(trail.scalar("lr")[:num], quiet)[quiet:],
     ]
     rows = trail.rows()[:num]
@@ -53,6 +56,12 @@ def _scores(trail: Trail, num: int, quiet: int) -> F64:
     clean = np.stack([np.nan_to_num(p, nan=-CAP, posinf=CAP, neginf=-CAP) for p in parts])
     scores: F64 = clean.max(axis=0)
     return scores
+
+
+def _by_rate(trail: Trail, num: int) -> F64:
+    """The size of updates per rate: that they grow with the rate is no news besides the rate."""
+    ratios, rates = trail.scalar("update_ratio")[:num], trail.scalar("lr")[:num]
+    return ratios - np.where(np.isfinite(rates), rates, 0.0)
 
 
 def _above(values: F64, quiet: int) -> F64:
@@ -81,7 +90,7 @@ def _calibrated(scores: F64, quiet: int) -> F64:
 def _raised(rates: F64, quiet: int) -> F64:
     """The rate against the high end of those used before: the middle of a warm-up is no reference."""
     past = rates[:quiet][np.isfinite(rates[:quiet])]
-    return (rates - np.quantile(past, 0.9)) / DOUBLED if past.size >= MIN_QUIET else np.full(len(rates), np.nan)
+    return (rates - np.quantile(past, 0.9)) / RATES if past.size >= MIN_QUIET else np.full(len(rates), np.nan)
 
 
 def _climb(losses: F64) -> F64:

@@ -38,6 +38,11 @@ BEFORE_THE_STEP = frozenset(
 """Damage that is there whether or not this step's update was let through."""
 
 
+def harmless(finding: Finding) -> bool:
+    """Whether an odd batch went by without a trace in the weights: only averages over batches have taken it in."""
+    return finding.name == "outlier-batch" and finding.evidence.get("harm", math.inf) <= 1.0
+
+
 def culprits(findings: Iterable[Finding], strikes: Mapping[str, int]) -> list[Finding]:
     """The findings that say that weights or state were damaged, so that going back can help."""
     return [f for f in findings if f.severity >= Severity.ERROR and _damaged(f, strikes.get(f.name, 1))]
@@ -62,8 +67,14 @@ def next_rewind(
     """The state after it, the action, and whether it only repeats the last one; None where nothing more can be won.
 
     The first time in a quiet run it goes to the newest good snapshot before the onset; each time trouble comes back one
-    further. `onset` in the evidence is what the trail says.
+    further. `onset` in the evidence is what the trail says. Where the weights are unharmed only buffers go back, and
+    it is no attempt that counts.
     """
+    if all(map(harmless, found)):
+        onset = min(int(f.evidence.get("onset", verdict.step)) for f in found)
+        kept = {"step": state.get("step"), "at": state.get("at", 0), "back": state.get("back", 0), "repeats": 0}
+        return kept, Action(kind="rewind", args={"before": float(onset), "buffers": 1.0}), True
+    found = [f for f in found if not harmless(f)]
     last = state.get("step")
     since = math.inf if last is None else verdict.step - last
     back, repeats = int(state.get("back", 0)), int(state.get("repeats", 0))

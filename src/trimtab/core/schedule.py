@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Mapping
 from typing import Any
 
@@ -13,6 +14,8 @@ RAISED = 1.9
 LEAP = 8.5
 """A rate this many times above the highest ever used is no schedule: linear scaling with the batch ends at 8."""
 MIN_HISTORY = 5
+SPAN = 64
+"""A rate that was reached within so many steps is new: what lies before is what the run was used to."""
 NEVER = -(10**9)
 
 
@@ -27,6 +30,7 @@ class Schedule:
         self.leapt_from = 0.0  # the highest rate before the last leap
         self.batch_size = math.nan
         self.idle_steps = 0  # consecutive steps with every rate at 0
+        self.highs: deque[float] = deque(maxlen=SPAN)  # the highest rate so far, after each of the last steps
         self.effort = 0.0  # steps so far, each counted by its rate over the highest: what a warm-up delays
 
     def absorb(self, sample: Sample) -> None:
@@ -44,6 +48,7 @@ class Schedule:
                 self.effort = self.effort * min(1.0, self.highest / top) if top > self.highest > 0 else self.effort
                 self.highest = max(self.highest, top)
                 self.effort += top / self.highest if self.highest > 0 else 0.0
+            self.highs.append(self.highest)
             self.idle_steps = self.idle_steps + 1 if top == 0 else 0
             self.rates = rates
         size = sample.scalars.get("batch_size")
@@ -52,6 +57,11 @@ class Schedule:
                 self.resized_at = sample.step
             self.batch_size = size
         self.num_seen += 1
+
+    @property
+    def used_to(self) -> float:
+        """The highest rate ever used, but for the last `SPAN` steps; NaN in a run that is younger than that."""
+        return self.highs[0] if len(self.highs) == SPAN else math.nan
 
     def state_dict(self) -> dict[str, Any]:
         """Everything needed to go on exactly here, as plain data."""
@@ -67,6 +77,7 @@ class Schedule:
             "batch_size": None if math.isnan(self.batch_size) else self.batch_size,
             "idle_steps": self.idle_steps,
             "effort": self.effort,
+            "highs": list(self.highs),
         }
 
     @classmethod
@@ -75,6 +86,7 @@ class Schedule:
         new = cls()
         for name, value in state.items():
             setattr(new, name, value)
+        new.highs = deque(state.get("highs", ()), maxlen=SPAN)
         new.rates = tuple(float(r) for r in state["rates"])
         new.batch_size = math.nan if state["batch_size"] is None else float(state["batch_size"])
         return new

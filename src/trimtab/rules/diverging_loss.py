@@ -8,8 +8,11 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from trimtab.core.found import found
+from trimtab.core.schedule import SPAN, rates_of
 from trimtab.core.types import Finding, Severity
 from trimtab.core.window import Window
+
+LATE, EARLY = 16, 32
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,7 +22,9 @@ class DivergingLoss:
     ## What it sees
     A one-sided CUSUM adds up how far the loss lies above the best level it ever had, in units of its own noise;
     beyond chance, and when at least `part` of what was learned is lost for `lasting` steps without coming back, or
-    much more than that at once, the run diverges. A jump to new data that is being learned comes back. Or the loss
+    much more than that at once, the run diverges. A jump to new data that is being learned comes back. While the rate
+    grows (to `grown` times the highest that was used until 64 steps ago, not in one leap) less is enough: `driven` of
+    what was learned, if `surely` of all pairs of a loss of the last 16 steps and one of before agree. Or the loss
     leaves its very first level upwards in the first steps and does not come back. The sign of the gradient at the
     output, where it can be read, and a cross-entropy that falls without end say that the loss is climbed instead of
     descended. Where two optimizers work against each other a loss may rise for good reasons: there only a tenfold
@@ -45,6 +50,9 @@ class DivergingLoss:
     lasting: int = 20
     early: int = 6
     below: float = 3.0
+    grown: float = 3.0
+    driven: float = 0.08
+    surely: float = 0.9
 
     def check(self, window: Window) -> Iterator[Finding]:
         """Fire on a climb beyond chance, or on a start that only leads upwards."""
@@ -80,11 +88,11 @@ class DivergingLoss:
                 loss=loss,
             )
             return
-        if window.drift.alarmed:
-            if self._lost(window, loss):
-                yield self._finding(window, loss, level.best, window.drift.onset)
-            return
-        if len(level) < 3 * self.early:
+        drift = window.drift
+        if (drift.alarmed and self._lost(window, loss)) or self._driven_up(window):
+            onset = drift.onset if drift.total > 0 else window.now.step - LATE
+            yield self._finding(window, loss, level.best, onset)
+        elif not drift.alarmed and len(level) < 3 * self.early:
             yield from self._from_the_start(window, loss)
 
     def _lost(self, window: Window, loss: float) -> bool:
@@ -105,6 +113,23 @@ class DivergingLoss:
             return False
         half = self.lasting // 2
         return sorted(last[half:])[half // 2] > sorted(last[:half])[half // 2] - 0.07 * max(gained, spread)
+
+    def _driven_up(self, window: Window) -> bool:
+        """Whether the rate grows beyond all the run was used to, and the loss with it: the rest need not be seen."""
+        schedule, now = window.schedule, window.now
+        rate = max(rates_of(now.scalars), default=0.0) * now.scalars.get("lr_multiplier", 1.0)  # what is in force
+        if not rate > self.grown * schedule.used_to > 0 or now.layout.optimizer:
+            return False
+        if now.step - max(schedule.raised_at, schedule.grown_at, schedule.resized_at) <= SPAN:
+            return False  # it did not grow: somebody set it
+        losses = window.last("loss", SPAN)
+        if len(losses) < SPAN:
+            return False
+        late, early = losses[-LATE:], losses[:EARLY]
+        was = sorted(early)[EARLY // 2]
+        much = self.driven * max(window.level("loss").start - was, 0.25 * abs(was))
+        higher = sum(a > b for a in late for b in early) / (LATE * EARLY)
+        return higher >= self.surely and sorted(late)[LATE // 2] > was + much
 
     def _from_the_start(self, window: Window, loss: float) -> Iterator[Finding]:
         level = window.level("loss")

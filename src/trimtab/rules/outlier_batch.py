@@ -8,8 +8,11 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from trimtab.core.found import found
-from trimtab.core.types import Finding, Severity
+from trimtab.core.types import Column, Finding, Kind, Severity
 from trimtab.core.window import Window
+
+ROW_GROWTH = 5.0
+"""So many times its usual norm the gradient of some tensor has every now and then."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,6 +22,8 @@ class OutlierBatch:
     ## What it sees
     The root mean square of the input is more than `ratio` times the largest of the recent batches and far above the
     usual one (`z` robust deviations of its logarithm), and it needs `min_history` batches to know what is usual.
+    `harm` in the evidence says what it did to the weights: not above 1 where loss, gradient and update were within
+    what they lately were, as behind a BatchNorm, which hides the size of its input.
 
     ## Why it matters
     A batch that was not normalised, raw pixel values of 0 to 255, a corrupted file: one such batch can throw a model
@@ -57,4 +62,18 @@ class OutlierBatch:
             rms=size,
             usual=history.median(),
             z=z,
+            harm=_harm(window),
         )
+
+
+def _harm(window: Window) -> float:
+    """How far this step lies beyond the recent ones: in loss, in gradient (of any row) or in what it changed."""
+    now = window.now
+    parts = []
+    for name in ("loss", "grad_norm", "update_ratio"):
+        value, history = now.scalars.get(name), window.history(name)
+        if value is not None and len(history):
+            parts.append(value / max(history.recent_max(), 1e-30) if math.isfinite(value) else math.inf)
+    growth = window.gradients.growth(now.names(Kind.GRAD), now.col(Kind.GRAD, Column.L2))
+    parts += [float(growth.max()) / ROW_GROWTH] if growth.size else []
+    return max(parts) if "grad_norm" in now.scalars else math.inf
