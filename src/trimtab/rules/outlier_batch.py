@@ -11,7 +11,7 @@ from trimtab.core.found import found
 from trimtab.core.types import Column, Finding, Kind, Severity
 from trimtab.core.window import Window
 
-ROW_GROWTH = 5.0
+ROW_GROWTH = 10.0
 """So many times its usual norm the gradient of some tensor has every now and then."""
 
 
