@@ -1,8 +1,8 @@
 """The D-free stream on a GPU: ``norm`` and the linear similarities of 4 to 7 modalities, a few instructions per tuple.
 
 With the pair tables of `pairs.py` the similarity of a tuple ``(p, q)`` is ``f(a_p + b_q + sum_m H_m[p_m, q])``, a few
-additions: the width of the inputs is nowhere in the ``B^N`` loop. Sums over q and gradients of the tables are added with
-atomics, whose order is not fixed: where deterministic algorithms are demanded, `supports` says no.
+additions: the width of the inputs is nowhere in the ``B^N`` loop. Sums over q and gradients of the tables are added
+with atomics, whose order is not fixed: where deterministic algorithms are demanded, `supports` says no.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """The Triton kernels of the D-free stream: one warp walks through the tuples of some columns, no width anywhere.
 
 The similarity of tuple ``(p, q)`` is ``f(a_p + b_q + sum_m H_m[p_m, q])``. A program holds ``H`` of the last left
-modality for BP of its rows and ``C W`` columns, as ``[C, BP, W]``: with W = 16 four lanes share a row, so that a sum over
-the columns is two shuffles, and everything along C stays within one thread. It walks through the rows of the other left
-modalities (the `lead`). ``tables`` holds the ``H_m [B, Q]`` one after the other. Logits are in units of ln 2;
+modality for BP of its rows and ``C W`` columns, as ``[C, BP, W]``: with W = 16 four lanes share a row, so that a sum
+over the columns is two shuffles, and everything along C stays within one thread. It walks through the rows of the other
+left modalities (the `lead`). ``tables`` holds the ``H_m [B, Q]`` one after the other. Logits are in units of ln 2;
 ``settings = [c log2(e), fast, middle]`` are read on the device, as in `triton_kernels.py`.
 """
 

@@ -4,11 +4,12 @@ The logits are ``z[p, q] = c f(a_p + b_q + <X_p, Y_q>)`` with ``f`` the identity
 that ``exp2`` needs no extra product. Every sum is taken in a fixed order (partial results per tile, merged by
 `merge_partials`; no atomics), so that equal inputs give equal bits.
 
-``settings`` is a device tensor ``[c log2(e), fast]``. The host launches the FAST form and the safe one; on the device
-the one that does not apply returns at once, so that nobody waits for a bound:
+``settings`` is a device tensor ``[c log2(e), fast, 0]``; nobody waits for it. There are two forms of everything:
 
-- FAST, where every ``|z|`` is known to be small: one exponential serves the row sum and the column sum.
+- fast, where every ``|z|`` is known to be small: one exponential serves the row sum and the column sum.
 - safe: each row and each column has its own maximum, two exponentials per logit, no overflow at any scale.
+
+They need different registers in `forward_tiles`: both are launched, and the one that does not apply returns at once.
 """
 
 from __future__ import annotations
@@ -48,11 +49,10 @@ def _positives(row, column, SL, SR, BM: tl.constexpr, BN: tl.constexpr):
 
 
 @triton.jit
-def _kept(rows, columns, P, Q, row_keep, column_keep, first_row, first_column, SL, SR, MASKED: tl.constexpr):
+def _kept(rows, columns, P, Q, row_keep, column_keep, shift, SL, SR, MASKED: tl.constexpr):
     """Which tuples of a tile exist and are negatives."""
-    p, q = first_row + rows, first_column + columns
-    positive = tl.where(p % SL == 0, (p // SL) * SR, -1)
-    kept = (q[None, :] != positive[:, None]) & (rows < P)[:, None] & (columns < Q)[None, :]
+    positive = tl.where((shift + rows) % SL == 0, ((shift + rows) // SL) * SR, -1)
+    kept = (columns[None, :] != positive[:, None]) & (rows < P)[:, None] & (columns < Q)[None, :]
     if MASKED:
         kept &= (tl.load(row_keep + rows, mask=rows < P, other=0) != 0)[:, None]
         kept &= (tl.load(column_keep + columns, mask=columns < Q, other=0) != 0)[None, :]
@@ -71,9 +71,9 @@ def forward_tiles(
     row_parts,
     column_parts,
     P,
+    begin_column,
     Q,
-    first_row,
-    first_column,
+    shift,
     SL,
     SR,
     num_blocks,
@@ -92,7 +92,8 @@ def forward_tiles(
 ):
     """Row and column log-sum-exps (base 2) of a strip of tiles: one block of columns against `strip` blocks of rows.
 
-    ``row_parts [blocks of columns, P]`` gets one value per row and tile, ``column_parts [strips, Q]`` one per column.
+    Columns from `begin_column` to Q, all rows; they are super-rows `shift` and on. ``row_parts [blocks of columns, P]``
+    gets one value per row and tile, ``column_parts [strips, columns]`` one per column.
     In the FAST form the sum over the rows is kept per thread until the end: `tl.sum` over the axes that one thread owns
     (rows r and r + 8 of a matrix-unit tile, and its repetitions) costs an addition, over all rows it costs shuffles.
     """
@@ -101,7 +102,7 @@ def forward_tiles(
     factor = tl.load(settings)
     block = tl.program_id(0) % num_blocks  # neighbours read the same rows at the same time: they stay in the cache
     part = tl.program_id(0) // num_blocks
-    column = block * BN
+    column = begin_column + block * BN
     columns = column + tl.arange(0, BN)
     own = tl.zeros([WARPS, 8, BN], tl.float32)
     top = tl.full([BN], _NONE, tl.float32)
@@ -118,8 +119,8 @@ def forward_tiles(
             s = tl.where(s <= 0, 0.0, tl.sqrt(s))
         z = s * factor
         edge = (row + BM > P) | (column + BN > Q)
-        if edge | MASKED | _positives(first_row + row, first_column + column, SL, SR, BM, BN):
-            kept = _kept(rows, columns, P, Q, row_keep, column_keep, first_row, first_column, SL, SR, MASKED)
+        if edge | MASKED | _positives(shift + row, column, SL, SR, BM, BN):
+            kept = _kept(rows, columns, P, Q, row_keep, column_keep, shift, SL, SR, MASKED)
             z = tl.where(kept, z, _NONE)
         where = row_parts + block.to(tl.int64) * P + rows
         if FAST:
@@ -131,14 +132,15 @@ def forward_tiles(
             high = tl.where(high == _NONE, 0.0, high)
             tl.store(where, high + tl.log2(tl.sum(tl.exp2(z - high[:, None]), 1)), mask=rows < P)
             new = tl.maximum(top, tl.max(z, 0))
-            shift = tl.where(new == _NONE, 0.0, new)
-            below = below * tl.exp2(top - shift) + tl.sum(tl.exp2(z - shift[None, :]), 0)
+            level = tl.where(new == _NONE, 0.0, new)
+            below = below * tl.exp2(top - level) + tl.sum(tl.exp2(z - level[None, :]), 0)
             top = new
     if FAST:
         result = tl.log2(tl.sum(tl.sum(own, 0), 0))
     else:
         result = tl.where(top == _NONE, 0.0, top) + tl.log2(below)
-    tl.store(column_parts + part.to(tl.int64) * Q + columns, result, mask=columns < Q)
+    where = column_parts + part.to(tl.int64) * (Q - begin_column) - begin_column
+    tl.store(where + columns, result, mask=columns < Q)
 
 
 @triton.jit
@@ -170,24 +172,24 @@ def weight_tiles(
     b,
     row_keep,
     column_keep,
-    row_shift,
-    row_weight,
-    column_shift,
-    column_weight,
+    row_pulls,
+    column_pulls,
     settings,
     sums,
     moments,
     column_sums,
+    num_rows,
+    num_columns,
+    begin_row,
     P,
+    begin_column,
     Q,
-    first_row,
-    first_column,
+    shift,
     SL,
     SR,
     num_blocks,
     strip,
     D: tl.constexpr,
-    FAST: tl.constexpr,
     ADD: tl.constexpr,
     ROOT: tl.constexpr,
     MASKED: tl.constexpr,
@@ -200,54 +202,55 @@ def weight_tiles(
 ):
     """The weights of a block of tuples: ``v exp2(z - r) + w exp2(z - c)`` with shifts r, c and weights v, w.
 
-    FAST: ``exp2(z) (v + w)`` with the shifts already inside v and w. ROOT: divided by ``2 sqrt(q)``, the derivative.
-    ADD also leaves per tile the sums over the rows, over the columns, and of weight times similarity over the columns.
+    Rows from `begin_row` to P, columns from `begin_column` to Q. ``row_pulls [3, num_rows]`` holds shifts, weights, and
+    the weights of the fast form ``exp2(z) (v + w)``, which have the shifts inside. ROOT: divided by ``2 sqrt(q)``, the
+    derivative. ADD also leaves per tile the sums over the rows, over the columns, and over the columns of weight times
+    similarity.
     """
-    if (tl.load(settings + 1) != 0) != FAST:
-        return
     factor = tl.load(settings)
+    fast = tl.load(settings + 1) != 0
     block = tl.program_id(0) % num_blocks  # neighbours read the same rows at the same time: they stay in the cache
     part = tl.program_id(0) // num_blocks
-    column = block * BN
+    column = begin_column + block * BN
     columns = column + tl.arange(0, BN)
-    w = tl.load(column_weight + columns, mask=columns < Q, other=0.0)
-    if not FAST:
-        c = tl.load(column_shift + columns, mask=columns < Q, other=0.0)
+    row_weights = row_pulls + tl.where(fast, 2, 1) * num_rows
+    w = tl.load(column_pulls + tl.where(fast, 2, 1) * num_columns + columns, mask=columns < Q, other=0.0)
     if ADD:
         right = tl.load(b + columns, mask=columns < Q, other=0.0)
-    for t in tl.range(part * strip, tl.minimum(part * strip + strip, tl.cdiv(P, BM)), flatten=FLAT):
-        row = t * BM
+    for t in tl.range(part * strip, tl.minimum(part * strip + strip, tl.cdiv(P - begin_row, BM)), flatten=FLAT):
+        row = begin_row + t * BM
         rows = row + tl.arange(0, BM)
         s = _similar(x_rows, y_rows, row, column, D, BM, BN, BK, PRECISION)
-        v = tl.load(row_weight + rows, mask=rows < P, other=0.0)
+        v = tl.load(row_weights + rows, mask=rows < P, other=0.0)
         if ADD:
             s += tl.load(a + rows, mask=rows < P, other=0.0)[:, None] + right[None, :]
         if ROOT:
             inverse = tl.where(s <= 0, 0.0, tl.rsqrt(tl.maximum(s, _TINY)))
             s = s * inverse
         z = s * factor
-        if FAST:
+        if fast:
             e = tl.exp2(z) * (v[:, None] + w[None, :])
         else:
-            r = tl.load(row_shift + rows, mask=rows < P, other=0.0)
+            r = tl.load(row_pulls + rows, mask=rows < P, other=0.0)
+            c = tl.load(column_pulls + columns, mask=columns < Q, other=0.0)
             e = v[:, None] * tl.exp2(z - r[:, None]) + w[None, :] * tl.exp2(z - c[None, :])
         edge = (row + BM > P) | (column + BN > Q)
-        if edge | MASKED | _positives(first_row + row, first_column + column, SL, SR, BM, BN):
-            kept = _kept(rows, columns, P, Q, row_keep, column_keep, first_row, first_column, SL, SR, MASKED)
+        if edge | MASKED | _positives(shift + row, column, SL, SR, BM, BN):
+            kept = _kept(rows, columns, P, Q, row_keep, column_keep, shift, SL, SR, MASKED)
             e = tl.where(kept, e, 0.0)
         if ADD:
-            where = block.to(tl.int64) * P + rows
+            where = block.to(tl.int64) * (P - begin_row) + rows - begin_row
             tl.store(moments + where, tl.sum(e * s, 1), mask=rows < P)
             if ROOT:
                 e = e * (0.5 * inverse)
             tl.store(sums + where, tl.sum(e, 1), mask=rows < P)
-            tl.store(column_sums + t * Q + columns, tl.sum(e, 0), mask=columns < Q)
+            tl.store(column_sums + t * (Q - begin_column) + columns - begin_column, tl.sum(e, 0), mask=columns < Q)
         if HALVES == 2:
             left, other = tl.split(tl.permute(tl.reshape(e, [BM, 2, BN // 2]), [0, 2, 1]))
-            weights.store([row, column], left.to(weights.dtype))
-            weights.store([row, column + BN // 2], other.to(weights.dtype))
+            weights.store([row - begin_row, column - begin_column], left.to(weights.dtype))
+            weights.store([row - begin_row, column - begin_column + BN // 2], other.to(weights.dtype))
         else:
-            weights.store([row, column], e.to(weights.dtype))
+            weights.store([row - begin_row, column - begin_column], e.to(weights.dtype))
 
 
 @triton.jit

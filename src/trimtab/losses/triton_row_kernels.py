@@ -137,9 +137,7 @@ def anchor_sums(rows, out, B, others, K: tl.constexpr, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def pull_rows(
-    values, grads, settings, shift, weight, fast_weight, first, count, B, K: tl.constexpr, BLOCK: tl.constexpr
-):
+def pull_rows(values, grads, settings, out, first, count, B, K: tl.constexpr, BLOCK: tl.constexpr):
     """What pulls at every super-row p: ``M_p = min_m L_m[p_m]`` and ``sum_m g_m[p_m] exp2(M_p - L_m[p_m])``.
 
     With them ``sum_m g_m[p_m] exp2(z - L_m[p_m])`` is one exponential of at most 1, whatever the size of z and L.
@@ -163,6 +161,6 @@ def pull_rows(
         grad = tl.load(grads + at, mask=inside, other=0.0)
         total += tl.where(value == _NONE, 0.0, grad * tl.exp2(low - value))
         digits = digits // B
-    tl.store(shift + row, low, mask=inside)
-    tl.store(weight + row, total, mask=inside)
-    tl.store(fast_weight + row, total * tl.exp2(tl.load(settings + 2) - low), mask=inside)
+    tl.store(out + row, low, mask=inside)
+    tl.store(out + count + row, total, mask=inside)
+    tl.store(out + 2 * count + row, total * tl.exp2(tl.load(settings + 2) - low), mask=inside)

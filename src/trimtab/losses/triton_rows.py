@@ -140,17 +140,17 @@ def anchors(sides: Sequence[Tensor], n: int) -> Tensor:
     return out
 
 
-def pulls(values: Tensor, grads: Tensor, settings: Tensor, span: tuple[int, int]) -> tuple[Tensor, Tensor, Tensor]:
-    """Shifts, weights and fast weights of the super-rows ``span`` of one side, from its anchors ``[K, B]``."""
+def pulls(values: Tensor, grads: Tensor, settings: Tensor, span: tuple[int, int]) -> Tensor:
+    """``[3, count]``: shifts, weights and fast weights of the super-rows ``span``, from their anchors ``[K, B]``."""
     from trimtab.losses import triton_row_kernels
 
     k, batch = values.shape
     count = span[1] - span[0]
     out = values.new_empty(3, count)
     triton_row_kernels.pull_rows[(-(-count // 256),)](
-        values, grads.contiguous(), settings, *out, span[0], count, batch, K=k, BLOCK=256
+        values, grads.contiguous(), settings, out, span[0], count, batch, K=k, BLOCK=256
     )
-    return out[0], out[1], out[2]
+    return out
 
 
 def marginal_sums(table: Tensor, k: int) -> Tensor:

@@ -24,10 +24,10 @@ from trimtab.losses.triton_rows import FORMS, Side, anchors, bounds, build, fold
 
 SAFE_NATS = 60.0
 """Where ``|z|`` stays below this, ``exp(z)``, its sums and their reciprocals fit a float32 with room to spare."""
-BLOCK = (8192, 8192)
-"""Super-rows of both sides whose weights are in memory at a time: enough to keep a card busy."""
-LARGE_BLOCK = (8192, 32768)
-"""The same for large problems, whose super-rows take more memory than this anyway."""
+BLOCKS = ((8192, 8192), (8192, 32768))
+"""Super-rows of both sides whose weights are in memory at a time, of problems of common size and of large ones."""
+LARGE = 2**30
+"""Tuples beyond which a problem is large: the super-rows themselves take more memory than a larger block."""
 PARTS_BYTES = 2**26
 """Memory for partial row sums in the forward pass."""
 PROGRAMS = 528
@@ -166,11 +166,11 @@ def _rows_of(tensor: Tensor, *block: int) -> Any:
     return TensorDescriptor.from_tensor(tensor, list(block))
 
 
-def _common(problem: Problem, side: Side, tiles: Tiles, fast: bool) -> dict[str, Any]:
+def _common(problem: Problem, side: Side, tiles: Tiles) -> dict[str, Any]:
     """What both tile kernels are compiled for."""
     form = form_of(problem.similarity, problem.num_modalities)
     return {
-        "D": side.rows.shape[1], "FAST": fast, "ADD": form.add, "ROOT": form.root, "MASKED": side.keep is not None,
+        "D": side.rows.shape[1], "ADD": form.add, "ROOT": form.root, "MASKED": side.keep is not None,
         "PRECISION": _DOT[problem.precision], "FLAT": tiles.flat, "BM": tiles.bm, "BN": tiles.bn, "BK": tiles.bk,
         "num_warps": tiles.warps, "num_stages": tiles.stages,
     }  # fmt: skip
@@ -181,65 +181,62 @@ def _sums(problem: Problem, left: Side, right: Side, settings: Tensor, rows: Ten
     from trimtab.losses import triton_kernels
 
     tiles = _tiles("forward", problem.precision)
+    common = _common(problem, left, tiles)
     span = max(1, PARTS_BYTES // (4 * left.count)) * tiles.bn
+    x_rows, y_rows = _rows_of(left.rows, tiles.bm, tiles.bk), _rows_of(right.rows, tiles.bn, tiles.bk)
     for q in range(0, right.count, span):
-        count = min(span, right.count - q)
-        blocks, strips, strip = _strips(tiles, left.count, count)
-        row_parts, column_parts = rows.new_empty(blocks, left.count), rows.new_empty(strips, count)
+        end = min(q + span, right.count)
+        blocks, strips, strip = _strips(tiles, left.count, end - q)
+        row_parts, column_parts = rows.new_empty(blocks, left.count), rows.new_empty(strips, end - q)
         for fast in (True, False):
             triton_kernels.forward_tiles[(blocks * strips,)](
-                _rows_of(left.rows, tiles.bm, tiles.bk), _rows_of(right.rows[q : q + count], tiles.bn, tiles.bk),
-                left.base, right.base[q:], left.keep, None if right.keep is None else right.keep[q:], settings,
-                row_parts, column_parts, left.count, count, left.first, q, left.stride, right.stride, blocks, strip,
-                WARPS=min(tiles.warps, tiles.bm // 16), **_common(problem, left, tiles, fast),
+                x_rows, y_rows, left.base, right.base, left.keep, right.keep, settings, row_parts, column_parts,
+                left.count, q, end, left.first, left.stride, right.stride, blocks, strip,
+                FAST=fast, WARPS=min(tiles.warps, tiles.bm // 16), **common,
             )  # fmt: skip
-        for parts, out, first in ((row_parts, rows, q == 0), (column_parts, columns[q : q + count], True)):
+        for parts, out, first in ((row_parts, rows, q == 0), (column_parts, columns[q:end], True)):
             grid = (-(-out.shape[0] // 256),)
             triton_kernels.merge_partials[grid](parts, out, parts.shape[0], out.shape[0], BLOCK=256, FIRST=first)
 
 
 def _weigh(
-    problem: Problem, left: Side, right: Side, settings: Tensor, pull: Sequence[tuple[Tensor, ...]]
+    problem: Problem, left: Side, right: Side, settings: Tensor, pull: Sequence[Tensor]
 ) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor], Tensor]:
     """Gradients of the super-rows of both sides, sums of the weights per super-row, sums of weight times similarity."""
     from trimtab.losses import triton_kernels
 
     tiles = _tiles("weights", problem.precision)
+    common = _common(problem, left, tiles)
     add = form_of(problem.similarity, problem.num_modalities).add
-    (row_shift, row_weight, fast_rows), (column_shift, column_weight, fast_columns) = pull
-    raw = tuple(side.rows.new_empty(side.rows.shape, dtype=torch.float32) for side in (left, right))
-    sums = tuple(torch.zeros_like(side.base) for side in (left, right))
+    raw = left.base.new_empty(left.rows.shape), left.base.new_empty(right.rows.shape)
+    sums = torch.zeros_like(left.base), torch.zeros_like(right.base)
     moments = torch.zeros_like(left.base)
-    most = BLOCK if left.count * right.count <= BLOCK[0] ** 2 * 16 else LARGE_BLOCK
-    spans = [_evenly(side.count, limit) for side, limit in zip((left, right), most, strict=True)]
-    memory = left.rows.new_empty(spans[0] * spans[1])
-    for p in range(0, left.count, spans[0]):
-        height = min(spans[0], left.count - p)
-        for q in range(0, right.count, spans[1]):
-            width = min(spans[1], right.count - q)
-            weights = memory[: height * spans[1]].view(height, spans[1])[:, :width]
+    large = left.count * right.count > LARGE
+    high, wide = (_evenly(side.count, n) for side, n in zip((left, right), BLOCKS[large], strict=True))
+    memory = left.rows.new_empty(high, wide)
+    x_rows, y_rows = _rows_of(left.rows, tiles.bm, tiles.bk), _rows_of(right.rows, tiles.bn, tiles.bk)
+    w_rows = _rows_of(memory, tiles.bm, tiles.bn // tiles.halves)
+    for p in range(0, left.count, high):
+        down = slice(p, min(p + high, left.count))
+        for q in range(0, right.count, wide):
+            along = slice(q, min(q + wide, right.count))
+            height, width = down.stop - p, along.stop - q
             blocks, strips, strip = _strips(tiles, height, width)
-            shape = (blocks, height, -(-height // tiles.bm), width) if add else (0, 0, 0, 0)
-            parts = moments.new_empty(2, *shape[:2]), moments.new_empty(shape[2:])
-            for fast in (True, False):
-                triton_kernels.weight_tiles[(blocks * strips,)](
-                    _rows_of(left.rows[p : p + height], tiles.bm, tiles.bk),
-                    _rows_of(right.rows[q : q + width], tiles.bn, tiles.bk),
-                    _rows_of(weights, tiles.bm, tiles.bn // tiles.halves), left.base[p:], right.base[q:],
-                    None if left.keep is None else left.keep[p:], None if right.keep is None else right.keep[q:],
-                    row_shift[p:], (fast_rows if fast else row_weight)[p:],
-                    column_shift[q:], (fast_columns if fast else column_weight)[q:], settings,
-                    parts[0][0], parts[0][1], parts[1], height, width, left.first + p, q, left.stride, right.stride,
-                    blocks, strip, HALVES=tiles.halves, **_common(problem, left, tiles, fast),
-                )  # fmt: skip
+            parts = moments.new_empty((2, blocks, height) if add else 1)
+            column_parts = moments.new_empty((-(-height // tiles.bm), width) if add else 1)
+            triton_kernels.weight_tiles[(blocks * strips,)](
+                x_rows, y_rows, w_rows, left.base, right.base, left.keep, right.keep, *pull, settings,
+                parts[0], parts[-1], column_parts, left.count, right.count, p, down.stop, q, along.stop,
+                left.first, left.stride, right.stride, blocks, strip, HALVES=tiles.halves, **common,
+            )  # fmt: skip
             if add:
-                sums[0][p : p + height] += parts[0][0].sum(0)
-                moments[p : p + height] += parts[0][1].sum(0)
-                sums[1][q : q + width] += parts[1].sum(0)
-            mine, yours = left.rows[p : p + height], right.rows[q : q + width]
-            _add_product(weights, yours, raw[0][p : p + height], problem.precision, first=q == 0, turned=False)
-            _add_product(weights, mine, raw[1][q : q + width], problem.precision, first=p == 0, turned=True)
-    return (raw[0], raw[1]), (sums[0], sums[1]), moments
+                sums[0][down] += parts[0].sum(0)
+                moments[down] += parts[1].sum(0)
+                sums[1][along] += column_parts.sum(0)
+            weights = memory[:height, :width]
+            _add_product(weights, right.rows[along], raw[0][down], problem.precision, first=q == 0, turned=False)
+            _add_product(weights, left.rows[down], raw[1][along], problem.precision, first=p == 0, turned=True)
+    return raw, sums, moments
 
 
 def _evenly(count: int, most: int) -> int:
