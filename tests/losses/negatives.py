@@ -72,7 +72,8 @@ def compare(
     dtype = xs[0].dtype
     factor = torch.tensor(scale, dtype=dtype, requires_grad=True)
     offset = torch.tensor(bias, dtype=dtype, requires_grad=True)
-    problem = Problem(xs=tuple(xs), similarity=similarity, scale=factor, bias=offset, present=present, chunk=chunk)
+    rows = tuple(unit(x) for x in xs) if similarity == "paircos" else tuple(xs)
+    problem = Problem(xs=rows, similarity=similarity, scale=factor, bias=offset, present=present, chunk=chunk)
     value = backend(problem, kind)
     leaves = [*xs, factor, offset]
     wide = [x.detach().double().requires_grad_() for x in leaves]
@@ -82,6 +83,12 @@ def compare(
     close(value, expected, tolerance)
     for mine, theirs in zip(gradients(value, g, leaves), gradients(expected, g, wide), strict=True):
         close(mine, theirs, tolerance)
+
+
+def unit(x: Tensor) -> Tensor:
+    """Rows of length 1, and zero rows, as a problem has them for cosines."""
+    length = x.norm(dim=-1, keepdim=True)
+    return x / torch.where(length == 0, 1.0, length)
 
 
 def close(mine: Tensor, expected: Tensor, tolerance: float) -> None:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from tests.losses import reference
 from tests.losses.largest import Largest
-from tests.losses.negatives import close, compare, cotangent, gradients, inputs, reduced
+from tests.losses.negatives import close, compare, cotangent, gradients, inputs, reduced, unit
 from trimtab.losses import gram
 from trimtab.losses.problem import Kind, Problem
 
@@ -65,13 +65,14 @@ def test_where_there_is_no_tuple_there_is_no_gradient(kind: Kind) -> None:
 @pytest.mark.parametrize("parts", [2, 3, 7])
 def test_shares_add_up_to_the_whole(similarity: str, parts: int) -> None:
     xs = inputs(3, 5, 6)
-    z = 3.0 * reference.similarity(xs, similarity)
+    rows = tuple(unit(x) for x in xs)
+    z = 3.0 * reference.similarity(rows, similarity)
     present = torch.ones(3, 5, dtype=torch.bool)
     present[0, 1] = present[1, 3] = False
     for mask in (None, present):
         for kind in KINDS:
             each = [
-                gram.reduce_tuples(problem_of(xs, similarity, share=(k, parts), present=mask, bias=None), kind)
+                gram.reduce_tuples(problem_of(rows, similarity, share=(k, parts), present=mask), kind)
                 for k in range(parts)
             ]
             expected = reduced(z, kind, present=mask)

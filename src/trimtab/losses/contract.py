@@ -5,11 +5,12 @@ The modalities fall into three groups with super-rows ``p``, ``q``, ``r``, and a
 ``U = a + log(e^c e^b')`` that of every ``(p, q)``; the anchors of all groups are log-sums of their rows and columns.
 Only B entries of each contain a positive: those are left out of the products and summed term by term.
 
-All terms of a product are positive, so that its relative error is that of its operands, for operands in range. Rows of
-``a`` and ``c`` have maximum 0, and ``b`` as a whole: an entry of the product is at least ``e^-range(b)``, and what fell
-below the smallest number of the type is at most ``Q * tiny``. `range_certificate` bounds the range, `certified` says
-whether that leaves the lost terms below rounding. Before that, what depends on ``q`` or on ``r`` alone moves from ``b``
-into ``a`` and ``c``, where it costs nothing: a centred ``b`` has the smallest range.
+All terms of a product are positive, so that its relative error is that of its operands, as long as all are in range.
+Near 0 (`contract_near`) they are as they come. Elsewhere (`contract_far`) rows of ``a`` and ``c`` have maximum 0, and
+``b`` as a whole: an entry of the product is at least ``e^-range(b)``, and what fell below the smallest number of the
+type is at most ``Q * tiny``. `range_certificate` bounds the range, `certified` says whether that leaves the lost terms
+below rounding. For it, what depends on ``q`` or on ``r`` alone moves from ``b`` into ``a`` and ``c``, where it costs
+nothing: a centred ``b`` has the smallest range.
 """
 
 from __future__ import annotations
@@ -18,12 +19,15 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from trimtab.losses import gram
-from trimtab.losses.contract_passes import Groups, contract
+from trimtab.losses.contract_blocks import Groups, Places
+from trimtab.losses.contract_far import ContractFar
+from trimtab.losses.contract_near import ContractNear, near_limit
 from trimtab.losses.entries import Entries, Term, anchors, entries_of, no_tuples, outer_sum, ravel
 from trimtab.losses.pairs import LINEAR, pair_tables
 from trimtab.losses.problem import Kind, Problem
@@ -57,14 +61,18 @@ def reduce_tuples(problem: Problem, kind: Kind) -> Tensor:
         if 0 in entries.sizes:
             return no_tuples(problem, kind)
         tables = _tables(problem, entries)
-        bound, limit = _bound(problem, tables), _limit(problem.xs[0].dtype, tables.groups)
-        if not bound < limit:
-            raise NotCertified(
-                f"the logits of {problem.similarity!r} may spread over {bound:.3g} nats between two groups of "
-                f"modalities; the contraction is exact below {limit:.3g}. Use backend 'gram', or a smaller logit scale."
-            )
-        beside = _beside_positives(tables, entries)
-        flat = contract(tables.a, tables.b, tables.c, tables.own, beside, tables.groups)
+        way: Any = ContractNear
+        if not _near(problem, tables.groups):
+            way, tables = ContractFar, _centred(tables)
+            bound, limit = _bound(problem, tables), _limit(problem.xs[0].dtype, tables.groups)
+            if not bound < limit:
+                raise NotCertified(
+                    f"the logits of {problem.similarity!r} may spread over {bound:.3g} nats between two groups of "
+                    f"modalities; the contraction is exact below {limit:.3g}. Use backend 'gram', or a smaller scale."
+                )
+        places = _places(tables.groups, entries, problem.xs[0].device)
+        beside = _beside_positives(tables, entries, places)
+        flat = way.apply(tables.groups, places, tables.own, *beside, *tables.a, *tables.b, *tables.c)
         values: list[Tensor] = []
         for side, sizes in zip(flat, tables.groups.sizes, strict=True):
             values += anchors(side, sizes, kind)
@@ -87,7 +95,7 @@ def range_certificate(problem: Problem) -> float:
     if 0 in entries.sizes:
         return 0.0
     with torch.no_grad():
-        return min(bound, _measured(_tables(whole, entries)))
+        return min(bound, _measured(_centred(_tables(whole, entries))))
 
 
 def range_limit(problem: Problem) -> float:
@@ -135,31 +143,37 @@ def _groups(sizes: Sequence[int], problem: Problem) -> Groups:
         cuts=tuple(cuts),
         precision=problem.precision if device.type == "cuda" else "ieee",
         chunk=problem.chunk or (1 << 25 if device.type == "cuda" else 1 << 20),
-        drop=torch.zeros(3, 0, dtype=torch.long),
     )
 
 
 def _tables(problem: Problem, entries: Entries) -> _Tables:
-    node, pair = pair_tables(problem.xs, problem.similarity)
-    nodes, pairs = entries.cut(node * problem.scale, pair * problem.scale)
+    nodes, pairs = entries.cut(*pair_tables(problem.xs, problem.similarity, problem.scale))
     groups = _groups(entries.sizes, problem)
     rows, middle, columns = (range(i, j) for i, j in pairwise(groups.cuts))
-    places = [entries.positives[list(g)] for g in (rows, middle, columns)]
-    drop = torch.stack([ravel(at, sizes) for at, sizes in zip(places, groups.sizes, strict=True)])
     a = _across(rows, middle, pairs, entries.sizes)
     b = _across(middle, columns, pairs, entries.sizes)
     c = _across(rows, columns, pairs, entries.sizes)
     a[0] = a[0] + _within(middle, nodes, pairs, entries.sizes)
     c[0] = c[0] + _within(columns, nodes, pairs, entries.sizes)
-    low = [t.detach() for t in b]
+    return _Tables(groups=groups, a=a, b=b, c=c, own=_within(rows, nodes, pairs, entries.sizes))
+
+
+def _centred(tables: _Tables) -> _Tables:
+    """The same logits, with what depends on ``q`` or ``r`` alone moved out of ``b``; gradients stay where they were."""
+    low = [t.detach() for t in tables.b]
     of_q = [(t.amin(1, keepdim=True) + t.amax(1, keepdim=True)) / 2 for t in low]
     low = [t - f for t, f in zip(low, of_q, strict=True)]
     of_r = [(t.amin(0, keepdim=True) + t.amax(0, keepdim=True)) / 2 for t in low]
-    b = [t - f - h for t, f, h in zip(b, of_q, of_r, strict=True)]
-    a[0] = a[0] + outer_sum([((i,), f) for i, f in enumerate(of_q)], groups.sizes[1])
-    c[0] = c[0] + torch.stack(of_r).sum(0)
-    own = _within(rows, nodes, pairs, entries.sizes)
-    return _Tables(groups=replace(groups, drop=drop), a=a, b=b, c=c, own=own)
+    b = [t - f - h for t, f, h in zip(tables.b, of_q, of_r, strict=True)]
+    first = tables.a[0] + outer_sum([((i,), f) for i, f in enumerate(of_q)], tables.groups.sizes[1])
+    return replace(tables, a=[first, *tables.a[1:]], b=b, c=[tables.c[0] + _add(of_r), *tables.c[1:]])
+
+
+def _places(groups: Groups, entries: Entries, device: torch.device) -> Places:
+    cut = [entries.positives[i:j] for i, j in pairwise(groups.cuts)]
+    flat = torch.stack([ravel(at, sizes) for at, sizes in zip(cut, groups.sizes, strict=True)])
+    p, q, r = flat.to(device)
+    return Places(host=flat[0].tolist(), groups=(p, q, r))
 
 
 def _across(left: range, right: range, pairs: Pairs, sizes: Sequence[int]) -> list[Tensor]:
@@ -176,11 +190,11 @@ def _within(group: range, nodes: Sequence[Tensor], pairs: Pairs, sizes: Sequence
     return outer_sum(terms, [sizes[m] for m in group])
 
 
-def _beside_positives(tables: _Tables, entries: Entries) -> tuple[Tensor, Tensor]:
+def _beside_positives(tables: _Tables, entries: Entries, places: Places) -> tuple[Tensor, Tensor]:
     """The B entries of T and of U that contain a positive, without it: O(B Q) terms, in plain autograd."""
     groups = tables.groups
-    device = tables.own.device
-    p, q, r = groups.drop.to(device)
+    p, q, r = places.groups
+    device = p.device
     rows, middle, _ = (entries.positives[i:j].to(device) for i, j in pairwise(groups.cuts))
     a = _add([t[i] for t, i in zip(tables.a, rows, strict=True)])
     c = _add([t[i] for t, i in zip(tables.c, rows, strict=True)]) + tables.own[p].unsqueeze(1)
@@ -213,6 +227,13 @@ def _bound(problem: Problem, tables: _Tables) -> float:
     if bound < _limit(problem.xs[0].dtype, tables.groups):
         return bound
     return min(bound, _measured(tables))
+
+
+def _near(problem: Problem, groups: Groups) -> bool:
+    """Whether no logit of unit rows can be far from 0; other rows are not asked, which would wait for the device."""
+    if problem.similarity != "paircos":
+        return False
+    return abs(float(problem.scale.detach())) < near_limit(problem.xs[0].dtype, groups)
 
 
 def _of_unit_rows(problem: Problem) -> float:

@@ -50,14 +50,12 @@ def reduce_tuples(problem: Problem, kind: Kind) -> Tensor:
         entries = entries_of(problem)
         if 0 in entries.sizes:
             return no_tuples(problem, kind)
-        node, pair = pair_tables(problem.xs, problem.similarity)
-        n = problem.num_modalities
-        lattice = Lattice(sizes=entries.sizes, left=(n + 1) // 2)
-        tables, build = _tables(problem, entries, node, pair, lattice)
-        chunk = problem.chunk or (CHUNK_HOST if node.device.type == "cpu" else CHUNK_DEVICE)
+        lattice = Lattice(sizes=entries.sizes, left=(problem.num_modalities + 1) // 2)
+        tables, build = _tables(problem, entries, lattice)
+        chunk = problem.chunk or (CHUNK_HOST if tables[0].device.type == "cpu" else CHUNK_DEVICE)
         plan = _Plan(kind=kind, lattice=lattice, build=build, blocks=_blocks(lattice, entries, chunk))
-        bias = problem.bias if kind == "softplus" and problem.bias is not None else node.new_zeros(())
-        rows, columns = _Reduce.apply(plan, bias.to(node.dtype), *tables)  # type: ignore[no-untyped-call]
+        bias = problem.bias if kind == "softplus" and problem.bias is not None else tables[0].new_zeros(())
+        rows, columns = _Reduce.apply(plan, bias.to(tables[0].dtype), *tables)  # type: ignore[no-untyped-call]
         values = anchors(rows, lattice.sizes[: lattice.left], kind) + anchors(columns, lattice.right_sizes, kind)
         return entries.place(values, problem.batch, kind)
 
@@ -74,16 +72,14 @@ class _Plan:
     """Each tile with the places of its positives."""
 
 
-def _tables(
-    problem: Problem, entries: Entries, node: Tensor, pair: Tensor, lattice: Lattice
-) -> tuple[list[Tensor], Any]:
+def _tables(problem: Problem, entries: Entries, lattice: Lattice) -> tuple[list[Tensor], Any]:
     if problem.similarity in FORMULAS:
-        nodes, pairs = entries.cut(node, pair)
-        tables = [*formula_tables(problem.similarity, nodes, pairs), problem.scale.to(node.dtype)]
+        nodes, pairs = entries.cut(*pair_tables(problem.xs, problem.similarity))
+        tables = [*formula_tables(problem.similarity, nodes, pairs), problem.scale.to(nodes[0].dtype)]
         return tables, partial(Formula, lattice=lattice, name=problem.similarity)
     root = problem.similarity == "norm"
     factor = problem.scale.square() if root else problem.scale  # inside the tables it costs nothing, gradient included
-    nodes, pairs = entries.cut(node * factor, pair * factor)
+    nodes, pairs = entries.cut(*pair_tables(problem.xs, problem.similarity, factor))
     return summed_tables(nodes, pairs, lattice), partial(Summed, lattice=lattice, root=root)
 
 

@@ -33,7 +33,7 @@ LINEAR = ("sqnorm", "paircos", "dist2")
 FORMULAS = ("dist", "cosmean", "volume")
 """Similarities that are another function of the tables."""
 
-__all__ = ["FORMULAS", "LINEAR", "SUMMED", "pair_list", "pair_tables", "unit_rows"]
+__all__ = ["FORMULAS", "LINEAR", "SUMMED", "pair_list", "pair_tables"]
 
 
 def pair_list(n: int) -> list[tuple[int, int]]:
@@ -46,8 +46,10 @@ def pair_list(n: int) -> list[tuple[int, int]]:
     return list(combinations(range(n), 2))
 
 
-def pair_tables(xs: Sequence[Tensor], similarity: str) -> tuple[Tensor, Tensor]:
-    """``node [N, B]`` and ``pair [N(N-1)/2, B, B]`` of one similarity, differentiable in the inputs.
+def pair_tables(xs: Sequence[Tensor], similarity: str, factor: Tensor | float = 1.0) -> tuple[Tensor, Tensor]:
+    """``node [N, B]`` and ``pair [N(N-1)/2, B, B]`` of one similarity times a factor, differentiable in all of them.
+
+    ``paircos`` takes its rows as they are: unit rows, as a `Problem` has them.
 
     Example:
         >>> xs = [torch.tensor([[1.0, 0.0], [0.0, 2.0]]), torch.tensor([[3.0, 0.0], [0.0, 1.0]])]
@@ -60,41 +62,33 @@ def pair_tables(xs: Sequence[Tensor], similarity: str) -> tuple[Tensor, Tensor]:
         raise ValueError(f"similarity is {similarity!r}: tables exist for {', '.join(SUMMED + FORMULAS)}.")
     rows = torch.stack(list(xs))
     if similarity == "paircos":
-        return rows.new_zeros(rows.shape[:2]), _inner(unit_rows(rows)) * (2.0 / (n * (n - 1)))
+        return rows.new_zeros(rows.shape[:2]), _inner(rows, factor * (2 / (n * (n - 1))))
     if similarity in ("dist", "volume"):
-        return _distances(rows, with_node=similarity == "volume")
+        return _distances(rows, factor, with_node=similarity == "volume")
     square = rows.square().sum(-1)
     if similarity in ("norm", "sqnorm"):
-        return square, 2 * _inner(rows)
+        return square * factor, _inner(rows, factor * 2)
     if similarity == "dist2":
-        return square * (1 / n**2 - 1 / n), _inner(rows) * (2 / n**2)
-    return square, _inner(rows)
+        return square * (factor * (1 / n**2 - 1 / n)), _inner(rows, factor * (2 / n**2))
+    return square * factor, _inner(rows, factor)
 
 
-def unit_rows(x: Tensor) -> Tensor:
-    """Rows of length 1 for any length of input; a zero row stays zero, with zero gradient."""
-    largest = x.detach().abs().amax(-1, keepdim=True)
-    x = x / torch.where(largest == 0, 1.0, largest)  # squares of 1e30 must not overflow; the direction knows no factor
-    square = x.square().sum(-1, keepdim=True)
-    return x * torch.where(square == 0, 1.0, square).rsqrt()
-
-
-def _inner(rows: Tensor) -> Tensor:
+def _inner(rows: Tensor, factor: Tensor | float) -> Tensor:
     first, second = _both(len(rows))
-    return torch.bmm(rows[first], rows[second].mT)
+    return torch.bmm((rows * factor)[first], rows[second].mT)  # on the rows the factor costs nothing, backward too
 
 
 def _both(n: int) -> tuple[list[int], list[int]]:
     return [m for m, _ in pair_list(n)], [k for _, k in pair_list(n)]
 
 
-def _distances(rows: Tensor, *, with_node: bool) -> tuple[Tensor, Tensor]:
+def _distances(rows: Tensor, factor: Tensor | float, *, with_node: bool) -> tuple[Tensor, Tensor]:
     wide = rows if rows.device.type == "mps" else rows.double()
     square = wide.square().sum(-1)
     first, second = _both(len(rows))
     both = square[first].unsqueeze(2) + square[second].unsqueeze(1)
-    apart = both - 2 * _inner(wide)
+    apart = both - _inner(wide, 2)
     # Below the rounding of its parts a distance is zero, so that equal rows are equal.
     apart = torch.where(apart.detach() < 16 * torch.finfo(wide.dtype).eps * both.detach(), 0.0, apart)
     node = square if with_node else torch.zeros_like(square)
-    return node.to(rows.dtype), apart.to(rows.dtype)
+    return node.to(rows.dtype) * factor, apart.to(rows.dtype) * factor
