@@ -11,6 +11,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import LRScheduler
 
+from trimtab.act.agree import Together
 from trimtab.act.batches import Batches
 from trimtab.act.buffers import BufferShadow
 from trimtab.act.contain import Contained, ContainedLane
@@ -18,13 +19,14 @@ from trimtab.act.ring import Ring
 from trimtab.act.seam import ScalerSeam, Seam, innermost
 from trimtab.core.config import Config
 from trimtab.core.errors import AttachError, InputError
-from trimtab.core.types import Sample, Verdict
+from trimtab.core.types import Decision, Sample, Verdict
 from trimtab.lane import Lane
 from trimtab.recover.sampler import Quarantine
 from trimtab.sample.activations import ActivationTap
 from trimtab.sample.batch import Epoch
 from trimtab.sample.forward import ForwardTap
 from trimtab.sample.observed import Observed
+from trimtab.sample.reduce import Peers
 from trimtab.sample.rows import Rows, parameter_names
 from trimtab.sample.watch import Watch
 
@@ -142,6 +144,7 @@ class Attachment:
         observed: Observed,
         contained: Contained,
         deliver: Callable[[Lane, Sample], Verdict | None],
+        act: Callable[[Lane, Decision], None],
     ) -> None:
         self._model = model
         shadow = BufferShadow(model)
@@ -169,6 +172,7 @@ class Attachment:
                     activations=activations,
                 ),
                 deliver=deliver,
+                act=act,
             )
             for i, (label, one) in enumerate(optimizers.items())
         }
@@ -202,8 +206,9 @@ class Attachment:
             batches.told(batch)
 
         observed.on_batch = told
+        peers = Peers(self._model)
         for i, lane in enumerate(self.lanes.values()):
-            lane.ring = ring
+            lane.ring, lane.together = ring, Together(peers)
             lane.batches = batches if i == 0 else None
 
     def _row_maker(

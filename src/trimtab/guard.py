@@ -107,6 +107,7 @@ class Guard:
             observed=self._observed,
             contained=self._contained,
             deliver=self._think,
+            act=self._act,
         )
         self._lanes = self._attachment.lanes
         kept = {"model": model, "optimizer": self._optimizers, "scheduler": scheduler, "scaler": scaler}
@@ -169,7 +170,7 @@ class Guard:
                 if self._on_finding is not None:
                     self._contained.call("the on_finding callback", self._on_finding, finding)
         if decision.actions:
-            self._act(lane, decision)
+            lane.decided(decision)
         for keeper in self._keepers:
             self._contained.call("certifying checkpoints", keeper.heard, verdict)
         if (sample.step + 1) % STATE_EVERY == 0 and sample.phase == "train":

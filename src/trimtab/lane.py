@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
@@ -11,17 +10,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from trimtab.act.agree import Together
 from trimtab.act.batches import Batches
 from trimtab.act.branches import Branches
 from trimtab.act.buffers import BufferShadow
 from trimtab.act.cut_lr import LrMultiplier
 from trimtab.act.disk import DiskStates
-from trimtab.act.judge import Judge
+from trimtab.act.judge import Judge, told_by_device
 from trimtab.act.ring import Ring
 from trimtab.act.scaler import scale_of
 from trimtab.act.withhold import Withheld
 from trimtab.core.config import Config
-from trimtab.core.types import Layout, Sample, Verdict
+from trimtab.core.types import Decision, Layout, Sample, Verdict
 from trimtab.sample.exceptions import told_by
 from trimtab.sample.forward import ForwardTap
 from trimtab.sample.full import FullLook
@@ -49,6 +49,7 @@ class Lane:
         tap: ForwardTap,
         watch: Watch,
         deliver: Callable[[Lane, Sample], Verdict | None],
+        act: Callable[[Lane, Decision], None],
     ) -> None:
         self.optimizer, self.label = optimizer, label
         self.attempts = self.rejected = 0
@@ -62,12 +63,11 @@ class Lane:
         self.scaler: Any = None  # set where there is one: its scale is read, and a remedy may have to lower it
         self.multiplier = LrMultiplier(optimizer, config.policy)
         self._config, self._build_rows, self._observed = config, rows, observed
-        self._shadow, self._tap, self._deliver = shadow, tap, deliver
-        self.watch = watch
-        self._mailbox = Mailbox(lag)
+        self._shadow, self._tap, self._deliver, self._act = shadow, tap, deliver, act
+        self.together: Together | None = None  # in mode act: with other processes, which must do the same
+        self.watch, self._mailbox = watch, Mailbox(lag)
         self._judge = Judge(optimizer, config, shadow)
-        self._rows = rows()
-        self._round = -1
+        self._rows, self._round = rows(), -1
         self._open: Step | None = None
         self._decided_on_device: set[int] = set()
         self._reflexes = config.mode != "observe"
@@ -111,6 +111,8 @@ class Lane:
             if step.loss is not None:
                 step.scalars["loss"] = step.loss
         self.abandon()
+        if self.together is not None:
+            self.together.share_loss(step, self._rows.params[0].device)
         if self.batches is not None:
             self.batches.step_done(step.number)
         self._mailbox.post(
@@ -127,6 +129,8 @@ class Lane:
         branch = self._branches.now
         for sample in self._mailbox.due(step.number):
             self._hand_over(sample)
+        if self.together is not None:
+            self.together.settle(self)
         if self.ring is not None and self._branches.now == branch:
             self.ring.after(self.label, step)
 
@@ -223,7 +227,7 @@ class Lane:
     def _hand_over(self, sample: Sample) -> None:
         if sample.step in self._decided_on_device and sample.phase == "train":
             self._decided_on_device.discard(sample.step)
-            sample = replace(sample, scalars=self._told_by_device(sample.scalars))
+            sample = replace(sample, scalars=told_by_device(sample.scalars, self._config))
             self._judge.heard(sample.scalars)
             self.rejected += sample.scalars["rejected"] > 0
         if "norm_before" in sample.scalars:
@@ -236,18 +240,10 @@ class Lane:
         if self.ring is not None and sample.phase == "train":
             self.ring.heard(self.label, sample.step, verdict, rejected=self.last_rejected)
 
-    def _told_by_device(self, scalars: Mapping[str, float]) -> dict[str, float]:
-        """What a device decided, in the words the host would have used for it."""
-        out = dict(scalars)
-        out.pop("inverse_coef", None)
-        if not self._config.clip or not self._reflexes:
-            out.pop("clip_coef", None)
-        if not out.pop("nonfinite_grads", 0.0):
-            return out
-        out["nonfinite_grads"] = 1.0
-        if "scale" in out and math.isfinite(out.get("loss", 0.0)):
-            out |= {"routine_overflow": 1.0, "rejected": 0.0}
-        return out
+    def decided(self, decision: Decision, *, settled: bool = False) -> None:
+        """Do what was decided: at once, or with other processes at the end of a step, when all can be asked."""
+        if settled or self.together is None or not self.together.waits(decision):
+            self._act(self, decision)
 
     # -- outside the step ----------------------------------------------------------------------------------------
 
@@ -290,8 +286,7 @@ class Lane:
             "attempts": self.attempts,
             "rejected": self.rejected,
             "multiplier": self.multiplier.state_dict(),
-            "suspicion": self._judge.suspicion.state_dict(),
-            "clip": self._judge.state_dict(),
+            **self.memory(),
             "branch": self._branches.now,
         }
 

@@ -63,9 +63,7 @@ class DiskStates:
         A checkpoint of as many steps was written when the next step had begun, so it may already hold what did the
         damage: it has to be older. One whose checksums do not hold, or that does not fit, is told and left out.
         """
-        self._wait()
-        known = {s.path: s for s in self._checkpointer.list() if s.state != "bad" and not s.repaired}
-        usable = [s for s in self._saved if s.path in known and s.steps.get(label, before) < before]
+        known, usable = self._usable(label, before)
         for one in reversed(usable[: max(len(usable) - back, 1)]):
             try:
                 sections = container.read(one.path).sections
@@ -84,6 +82,16 @@ class DiskStates:
                 rates=sound_rates(one.rates.get(label, []), [s.rates.get(label, []) for s in usable]),
             )
         return None
+
+    def would_reach(self, label: str, before: int, back: int) -> int | None:
+        """The last step in the state that `go_back` would put in place, if its checksums hold."""
+        _, usable = self._usable(label, before)
+        return usable[max(len(usable) - 1 - back, 0)].steps[label] - 1 if usable else None
+
+    def _usable(self, label: str, before: int) -> tuple[dict[Path, Snapshot], list[Saved]]:
+        self._wait()
+        known = {s.path: s for s in self._checkpointer.list() if s.state != "bad" and not s.repaired}
+        return known, [s for s in self._saved if s.path in known and s.steps.get(label, before) < before]
 
     def condemn(self, label: str, since: int, reason: str) -> None:
         """Trouble began at step `since` of a lane: what was written from then on is never resumed from."""

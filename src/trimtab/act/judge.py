@@ -220,6 +220,20 @@ class Judge:
             self._optimizer.grad_scale = None
 
 
+def told_by_device(scalars: Mapping[str, float], config: Config) -> dict[str, float]:
+    """What a device decided, in the words the host would have used for it."""
+    out = dict(scalars)
+    out.pop("inverse_coef", None)
+    if not config.clip or config.mode == "observe":
+        out.pop("clip_coef", None)
+    if not out.pop("nonfinite_grads", 0.0):
+        return out
+    out["nonfinite_grads"] = 1.0
+    if "scale" in out and math.isfinite(out.get("loss", 0.0)):
+        out |= {"routine_overflow": 1.0, "rejected": 0.0}
+    return out
+
+
 def _gradients(rows: Rows, step: Step) -> tuple[list[Tensor], list[Tensor], list[int] | None]:
     """The gradients there are, the same ready to be measured, and which rows they belong to (None: all)."""
     grads = rows.gradients()

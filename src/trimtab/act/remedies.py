@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
+from trimtab.act.agree import REFUSED
 from trimtab.act.back_off_scaler import BackOffScaler
 from trimtab.act.contain import Contained
 from trimtab.act.cut_lr import CutLR
@@ -25,6 +26,9 @@ def carry_out(decision: Decision, lane: Any, contained: Contained) -> Iterator[O
     for action in decision.actions:
         failed = Outcome(at=decision.at, action=action, applied=False, detail="the remedy failed; see the log")
         remedy = BUILTIN[action.kind]
+        if action.kind in getattr(getattr(lane, "together", None), "refused", ()):
+            yield Outcome(at=decision.at, action=action, applied=False, detail=REFUSED, optimizer=lane.label)
+            continue
         if action.kind == "skip_data" and not SkipData.can(lane):
             continue  # nobody told which samples these are: there is nothing to put on record
         outcome: Outcome | None = contained.call(f"remedy {action.kind}", remedy.apply, action, lane, decision.at)
