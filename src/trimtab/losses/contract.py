@@ -71,7 +71,7 @@ def reduce_tuples(problem: Problem, kind: Kind) -> Tensor:
                     f"modalities; the contraction is exact below {limit:.3g}. Use backend 'gram', or a smaller scale."
                 )
         places = _places(tables.groups, entries, problem.xs[0].device)
-        beside = _beside_positives(tables, entries, places)
+        beside = _beside_positives(tables, entries, places) if way is ContractFar else ()
         flat = way.apply(tables.groups, places, tables.own, *beside, *tables.a, *tables.b, *tables.c)
         values: list[Tensor] = []
         for side, sizes in zip(flat, tables.groups.sizes, strict=True):
@@ -142,7 +142,7 @@ def _groups(sizes: Sequence[int], problem: Problem) -> Groups:
         sizes=tuple(tuple(sizes[i:j]) for i, j in pairwise(cuts)),
         cuts=tuple(cuts),
         precision=problem.precision if device.type == "cuda" else "ieee",
-        chunk=problem.chunk or (1 << 25 if device.type == "cuda" else 1 << 20),
+        chunk=problem.chunk or (1 << 27 if device.type == "cuda" else 1 << 20),
     )
 
 
@@ -173,7 +173,8 @@ def _places(groups: Groups, entries: Entries, device: torch.device) -> Places:
     cut = [entries.positives[i:j] for i, j in pairwise(groups.cuts)]
     flat = torch.stack([ravel(at, sizes) for at, sizes in zip(cut, groups.sizes, strict=True)])
     p, q, r = flat.to(device)
-    return Places(host=flat[0].tolist(), groups=(p, q, r))
+    host = flat.tolist()
+    return Places(host=(host[0], host[1], host[2]), groups=(p, q, r))
 
 
 def _across(left: range, right: range, pairs: Pairs, sizes: Sequence[int]) -> list[Tensor]:
@@ -193,18 +194,25 @@ def _within(group: range, nodes: Sequence[Tensor], pairs: Pairs, sizes: Sequence
 def _beside_positives(tables: _Tables, entries: Entries, places: Places) -> tuple[Tensor, Tensor]:
     """The B entries of T and of U that contain a positive, without it: O(B Q) terms, in plain autograd."""
     groups = tables.groups
-    p, q, r = places.groups
-    device = p.device
-    rows, middle, _ = (entries.positives[i:j].to(device) for i, j in pairwise(groups.cuts))
-    a = _add([t[i] for t, i in zip(tables.a, rows, strict=True)])
-    c = _add([t[i] for t, i in zip(tables.c, rows, strict=True)]) + tables.own[p].unsqueeze(1)
-    b_rows = _add([t[i] for t, i in zip(tables.b, middle, strict=True)])
-    columns: list[Term] = [((0, i + 1), t[:, r].T) for i, t in enumerate(tables.b)]
+    _, q, r = (x.unsqueeze(1) for x in places.groups)
+    rows, middle, _ = (entries.positives[i:j] for i, j in pairwise(groups.cuts))
+    ravelled = torch.tensor(places.host[2], dtype=torch.long)
+    a = _add([_rows(t, i) for t, i in zip(tables.a, rows, strict=True)])
+    c = _add([_rows(t, i) for t, i in zip(tables.c, rows, strict=True)]) + tables.own[places.groups[0]].unsqueeze(1)
+    b_rows = _add([_rows(t, i) for t, i in zip(tables.b, middle, strict=True)])
+    columns: list[Term] = [((0, i + 1), _rows(t.T, ravelled)) for i, t in enumerate(tables.b)]
     b_columns = outer_sum(columns, (len(r), *groups.sizes[1])).reshape(len(r), math.prod(groups.sizes[1]))
-    at = torch.arange(len(p), device=device)
-    with_t = lse((a + b_columns).index_put((at, q), a.new_tensor(-math.inf)), 1) + c[at, r]
-    with_u = lse((c + b_rows).index_put((at, r), a.new_tensor(-math.inf)), 1) + a[at, q]
+    with_t = lse((a + b_columns).scatter(1, q, -math.inf), 1) + c.gather(1, r).squeeze(1)
+    with_u = lse((c + b_rows).scatter(1, r, -math.inf), 1) + a.gather(1, q).squeeze(1)
     return with_t, with_u
+
+
+def _rows(table: Tensor, places: Tensor) -> Tensor:
+    """Rows of a table: a part of it where they follow each other, for the sake of its gradient."""
+    count = len(places)
+    if count and int(places[-1]) - int(places[0]) == count - 1:
+        return table[int(places[0]) : int(places[-1]) + 1]
+    return table.index_select(0, places.to(table.device))
 
 
 def _add(terms: Sequence[Tensor]) -> Tensor:

@@ -19,17 +19,26 @@ __all__ = ["Gathered", "Groups", "Places", "lattice_views", "spans", "split"]
 class Places:
     """Where the positives are: super-rows of the three groups, in order, here and on the device."""
 
-    host: list[int]
-    """Of the first group."""
+    host: tuple[list[int], list[int], list[int]]
     groups: tuple[Tensor, Tensor, Tensor]
 
     def put(self, block: Tensor, at: slice, column: int, values: Tensor | None = None) -> None:
         """Overwrite their entries in a block of rows, with zeros where no values are given."""
-        low, high = bisect_left(self.host, at.start), bisect_left(self.host, at.stop)
-        if low < high:
-            rows = self.groups[0][low:high]
-            rows = rows - at.start if at.start else rows
-            block[rows, self.groups[column][low:high]] = block.new_zeros(()) if values is None else values[low:high]
+        rows, here = self._rows(0, at)
+        if here.start < here.stop:
+            new = block.new_zeros(()) if values is None else values[here].to(block.dtype)
+            block[rows, self.groups[column][here]] = new
+
+    def add(self, block: Tensor, at: slice, group: int, values: Tensor) -> None:
+        """Add one row of values to the row of each, in a block of rows of a group."""
+        rows, here = self._rows(group, at)
+        if here.start < here.stop:
+            block.index_add_(0, rows, values[here])
+
+    def _rows(self, group: int, at: slice) -> tuple[Tensor, slice]:
+        here = slice(bisect_left(self.host[group], at.start), bisect_left(self.host[group], at.stop))
+        rows = self.groups[group][here]
+        return (rows - at.start if at.start else rows), here
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -35,35 +35,31 @@ class ContractNear(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, groups: Groups, places: Places, own: Tensor, with_t: Tensor, with_u: Tensor, *tables: Tensor
+        ctx: Any, groups: Groups, places: Places, own: Tensor, *tables: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
         """The two products and their masses, one block of rows at a time."""
         a, b, c = split(tables, groups)
         keep = any(ctx.needs_input_grad)
         with products_in(groups.precision, own.device):
             e_a, e_b, e_c = _exponentials(a, groups), _exponentials(b, groups), _exponentials(c, groups, own)
-            mass_t, mass_u = with_t.exp(), with_u.exp()
             rows, middle, columns = (own.new_zeros(x) for x in (e_a.shape[0], e_a.shape[1], e_c.shape[1]))
+            # The entries that contain a positive, summed without it.
+            fixed_t, fixed_u = (x.sum(1) for x in _beside_positives(e_a, e_b, e_c, places, own.dtype))
             kept = []
             for at in spans(groups.sizes[0], e_c.shape[1], groups.chunk):
                 product = multiply(e_a[at], e_b)
+                places.put(product, at, 2, fixed_t)
                 mass = product * e_c[at]
-                places.put(mass, at, 2, mass_t)
                 torch.sum(mass, 1, out=rows[at])
                 columns += mass.sum(0)
-                if keep:
-                    places.put(product, at, 2)
-                    kept.append(product)
+                kept.append(product if keep else product[:0])
             for at in spans(groups.sizes[0], e_a.shape[1], groups.chunk):
                 product = multiply(e_c[at], e_b.T)
-                mass = product * e_a[at]
-                places.put(mass, at, 1, mass_u)
-                middle += mass.sum(0)
-                if keep:
-                    places.put(product, at, 1)
-                    kept.append(product)
+                places.put(product, at, 1, fixed_u)
+                middle += (product * e_a[at]).sum(0)
+                kept.append(product if keep else product[:0])
         ctx.groups, ctx.places = groups, places
-        ctx.save_for_backward(mass_t, mass_u, rows, middle, columns, e_a, e_b, e_c, *kept)
+        ctx.save_for_backward(rows, middle, columns, e_a, e_b, e_c, *kept)
         return rows.log(), middle.log(), columns.log()
 
     @staticmethod
@@ -71,12 +67,14 @@ class ContractNear(torch.autograd.Function):
     def backward(ctx: Any, g_rows: Tensor, g_middle: Tensor, g_columns: Tensor) -> tuple[Tensor | None, ...]:
         """Weights ``g / mass`` of the anchors, carried to the tables by four products."""
         groups, places = ctx.groups, ctx.places
-        mass_t, mass_u, rows, middle, columns, e_a, e_b, e_c, *kept = ctx.saved_tensors
+        rows, middle, columns, e_a, e_b, e_c, *kept = ctx.saved_tensors
         d_a, d_b = Gathered(0, len(middle), groups, rows), Gathered(1, len(columns), groups, rows)
         d_c = Gathered(0, len(columns), groups, rows, with_rows=True)
         factor, alpha, beta, gamma = _weights((g_rows, g_middle, g_columns), (rows, middle, columns))
         p, q, r = places.groups
-        d_t, d_u = mass_t * (alpha[p] + gamma[r]), mass_u * beta[q]
+        beside_t, beside_u = _beside_positives(e_a, e_b, e_c, places, rows.dtype)
+        beside_t.mul_(((alpha[p] + gamma[r]) * e_c[p, r]).unsqueeze(1))
+        beside_u.mul_((beta[q] * e_a[p, q]).unsqueeze(1))
         with products_in(groups.precision, rows.device):
             y_t, y_u = torch.empty_like(e_c), torch.empty_like(e_a)
             for at in d_c.spans():
@@ -87,19 +85,32 @@ class ContractNear(torch.autograd.Function):
                 places.put(y_u[at], at, 1)
             products = iter(kept)
             for at in d_c.spans():
-                product = next(products)
-                w = multiply(y_u[at], e_b)
+                w, product = multiply(y_u[at], e_b), next(products)
                 w.addcmul_(product, alpha[at, None]).addcmul_(product, gamma).mul_(e_c[at])
+                places.add(w, at, 0, beside_u)
                 d_c.take(at, w)
             for at in d_a.spans():
-                w = multiply(y_t[at], e_b.T)
-                d_a.take(at, w.addcmul_(next(products), beta).mul_(e_a[at]))
+                w = multiply(y_t[at], e_b.T).addcmul_(next(products), beta).mul_(e_a[at])
+                places.add(w, at, 0, beside_t)
+                d_a.take(at, w)
             for at in d_b.spans():
                 w = multiply(e_a[:, at].T, y_t)
                 w += multiply(y_u[:, at].T, e_c)
-                d_b.take(at, w.mul_(e_b[at]))
-        grads = [d_c.by_row, d_t, d_u, *d_a.tables, *d_b.tables, *d_c.tables]
+                w.mul_(e_b[at])
+                places.add(w, at, 1, beside_u)
+                d_b.take(at, w.index_add_(1, r, beside_t[:, at].T))
+        grads = [d_c.by_row, *d_a.tables, *d_b.tables, *d_c.tables]
         return None, None, *(g.mul_(factor) for g in grads)
+
+
+def _beside_positives(
+    e_a: Tensor, e_b: Tensor, e_c: Tensor, places: Places, dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
+    """For each positive the terms of its entry of either product, and 0 for its own."""
+    p, q, r = places.groups
+    of_t = e_a.index_select(0, p).to(dtype) * e_b.index_select(1, r).T
+    of_u = e_c.index_select(0, p).to(dtype) * e_b.index_select(0, q)
+    return of_t.scatter_(1, q.unsqueeze(1), 0.0), of_u.scatter_(1, r.unsqueeze(1), 0.0)
 
 
 def _weights(cotangents: Sequence[Tensor], masses: Sequence[Tensor]) -> tuple[Tensor, ...]:

@@ -6,6 +6,7 @@ over tuples ever meets an absent entry. A share is a contiguous part of the samp
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -85,15 +86,16 @@ def anchors(rows: Tensor, sizes: Sequence[int], kind: Kind) -> list[Tensor]:
     if len(sizes) == 1:
         return [rows]
     lattice = rows.reshape(tuple(sizes))
-    return [reduce_all(lattice.movedim(m, 0).reshape(size, -1), kind, 1) for m, size in enumerate(sizes)]
+    lines = [lattice.movedim(m, 0).reshape(size, -1) for m, size in enumerate(sizes)]
+    if len(set(sizes)) == 1:  # one reduction for all of them
+        return list(reduce_all(torch.stack(lines), kind, 2))
+    return [reduce_all(line, kind, 1) for line in lines]
 
 
 def ravel(places: Tensor, sizes: Sequence[int]) -> Tensor:
     """The super-row of each column of places, last modality fastest."""
-    flat = torch.zeros(places.shape[1], dtype=torch.long)
-    for row, size in zip(places, sizes, strict=True):
-        flat = flat * size + row
-    return flat
+    strides = torch.tensor([math.prod(sizes[m + 1 :]) for m in range(len(sizes))])
+    return strides @ places
 
 
 def outer_sum(terms: Sequence[Term], sizes: Sequence[int]) -> Tensor:

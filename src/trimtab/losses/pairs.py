@@ -74,19 +74,17 @@ def pair_tables(xs: Sequence[Tensor], similarity: str, factor: Tensor | float = 
 
 
 def _inner(rows: Tensor, factor: Tensor | float) -> Tensor:
-    first, second = _both(len(rows))
-    return torch.bmm((rows * factor)[first], rows[second].mT)  # on the rows the factor costs nothing, backward too
-
-
-def _both(n: int) -> tuple[list[int], list[int]]:
-    return [m for m, _ in pair_list(n)], [k for _, k in pair_list(n)]
+    """Inner products of all pairs, N - 1 products of one modality with all later ones."""
+    n, b, _ = rows.shape
+    scaled = rows * factor  # on the rows the factor costs nothing, backward too
+    lines = [scaled[m] @ rows[m + 1 :].flatten(0, 1).T for m in range(n - 1)]
+    return torch.cat([line.reshape(b, -1, b).transpose(0, 1) for line in lines])
 
 
 def _distances(rows: Tensor, factor: Tensor | float, *, with_node: bool) -> tuple[Tensor, Tensor]:
     wide = rows if rows.device.type == "mps" else rows.double()
     square = wide.square().sum(-1)
-    first, second = _both(len(rows))
-    both = square[first].unsqueeze(2) + square[second].unsqueeze(1)
+    both = torch.stack([square[m, :, None] + square[n, None] for m, n in pair_list(len(rows))])
     apart = both - _inner(wide, 2)
     # Below the rounding of its parts a distance is zero, so that equal rows are equal.
     apart = torch.where(apart.detach() < 16 * torch.finfo(wide.dtype).eps * both.detach(), 0.0, apart)
