@@ -16,7 +16,10 @@ from trimtab.losses.problem import Kind, Problem
 if TYPE_CHECKING:
     from trimtab.losses.distributed import Reduce, Team
 
-__all__ = ["pick", "reduce_with"]
+OFFSET = ("dense", "materialize", "stream")
+"""Backends that know `Problem.offset`."""
+
+__all__ = ["OFFSET", "pick", "reduce_with"]
 
 
 def pick(
@@ -62,7 +65,7 @@ def pick(
     )
     refusal: TooCostly | None = None
     try:
-        afford(cost, (n, batch, width), problem.similarity, objective, device, budget_s, budget_bytes)
+        afford(cost, (n, batch, width), problem.similarity, objective, device, budget_s, budget_bytes, backend)
     except TooCostly as error:
         refusal = error
     if team is not None:

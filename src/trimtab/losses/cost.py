@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -14,10 +15,22 @@ from trimtab.losses.similarity import SIMILARITIES
 BACKENDS = ("auto", "dense", "materialize", "stream", "gram", "contract", "triton")
 OBJECTIVES = ("axis", "joint", "full", "pairwise", "sampled", "sigmoid")
 BUDGET_S = 600.0
+_KEPT = 8  # numbers per logit that a forward and backward pass with plain autograd keeps
 SMALL = 1 << 21
 """Tuples up to which keeping every logit is the fastest."""
 
-__all__ = ["BACKENDS", "OBJECTIVES", "Estimate", "TooCostly", "afford", "can", "check_tuples", "choose", "nway_cost"]
+__all__ = [
+    "BACKENDS",
+    "OBJECTIVES",
+    "Estimate",
+    "TooCostly",
+    "afford",
+    "can",
+    "check_tuples",
+    "choose",
+    "double_is_cheap",
+    "nway_cost",
+]
 
 
 class TooCostly(ValueError):
@@ -98,6 +111,22 @@ def choose(num: int, batch: int, similarity: str, objective: str, device: torch.
     return "triton" if triton and similarity == "norm" and num >= 4 and objective == "full" else "gram"
 
 
+def double_is_cheap(xs: Sequence[Tensor], similarity: str, objective: str) -> bool:
+    """Whether a problem is so small that float64 sums cost nothing worth mentioning.
+
+    A float32 logit of size z is off by about 1e-7 z, and so is the gradient of a small loss; float64 ends that. Cards
+    made for games, and Apple's, have next to no float64 units.
+    """
+    device = xs[0].device
+    if device.type == "cuda":
+        if torch.cuda.get_device_capability(device)[1] != 0:
+            return False
+    elif device.type != "cpu":
+        return False
+    cost = nway_cost(len(xs), *xs[0].shape, similarity=similarity, objective=objective, device=device)
+    return cost.flops <= 3e8 and cost.tuples <= SMALL
+
+
 def can(backend: str, similarity: str, objective: str, num: int) -> bool:
     """Whether ``backend`` has a form for this loss."""
     if backend == "auto":
@@ -126,17 +155,22 @@ def afford(
     device: torch.device,
     budget_s: float,
     budget_bytes: float | None,
+    asked: str = "auto",
 ) -> None:
-    """Raise `TooCostly` where the estimate is over the budget of seconds or bytes (None: 9/10 of what is free)."""
+    """Raise `TooCostly` where the estimate is over the budget of seconds or bytes (None: 9/10 of what is free).
+
+    ``asked`` is the backend the caller named, which what is proposed instead must keep to.
+    """
     if estimate.time_s <= budget_s and budget_bytes is None and estimate.bytes < 2**26:
         return  # not worth asking the device
-    limit = 0.9 * free_bytes(device) if budget_bytes is None else budget_bytes
+    limit = _limit(device, budget_bytes)
     if estimate.time_s <= budget_s and estimate.bytes <= limit:
         return
     num, batch, width = sizes
 
     def fits(b: int, what: str) -> bool:
-        other = nway_cost(num, b, width, similarity=similarity, objective=what, device=device)
+        backend = asked if what == objective else "auto"
+        other = nway_cost(num, b, width, similarity=similarity, objective=what, backend=backend, device=device)
         return other.time_s <= budget_s and other.bytes <= limit
 
     smaller = next((b for b in (round(batch * 0.9**e) for e in range(1, 200)) if b > 1 and fits(b, objective)), None)
@@ -151,11 +185,17 @@ def afford(
     )
 
 
-def check_tuples(xs: list[Tensor] | tuple[Tensor, ...], budget_bytes: float | None = None) -> None:
+def check_tuples(xs: Sequence[Tensor], budget_bytes: float | None = None) -> None:
     """Raise `TooCostly` where the logits of all ``B^N`` tuples of ``xs`` would not fit into memory."""
-    sizes = len(xs), *xs[0].shape
-    cost = nway_cost(*sizes, similarity="norm", objective="full", backend="materialize", device=xs[0].device)
-    afford(cost, sizes, "norm", "full", xs[0].device, float("inf"), budget_bytes)
+    num, (batch, _), device = len(xs), xs[0].shape, xs[0].device
+    size, limit = 4 * _KEPT * float(batch) ** num, _limit(device, budget_bytes)
+    if size > limit:
+        fits = int((limit / (4 * _KEPT)) ** (1 / num))
+        raise TooCostly(
+            f"all logits of {num} modalities with B={batch} are {batch**num:.3g} numbers: about {_bytes(size)} with a "
+            f"backward pass, and {_bytes(limit)} can be had on this {device.type} device. What fits: B={fits}. "
+            "nway_loss needs no such tensor; objective='axis' compares each sample with B others per modality."
+        )
 
 
 def _estimate(
@@ -171,7 +211,7 @@ def _estimate(
     num, batch, width = sizes
     family = SIMILARITIES[similarity].family
     # Numbers kept per logit: more where the similarity itself has steps between its inner products and its value.
-    steps = {"product": 6, "additive": 8, "gram": 4 * num + (num**3 // 3 if similarity == "volume" else 0)}[family]
+    steps = {"product": 6, "additive": _KEPT, "gram": 4 * num + (num**3 // 3 if similarity == "volume" else 0)}[family]
     tile = chunk or tile_of(device)
     if backend == "dense":
         lines = num * float(batch) ** 2
@@ -217,6 +257,10 @@ def _triton(device: torch.device) -> bool:
     from trimtab.losses import triton_stream
 
     return triton_stream.available(device)
+
+
+def _limit(device: torch.device, budget_bytes: float | None) -> float:
+    return 0.9 * free_bytes(device) if budget_bytes is None else budget_bytes
 
 
 def _bytes(count: float) -> str:

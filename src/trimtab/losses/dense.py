@@ -60,6 +60,7 @@ def reduce_anchors(problem: Problem, kind: Kind, length: int, block: Block) -> T
         def line(tile: tuple[int, int], *tensors: Tensor, m: int = m) -> Tensor:
             xs, (scale, *bias) = tensors[:n], tensors[n:]
             s, valid = block(m, tile, xs)
+            s = s if problem.offset is None else s - problem.offset
             return reduce_all(candidates(scale * s, valid, kind, bias[0] if bias else None), kind, 1)
 
         part = outside[:0]

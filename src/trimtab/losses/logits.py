@@ -8,6 +8,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
+from trimtab.losses.cost import check_tuples
 from trimtab.losses.prepare import make_problem
 from trimtab.losses.similarity import SIMILARITIES, of_pairs, of_total, positives
 from trimtab.losses.superrows import outer
@@ -24,7 +25,7 @@ def nway_logits(
 ) -> Tensor:
     """The logits of all tuples, ``[B] * N``: the reference for small problems, differentiable.
 
-    The diagonal ``z[i, .., i]`` holds the positives. ``B^N`` numbers are allocated: `nway_cost` tells how many that is;
+    The diagonal ``z[i, .., i]`` holds the positives. ``B^N`` numbers are allocated (or `TooCostly` is raised);
     the losses themselves rarely need them.
 
     Example:
@@ -39,6 +40,7 @@ def nway_logits(
                 [0., 0., 2.]])
     """
     problem = make_problem(xs, similarity, logit_scale=logit_scale, normalize=normalize)
+    check_tuples(problem.xs)
     with torch.autocast(problem.xs[0].device.type, enabled=False):
         i = torch.arange(problem.batch, device=problem.xs[0].device)
         # Near 0, distances and volumes lose half their digits to inner products: the positives come from the rows.

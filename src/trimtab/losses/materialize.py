@@ -17,7 +17,8 @@ def reduce_tuples(problem: Problem, kind: Kind) -> Tensor:
     """``[N, B]``: the negatives reduced as `problem.py` says; every similarity, plain autograd."""
     n, batch = problem.num_modalities, problem.batch
     k = n // 2
-    z = problem.scale * tuple_similarity(problem.xs, problem.similarity).reshape(batch**k, -1)
+    s = tuple_similarity(problem.xs, problem.similarity).reshape(batch**k, -1)
+    z = problem.scale * (s if problem.offset is None else s - problem.offset)
     valid = torch.ones_like(z, dtype=torch.bool)
     i = torch.arange(batch, device=z.device)
     valid[i * diagonal_stride(batch, k), i * diagonal_stride(batch, n - k)] = False

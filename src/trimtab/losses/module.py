@@ -43,7 +43,7 @@ class NWayLoss(torch.nn.Module):
     """`nway_loss` with a scale that is learned, kept as its logarithm and never above ``max_scale``.
 
     The bound acts on the parameter itself at the start of a training forward, as in CLIP, and its gradient is left
-    alone there: a scale at the bound comes back as soon as the loss wants it to. A NaN stays one, and shows in the loss.
+    alone there: a scale at the bound comes back as soon as the loss wants it to. A NaN stays one and shows in the loss.
 
     Args:
         similarity: as `nway_loss`.

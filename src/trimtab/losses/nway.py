@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal, overload
 
 import torch
 from torch import Tensor
 
-from trimtab.losses.backends import pick
-from trimtab.losses.cost import BACKENDS, BUDGET_S, OBJECTIVES, Estimate
+from trimtab.losses.backends import OFFSET, pick
+from trimtab.losses.cost import BACKENDS, BUDGET_S, OBJECTIVES, Estimate, double_is_cheap
 from trimtab.losses.excluded import combine, complete, excluded, masked_mean, smoothed
 from trimtab.losses.pairwise import pairwise_values
-from trimtab.losses.prepare import check_anchors, check_name, check_smoothing, make_problem
+from trimtab.losses.prepare import check_anchors, check_name, check_smoothing, check_xs, make_problem
 from trimtab.losses.problem import Problem
 from trimtab.losses.products import products_in
 from trimtab.losses.sampled import draw_permutations, reduce_sampled, sampled_count
@@ -99,7 +100,8 @@ def nway_loss(  # type: ignore[misc]
         anchors: ``"all"``, or the modalities whose anchors count. For ``pairwise``: pairs with one of these.
         normalize: rows of length 1 (``l2``), of root mean square 1 (``rms``; ``mip`` is then the mean over the width),
             as they are (``None``), or ``auto``: rms for ``mip``, l2 for the rest.
-        precision: of large matrix products on CUDA: ``fp32``, ``tf32``, ``bf16``, or ``auto``: that of the inputs.
+        precision: of sums and products: ``fp64``; ``fp32``; ``tf32`` and ``bf16``, for the large products on CUDA
+            alone; or ``auto``: as the inputs are, and float64 for float32 problems so small that it costs nothing.
         backend: ``auto``, or one of ``dense``, ``materialize``, ``stream``, ``gram``, ``contract``, ``triton``.
         label_smoothing: eps in [0, 1): adds eps times (positive - mean over all candidates).
         mask: ``[N, B]`` bool, True = present. A tuple with an absent entry does not exist, and anchors count only where
@@ -149,6 +151,8 @@ def nway_loss(  # type: ignore[misc]
         )
         xs, mask, team = gathered.xs, gathered.mask, gathered.team
         generator = torch.Generator(xs[0].device).manual_seed(gathered.seed)
+    xs = check_xs(xs)
+    double = precision == "auto" and all(x.dtype == torch.float32 for x in xs)
     problem = make_problem(
         xs,
         similarity,
@@ -158,6 +162,7 @@ def nway_loss(  # type: ignore[misc]
         precision=precision,
         mask=mask,
         chunk=chunk,
+        double=double and double_is_cheap(xs, similarity, objective),
     )
     n, batch, device = problem.num_modalities, problem.batch, problem.xs[0].device
     chosen = check_anchors(anchors, n)
@@ -170,13 +175,14 @@ def nway_loss(  # type: ignore[misc]
         num_samples=num_samples,
         team=team,
     )
+    shift = cost.backend in OFFSET
     positive: Tensor | None = None
     negatives: Tensor | None = None
     permutations: Tensor | None = None
     with products_in(problem.precision, device):
         if objective == "pairwise":
             values, per_modality = pairwise_values(
-                problem, chosen, lambda pair: _softmax(pair, "full", reduce, label_smoothing)[0]
+                problem, chosen, lambda pair: _softmax(pair, "full", reduce, label_smoothing, shift=shift)[0]
             )
             chosen = list(range(n))
         else:
@@ -187,12 +193,15 @@ def nway_loss(  # type: ignore[misc]
                 positive = problem.scale * positives(problem.xs, similarity)
                 values = sigmoid_values(problem, reduce(problem, "softplus"), positive)
             else:
-                values, positive, negatives = _softmax(problem, objective, reduce, label_smoothing, permutations)
+                values, positive, negatives = _softmax(
+                    problem, objective, reduce, label_smoothing, shift=shift, permutations=permutations
+                )
             counted = complete(problem.present)
             per_modality = masked_mean(values, counted)
             if counted is not None:
                 values = values.masked_fill(~counted, 0.0)
-        loss = combine(values, per_modality, chosen, reduction)
+        dtype = functools.reduce(torch.promote_types, (x.dtype for x in xs), torch.float32)
+        loss = combine(values, per_modality, chosen, reduction).to(dtype)
     if not details:
         return loss
     probability: Tensor | None = None
@@ -211,22 +220,32 @@ def nway_loss(  # type: ignore[misc]
 
 
 def _softmax(
-    problem: Problem, objective: str, reduce: Reduce, smoothing: float, permutations: Tensor | None = None
+    problem: Problem,
+    objective: str,
+    reduce: Reduce,
+    smoothing: float,
+    *,
+    shift: bool,
+    permutations: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Values ``[N, B]``, positives ``[B]`` and reduced negatives ``[N, B]`` of a softmax objective."""
-    positive = problem.scale * positives(problem.xs, problem.similarity)
+    positive = positives(problem.xs, problem.similarity)
+    offset = positive.new_zeros(())
+    if shift:
+        offset = positive.detach().mean()
+        problem, positive = replace(problem, offset=offset), positive - offset
+    positive = problem.scale * positive
     negatives = reduce(problem, "lse")
     values = excluded(negatives, positive)
     if smoothing > 0:
         count = None if permutations is None else sampled_count(problem, permutations)
         values = values + smoothing * smoothed(problem, objective, reduce, positive, count)
-    return values, positive, negatives
+    back = problem.scale * offset
+    return values, positive + back, negatives + back
 
 
 def _sampled(permutations: Tensor, team: Team | None) -> Reduce:
-    from functools import partial
-
-    reduce: Reduce = partial(reduce_sampled, permutations=permutations)
+    reduce: Reduce = functools.partial(reduce_sampled, permutations=permutations)
     if team is None:
         return reduce
     from trimtab.losses.distributed import shared

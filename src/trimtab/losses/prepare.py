@@ -14,7 +14,7 @@ from trimtab.losses.problem import Precision, Problem
 from trimtab.losses.similarity import SIMILARITIES
 
 NORMALIZE = ("auto", "rms", "l2", None)
-PRECISION = ("auto", "fp32", "tf32", "bf16")
+PRECISION = ("auto", "fp64", "fp32", "tf32", "bf16")
 
 __all__ = [
     "NORMALIZE",
@@ -139,8 +139,12 @@ def make_problem(
     precision: str = "auto",
     mask: Tensor | None = None,
     chunk: int | None = None,
+    double: bool = False,
 ) -> Problem:
-    """The problem a backend is given. Absent rows become zero first: whatever they held, no NaN gets out of them."""
+    """The problem a backend is given. Absent rows become zero first: whatever they held, no NaN gets out of them.
+
+    Sums are kept in float32, or in float64 for float64 inputs, ``precision="fp64"`` and ``double``.
+    """
     check_name("similarity", similarity, SIMILARITIES)
     check_name("normalize", normalize, NORMALIZE)
     check_name("precision", precision, PRECISION)
@@ -148,7 +152,7 @@ def make_problem(
         raise ValueError(f"chunk is {chunk!r}; expected a positive number of tuples per tile, or None.")
     xs = check_xs(xs)
     dtypes = {x.dtype for x in xs}
-    dtype = torch.float64 if torch.float64 in dtypes else torch.float32
+    dtype = torch.float64 if double or precision == "fp64" or torch.float64 in dtypes else torch.float32
     present = check_mask(mask, xs)
     rows = [x.to(dtype) for x in xs]
     if present is not None:

@@ -40,6 +40,9 @@ class Problem:
     """0-dim, the positive factor of the logits; may require grad."""
     bias: torch.Tensor | None = None
     """0-dim, only for kind ``softplus``; may require grad."""
+    offset: torch.Tensor | None = None
+    """0-dim without gradient, taken off every similarity: ``z = scale * (s - offset)``. A softmax does not see it, but
+    logits near 0 keep digits that large ones round away. Given only to backends that know it (`backends.OFFSET`)."""
     present: torch.Tensor | None = None
     """``[N, B]`` bool; a tuple that uses an absent entry does not exist. None: all are there."""
     precision: Precision = "ieee"

@@ -52,4 +52,5 @@ def closed_mean(problem: Problem) -> Tensor | None:
         # 2 * sum of <mean_n, mean_k> over the pairs of others = |sum of means|^2 - sum of |mean|^2
         q = square + 2 * (xs[m] @ total) + total.square().sum() - rest.square().sum()
         rows.append(of_total(problem.similarity, q, square, n))
-    return problem.scale * torch.stack(rows)
+    mean = torch.stack(rows)
+    return problem.scale * (mean if problem.offset is None else mean - problem.offset)

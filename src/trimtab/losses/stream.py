@@ -34,6 +34,7 @@ class _Plan:
     kind: Kind
     precision: Precision
     root: bool
+    offset: Tensor | None
     tile: tuple[int, int]
     rows: list[int]
     """Where the positives are: increasing row numbers, with the columns of the same place in ``columns``."""
@@ -61,6 +62,7 @@ def reduce_tuples(problem: Problem, kind: Kind) -> Tensor:
         kind=kind,
         precision=problem.precision,
         root=problem.similarity == "norm",
+        offset=problem.offset,
         tile=(max(1, chunk // width), width),
         rows=[rows[j] - begin for j in inside],
         columns=[columns[j] for j in inside],
@@ -121,7 +123,7 @@ class _TwoSided(torch.autograd.Function):
         by_column = right.new_full((right.shape[0],), empty(plan.kind))
         with products_in(plan.precision, left.device):
             for rows, columns, s, positive in _tiles(plan, left, a, right, b):
-                z = s.mul_(scale)
+                z = _shifted(plan, s).mul_(scale)
                 if plan.kind == "softplus":
                     z = torch.logaddexp(z if bias is None else z.add_(bias), torch.zeros_like(scale))
                 if positive is not None:
@@ -146,7 +148,8 @@ class _TwoSided(torch.autograd.Function):
         narrow_left, narrow_right = operand(left, plan.precision), operand(right, plan.precision)
         with products_in(plan.precision, left.device):
             for rows, columns, s, positive in _tiles(plan, left, a, right, b):
-                z = s * scale
+                shifted = _shifted(plan, s.clone() if plan.root else s)
+                z = shifted * scale
                 if positive is not None:
                     z[positive] = -torch.inf
                 g_row, g_column = grad_row[rows].unsqueeze(1), grad_column[columns]
@@ -157,7 +160,7 @@ class _TwoSided(torch.autograd.Function):
                     weight = torch.sigmoid_(z if bias is None else z.add_(bias)).mul_(g_row + g_column)
                 else:
                     weight = (g_row + g_column).masked_fill_(z == -torch.inf, 0.0)
-                d_scale += (weight * s).sum()
+                d_scale += (weight * shifted).sum()
                 if d_bias is not None:
                     d_bias += weight.sum()
                 weight.mul_(scale)
@@ -188,6 +191,11 @@ def _tiles(
             if plan.root:
                 s.masked_fill_(s <= 0, 0.0).sqrt_()
             yield rows, columns, s, _positives(plan, rows, columns, left.device)
+
+
+def _shifted(plan: _Plan, s: Tensor) -> Tensor:
+    """``s`` less the offset, in its place."""
+    return s if plan.offset is None else s.sub_(plan.offset)
 
 
 def _positives(plan: _Plan, rows: slice, columns: slice, device: torch.device) -> tuple[Tensor, Tensor] | None:
