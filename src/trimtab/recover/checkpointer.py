@@ -6,6 +6,7 @@ import logging
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from trimtab.recover.retention import Retention, doomed
 from trimtab.recover.survey import snapshot_of
 
 log = logging.getLogger("trimtab")
+_versions = cache(versions)  # training waits while it looks into the metadata of every package
 PREFERENCES = ("newest", "good")
 Snapshots = list[Snapshot]  # a method of this name hides the type inside the class
 
@@ -109,7 +111,7 @@ class Checkpointer:
         objects.setdefault("gradients", True)  # else a save in the midst of an accumulation would not be exact
         sections = state.capture(**objects)
         numbers = {k: float(v) for k, v in (metrics or {}).items()}
-        meta = {"versions": versions(), "metrics": numbers, "verdict": dict(verdict or {})}
+        meta = {"versions": _versions(), "metrics": numbers, "verdict": dict(verdict or {})}
         masks = masks_of("model", objects.get("model")) | masks_of("ema", objects.get("ema"))
         branch = self._free_branch(step, branch, self.directory)
         job = _Job(step=step, branch=branch, meta=meta, masks=masks, clean=clean)
