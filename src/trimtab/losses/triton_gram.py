@@ -82,7 +82,7 @@ class _Gram(torch.autograd.Function):
         shift = [torch.where(settings[1] != 0, settings[2], t.masked_fill(t == -torch.inf, 0.0)) for t in top]
         values = anchors([t.log2_().add_(s) for t, s in zip(total, shift, strict=True)], len(node))
         ctx.problem = problem
-        ctx.save_for_backward(scale, node, pair, values)
+        ctx.save_for_backward(scale, node, pair, values, a, b, tables, settings)
         return values
 
     @staticmethod
@@ -90,11 +90,9 @@ class _Gram(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         from trimtab.losses import triton_gram_kernels
 
-        scale, node, pair, values = ctx.saved_tensors
+        scale, node, pair, values, a, b, tables, settings = ctx.saved_tensors
         problem: Problem = ctx.problem
         half = problem.num_modalities // 2
-        a, b, tables = _tables(node, pair)
-        settings = _settings(problem, scale, a, b, tables)
         where, compiled = _launch(problem, tables, TILES[1])
         halves = (slice(half), a), (slice(half, None), b)
         pull = [pulls(values[m], grad[m], settings, (0, len(side))) for m, side in halves]
@@ -107,11 +105,17 @@ class _Gram(torch.autograd.Function):
                     grad_a, grad_tables,
                     *_sizes(problem, where), FAST=fast, **compiled,
                 )  # fmt: skip
-        grad_node, grad_pair = _untables(grad_a, grad_tables, node, pair)
+        grad_node, grad_pair = _untables(grad_a, grad_tables, len(node))
         # The similarity (under the root) is linear in the tables: their products with their gradients add up to it.
         moment = (node * grad_node).sum() + (pair * grad_pair).sum()
         factor = scale * (0.5 if problem.similarity == "norm" else 1.0)
         return None, moment, grad_node.mul_(factor), grad_pair.mul_(factor)
+
+
+def _spread(table: Tensor, dims: tuple[int, ...], of: int) -> Tensor:
+    """``table`` with its dimensions (after a leading one) at ``dims`` of ``of``, to be broadcast along the rest."""
+    sizes = iter(table.shape[1:])
+    return table.reshape(table.shape[0], *(next(sizes) if d in dims else 1 for d in range(of)))
 
 
 def _tables(node: Tensor, pair: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -122,24 +126,21 @@ def _tables(node: Tensor, pair: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
     def inner(members: range) -> Tensor:
         k = len(members)
-        total = outer([node[m] for m in members], product=False).reshape([batch] * k)
+        terms = [_spread(node[None, m], (i,), k) for i, m in enumerate(members)]
         for i, j in combinations(range(k), 2):
-            shape = [batch if d in (i, j) else 1 for d in range(k)]
-            total = total + pairs[members[i], members[j]].reshape(shape)
-        return total.reshape(-1)
+            terms.append(_spread(pairs[members[i], members[j]][None], (i, j), k))
+        return sum(terms[1:], terms[0]).reshape(-1)
 
-    tables = node.new_zeros([half, batch] + [batch] * (n - half))
-    for m in range(half):
-        for j in range(n - half):
-            shape = [batch] + [batch if d == j else 1 for d in range(n - half)]
-            tables[m] += pairs[m, half + j].reshape(shape)
-    return inner(range(half)), inner(range(half, n)), tables.reshape(half, batch, -1)
+    total = torch.zeros((), device=node.device)
+    for j in range(half, n):
+        cross = torch.stack([pairs[m, j] for m in range(half)])
+        total = total + _spread(cross, (0, 1 + j - half), 1 + n - half)
+    return inner(range(half)), inner(range(half, n)), total.reshape(half, batch, -1)
 
 
-def _untables(grad_a: Tensor, grad_tables: Tensor, node: Tensor, pair: Tensor) -> tuple[Tensor, Tensor]:
+def _untables(grad_a: Tensor, grad_tables: Tensor, n: int) -> tuple[Tensor, Tensor]:
     """Gradients of node and pair from those of ``a`` and ``H``; that of ``b`` is in every ``H``."""
-    n, batch = node.shape
-    half = n // 2
+    half, batch = grad_tables.shape[:2]
     sides = grad_a.reshape([batch] * half), grad_tables[0].sum(0).reshape([batch] * (n - half))
     grids = grad_tables.reshape([half, batch] + [batch] * (n - half))
 
@@ -147,15 +148,13 @@ def _untables(grad_a: Tensor, grad_tables: Tensor, node: Tensor, pair: Tensor) -
         gone = [d for d in range(table.dim()) if d not in kept]
         return table.sum(gone) if gone else table
 
-    grad_node = torch.stack([over(sides[m >= half], m - half * (m >= half)) for m in range(n)])
+    cross = [over(grids, 0, 1, 2 + j) for j in range(n - half)]
     lines = []
     for i, j in pair_list(n):
-        if i < half <= j:
-            lines.append(over(grids[i], 0, 1 + j - half))
-        else:
-            base = half * (i >= half)
-            lines.append(over(sides[i >= half], i - base, j - base))
-    return grad_node, torch.stack(lines)
+        base = half if i >= half else 0
+        lines.append(cross[j - half][i] if i < half <= j else over(sides[i >= half], i - base, j - base))
+    nodes = [over(sides[m >= half], m - half if m >= half else m) for m in range(n)]
+    return torch.stack(nodes), torch.stack(lines)
 
 
 def _settings(problem: Problem, scale: Tensor, a: Tensor, b: Tensor, tables: Tensor) -> Tensor:

@@ -4,12 +4,12 @@ The logits are ``z[p, q] = c f(a_p + b_q + <X_p, Y_q>)`` with ``f`` the identity
 that ``exp2`` needs no extra product. Every sum is taken in a fixed order (partial results per tile, merged by
 `merge_partials`; no atomics), so that equal inputs give equal bits.
 
-``settings`` is a device tensor ``[c log2(e), fast, 0]``; nobody waits for it. There are two forms of everything:
+``settings`` is a device tensor ``[c log2(e), fast, 0]``. The host launches the FAST form and the safe one; on the
+device the one that does not apply returns at once, so that nobody waits for a bound (one kernel with both in it would
+need the registers of both):
 
-- fast, where every ``|z|`` is known to be small: one exponential serves the row sum and the column sum.
+- FAST, where every ``|z|`` is known to be small: one exponential serves the row sum and the column sum.
 - safe: each row and each column has its own maximum, two exponentials per logit, no overflow at any scale.
-
-They need different registers in `forward_tiles`: both are launched, and the one that does not apply returns at once.
 """
 
 from __future__ import annotations
@@ -190,6 +190,7 @@ def weight_tiles(
     num_blocks,
     strip,
     D: tl.constexpr,
+    FAST: tl.constexpr,
     ADD: tl.constexpr,
     ROOT: tl.constexpr,
     MASKED: tl.constexpr,
@@ -207,14 +208,16 @@ def weight_tiles(
     derivative. ADD also leaves per tile the sums over the rows, over the columns, and over the columns of weight times
     similarity.
     """
+    if (tl.load(settings + 1) != 0) != FAST:
+        return
     factor = tl.load(settings)
-    fast = tl.load(settings + 1) != 0
     block = tl.program_id(0) % num_blocks  # neighbours read the same rows at the same time: they stay in the cache
     part = tl.program_id(0) // num_blocks
     column = begin_column + block * BN
     columns = column + tl.arange(0, BN)
-    row_weights = row_pulls + tl.where(fast, 2, 1) * num_rows
-    w = tl.load(column_pulls + tl.where(fast, 2, 1) * num_columns + columns, mask=columns < Q, other=0.0)
+    row_weights = row_pulls + (2 if FAST else 1) * num_rows
+    w = tl.load(column_pulls + (2 if FAST else 1) * num_columns + columns, mask=columns < Q, other=0.0)
+    c = tl.load(column_pulls + columns, mask=columns < Q, other=0.0)
     if ADD:
         right = tl.load(b + columns, mask=columns < Q, other=0.0)
     for t in tl.range(part * strip, tl.minimum(part * strip + strip, tl.cdiv(P - begin_row, BM)), flatten=FLAT):
@@ -228,11 +231,10 @@ def weight_tiles(
             inverse = tl.where(s <= 0, 0.0, tl.rsqrt(tl.maximum(s, _TINY)))
             s = s * inverse
         z = s * factor
-        if fast:
+        if FAST:
             e = tl.exp2(z) * (v[:, None] + w[None, :])
         else:
             r = tl.load(row_pulls + rows, mask=rows < P, other=0.0)
-            c = tl.load(column_pulls + columns, mask=columns < Q, other=0.0)
             e = v[:, None] * tl.exp2(z - r[:, None]) + w[None, :] * tl.exp2(z - c[None, :])
         edge = (row + BM > P) | (column + BN > Q)
         if edge | MASKED | _positives(shift + row, column, SL, SR, BM, BN):

@@ -24,7 +24,7 @@ from trimtab.losses.triton_rows import FORMS, Side, anchors, bounds, build, fold
 
 SAFE_NATS = 60.0
 """Where ``|z|`` stays below this, ``exp(z)``, its sums and their reciprocals fit a float32 with room to spare."""
-BLOCKS = ((8192, 8192), (8192, 32768))
+BLOCKS = ((8192, 16384), (8192, 32768))
 """Super-rows of both sides whose weights are in memory at a time, of problems of common size and of large ones."""
 LARGE = 2**30
 """Tuples beyond which a problem is large: the super-rows themselves take more memory than a larger block."""
@@ -224,11 +224,12 @@ def _weigh(
             blocks, strips, strip = _strips(tiles, height, width)
             parts = moments.new_empty((2, blocks, height) if add else 1)
             column_parts = moments.new_empty((-(-height // tiles.bm), width) if add else 1)
-            triton_kernels.weight_tiles[(blocks * strips,)](
-                x_rows, y_rows, w_rows, left.base, right.base, left.keep, right.keep, *pull, settings,
-                parts[0], parts[-1], column_parts, left.count, right.count, p, down.stop, q, along.stop,
-                left.first, left.stride, right.stride, blocks, strip, HALVES=tiles.halves, **common,
-            )  # fmt: skip
+            for fast in (True, False):
+                triton_kernels.weight_tiles[(blocks * strips,)](
+                    x_rows, y_rows, w_rows, left.base, right.base, left.keep, right.keep, *pull, settings,
+                    parts[0], parts[-1], column_parts, left.count, right.count, p, down.stop, q, along.stop,
+                    left.first, left.stride, right.stride, blocks, strip, FAST=fast, HALVES=tiles.halves, **common,
+                )  # fmt: skip
             if add:
                 sums[0][down] += parts[0].sum(0)
                 moments[down] += parts[1].sum(0)
