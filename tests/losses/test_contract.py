@@ -92,6 +92,15 @@ def test_float32_keeps_five_digits(similarity: str) -> None:
         compare(contract.reduce_tuples, xs, similarity, "lse", scale=scale, tolerance=1e-5)
 
 
+@pytest.mark.parametrize("scale", [40.0, 100.0])  # near, and far
+def test_a_small_loss_has_a_small_gradient_of_full_precision(scale: float) -> None:
+    xs = tuple(unit(x.detach()).requires_grad_() for x in inputs(4, 5, 16, dtype=torch.float32))
+    value = contract.reduce_tuples(problem_of(xs, "paircos", scale), "lse")
+    g = cotangent(4, 5)
+    for large, small in zip(gradients(value, g, xs), gradients(value, 1e-28 * g, xs), strict=True):
+        torch.testing.assert_close(small * 1e28, large, rtol=1e-4, atol=1e-5)
+
+
 def test_zero_and_equal_rows() -> None:
     xs = inputs(3, 4, 6)
     with torch.no_grad():

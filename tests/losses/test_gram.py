@@ -114,6 +114,15 @@ def test_float32_keeps_five_digits(similarity: str, kind: Kind) -> None:
 
 
 @pytest.mark.parametrize("similarity", gram.SIMILARITIES)
+def test_a_small_loss_has_a_small_gradient_of_full_precision(similarity: str) -> None:
+    xs = inputs(4, 5, 16, dtype=torch.float32)
+    value = gram.reduce_tuples(problem_of(xs, similarity, 25.0), "lse")
+    g = cotangent(4, 5)
+    for large, small in zip(gradients(value, g, xs), gradients(value, 1e-28 * g, xs), strict=True):
+        torch.testing.assert_close(small * 1e28, large, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("similarity", gram.SIMILARITIES)
 def test_zero_rows(similarity: str) -> None:
     xs = inputs(4, 4, 6)
     with torch.no_grad():

@@ -62,7 +62,10 @@ def reduce_tuples(problem: Problem, kind: Kind) -> Tensor:
             return no_tuples(problem, kind)
         tables = _tables(problem, entries)
         way: Any = ContractNear
-        if not _near(problem, tables.groups):
+        middle = problem.scale.detach() * (_lowest(problem) / 2 + 0.5)
+        if _near(problem, tables.groups):
+            tables = replace(tables, a=[tables.a[0] - middle / 2, *tables.a[1:]], own=tables.own - middle / 2)
+        else:
             way, tables = ContractFar, _centred(tables)
             bound, limit = _bound(problem, tables), _limit(problem.xs[0].dtype, tables.groups)
             if not bound < limit:
@@ -73,6 +76,8 @@ def reduce_tuples(problem: Problem, kind: Kind) -> Tensor:
         places = _places(tables.groups, entries, problem.xs[0].device)
         beside = _beside_positives(tables, entries, places) if way is ContractFar else ()
         flat = way.apply(tables.groups, places, tables.own, *beside, *tables.a, *tables.b, *tables.c)
+        if way is ContractNear:
+            flat = [x + middle for x in flat]
         values: list[Tensor] = []
         for side, sizes in zip(flat, tables.groups.sizes, strict=True):
             values += anchors(side, sizes, kind)
@@ -238,10 +243,24 @@ def _bound(problem: Problem, tables: _Tables) -> float:
 
 
 def _near(problem: Problem, groups: Groups) -> bool:
-    """Whether no logit of unit rows can be far from 0; other rows are not asked, which would wait for the device."""
+    """Whether no logit of unit rows can be far from the middle; other rows are not asked: that would be a longer wait.
+
+    ``c`` and ``a`` each take half of the shift to the middle. What is left of a sum when one of them is taken out of it
+    must be above what gets lost, as in `_limit`.
+    """
     if problem.similarity != "paircos":
         return False
-    return abs(float(problem.scale.detach())) < near_limit(problem.xs[0].dtype, groups)
+    scale, dtype = abs(float(problem.scale.detach())), problem.xs[0].dtype
+    low, p, q, r = _lowest(problem), *(len(s) for s in groups.sizes)
+    half, middle = (1 - low) / 2, (1 + low) / 2
+    most = max(p * q + q * (q - 1) / 2, p * r + r * (r - 1) / 2 + p * (p - 1) / 2) / ((p + q + r) * (p + q + r - 1) / 2)
+    taken = scale * (half + most - middle / 2)
+    return scale * half < near_limit(dtype, groups) and taken < _limit(dtype, groups)
+
+
+def _lowest(problem: Problem) -> float:
+    """The least mean cosine of N unit rows: the square of their sum is not negative."""
+    return -1 / (problem.num_modalities - 1)
 
 
 def _of_unit_rows(problem: Problem) -> float:

@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from trimtab.losses.contract_blocks import Gathered, Groups, Places, lattice_views, spans, split
+from trimtab.losses.entries import relative
 from trimtab.losses.products import multiply, operand, products_in
 
 __all__ = ["ContractFar"]
@@ -55,6 +56,7 @@ class ContractFar(torch.autograd.Function):
         d_a, d_b = Gathered(0, len(middle), groups, rows), Gathered(1, len(columns), groups, rows)
         d_c = Gathered(0, len(columns), groups, rows, with_rows=True)
         rows, middle, columns = (torch.where(x == -math.inf, math.inf, x) for x in (rows, middle, columns))
+        factor, (g_rows, g_middle, g_columns) = relative((g_rows, g_middle, g_columns))
         p, q, r = places.groups
         d_t = g_rows[p] * (with_t - rows[p]).exp_() + g_columns[r] * (with_t - columns[r]).exp_()
         d_u = g_middle[q] * (with_u - middle[q]).exp_()
@@ -81,7 +83,8 @@ class ContractFar(torch.autograd.Function):
                 w = multiply(e_a[:, at].T, y_t)
                 w += multiply(y_u[:, at].T, e_c)
                 d_b.take(at, w.mul_(e_b[at]))
-        return None, None, d_c.by_row, d_t, d_u, *d_a.tables, *d_b.tables, *d_c.tables
+        grads = [d_c.by_row, d_t, d_u, *d_a.tables, *d_b.tables, *d_c.tables]
+        return None, None, *(g.mul_(factor) for g in grads)
 
 
 def _blocks(tables: Sequence[Tensor], chunk: int) -> Iterator[tuple[slice, Tensor]]:

@@ -1,6 +1,6 @@
 """The contraction where all logits are near 0: no logarithm, maximum or exponential ever meets a large matrix.
 
-With ``|a| + |b| + |c|`` below `near_limit` everything fits the range of the type as it is. The operands are products of
+With all logits within `near_limit` of 0 everything fits the range of the type as it is. The operands are products of
 exponentials of small tables, the masses ``e^c * (e^a e^b)`` are summed as they come, and every gradient is a product.
 That is about a third of the passes over memory that `contract_far` makes.
 """
@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from trimtab.losses.contract_blocks import Gathered, Groups, Places, lattice_views, spans, split
+from trimtab.losses.entries import relative
 from trimtab.losses.products import multiply, operand, products_in
 
 __all__ = ["ContractNear", "near_limit"]
@@ -114,12 +115,10 @@ def _beside_positives(
 
 
 def _weights(cotangents: Sequence[Tensor], masses: Sequence[Tensor]) -> tuple[Tensor, ...]:
-    """Cotangents over masses, relative to the largest cotangent, so that small ones do not vanish; and that one."""
-    factor = torch.stack([g.abs().amax() for g in cotangents]).amax()
-    factor = torch.where(factor == 0, 1.0, factor)
+    """The largest cotangent, and all of them relative to it, over their masses."""
+    factor, cotangents = relative(cotangents)
     # An anchor without a tuple has no mass, and no weight.
-    weights = (torch.where(m == 0, 0.0, g / (m * factor)) for g, m in zip(cotangents, masses, strict=True))
-    return factor, *weights
+    return factor, *(torch.where(m == 0, 0.0, g / m) for g, m in zip(cotangents, masses, strict=True))
 
 
 def _exponentials(tables: Sequence[Tensor], groups: Groups, own: Tensor | None = None) -> Tensor:

@@ -21,7 +21,7 @@ from trimtab.losses.superrows import share_of
 Term = tuple[tuple[int, ...], Tensor]
 """The axes a table has, and the table."""
 
-__all__ = ["Entries", "Term", "anchors", "entries_of", "no_tuples", "outer_sum", "ravel"]
+__all__ = ["Entries", "Term", "anchors", "entries_of", "no_tuples", "outer_sum", "ravel", "relative"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,6 +90,13 @@ def anchors(rows: Tensor, sizes: Sequence[int], kind: Kind) -> list[Tensor]:
     if len(set(sizes)) == 1:  # one reduction for all of them
         return list(reduce_all(torch.stack(lines), kind, 2))
     return [reduce_all(line, kind, 1) for line in lines]
+
+
+def relative(cotangents: Sequence[Tensor]) -> tuple[Tensor, list[Tensor]]:
+    """The largest cotangent and all relative to it: those of a small loss would vanish beside small masses."""
+    largest = torch.stack([g.abs().amax() for g in cotangents]).amax()
+    largest = torch.where(largest == 0, 1.0, largest)
+    return largest, [g / largest for g in cotangents]
 
 
 def ravel(places: Tensor, sizes: Sequence[int]) -> Tensor:

@@ -11,6 +11,7 @@ left of ``|sum x|`` is off by about ``sqrt(eps) * max |x|`` (measured with antip
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -21,7 +22,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn.functional import softplus
 
-from trimtab.losses.entries import Entries, anchors, entries_of, no_tuples, ravel
+from trimtab.losses.entries import Entries, anchors, entries_of, no_tuples, ravel, relative
 from trimtab.losses.gram_formulas import Formula, formula_tables
 from trimtab.losses.gram_tiles import Block, Family, Lattice, Summed, blocks_of, summed_tables
 from trimtab.losses.pairs import FORMULAS, SUMMED, pair_tables
@@ -86,13 +87,14 @@ def _tables(problem: Problem, entries: Entries, lattice: Lattice) -> tuple[list[
 def _blocks(lattice: Lattice, entries: Entries, chunk: int) -> list[tuple[Block, Tensor | None]]:
     rows = ravel(entries.positives[: lattice.left], lattice.sizes[: lattice.left])
     columns = ravel(entries.positives[lattice.left :], lattice.right_sizes)
-    outers = rows // lattice.last
+    in_rows, in_columns = rows.tolist(), columns.tolist()  # both rise, so that those of one tile follow each other
     out: list[tuple[Block, Tensor | None]] = []
     for block in blocks_of(lattice, chunk):
-        o, c = block.outers, block.columns
-        here = (outers >= o.start) & (outers < o.stop) & (columns >= c.start) & (columns < c.stop)
-        drop = (rows[here] - o.start * lattice.last) * (c.stop - c.start) + columns[here] - c.start
-        out.append((block, drop if len(drop) else None))
+        begin, end, c = block.outers.start * lattice.last, block.outers.stop * lattice.last, block.columns
+        low = max(bisect_left(in_rows, begin), bisect_left(in_columns, c.start))
+        high = min(bisect_left(in_rows, end), bisect_left(in_columns, c.stop))
+        drop = (rows[low:high] - begin) * (c.stop - c.start) + columns[low:high] - c.start if low < high else None
+        out.append((block, drop))
     return out
 
 
@@ -117,7 +119,7 @@ class _Reduce(torch.autograd.Function):
         bias, rows, columns, *tables = ctx.saved_tensors
         plan: _Plan = ctx.plan
         family: Family = plan.build(tables)
-        g_rows = g_rows.reshape(rows.shape)
+        factor, (g_rows, g_columns) = relative((g_rows.reshape(rows.shape), g_columns))
         d_bias = torch.zeros_like(bias)
         with torch.autocast(rows.device.type, enabled=False):
             if plan.kind == "lse":
@@ -130,7 +132,7 @@ class _Reduce(torch.autograd.Function):
                     _fill(w, drop, 0.0)
                     d_bias += w.sum()
                     pull(w)
-        return None, d_bias, *family.gradients()
+        return None, d_bias * factor, *(g.mul_(factor) for g in family.gradients())
 
 
 def _sums(plan: _Plan, family: Family, like: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
