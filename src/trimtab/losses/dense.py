@@ -14,10 +14,11 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from trimtab.losses.logits import line_similarity
+from trimtab.losses.logits import all_line_similarities, line_similarity
 from trimtab.losses.machine import LINES
 from trimtab.losses.problem import Kind, Problem
 from trimtab.losses.reduce import candidates, empty, reduce_all
+from trimtab.losses.similarity import SIMILARITIES
 from trimtab.losses.superrows import share_of
 
 Lines = Literal["axis", "joint"]
@@ -40,7 +41,26 @@ def reduce_lines(problem: Problem, kind: Kind, objective: Lines) -> Tensor:
         valid.diagonal(tile[0]).fill_(False)
         return s, valid
 
+    if SIMILARITIES[problem.similarity].family != "gram" and problem.share == (0, 1) and fits(problem, problem.batch):
+        return _at_once(problem, kind, objective)
     return reduce_anchors(problem, kind, problem.batch, block)
+
+
+def _at_once(problem: Problem, kind: Kind, objective: Lines) -> Tensor:
+    """The same for all modalities together: at small sizes, what counts is how few operations there are."""
+    s = all_line_similarities(problem.xs, problem.similarity)
+    s = s if objective == "axis" else s.mT
+    s = s if problem.offset is None else s - problem.offset
+    valid = ~torch.eye(problem.batch, dtype=torch.bool, device=s.device)
+    if problem.present is not None:
+        there = [_candidates(problem, objective, m) for m in range(problem.num_modalities)]
+        valid = valid & torch.stack([t for t in there if t is not None]).unsqueeze(1)
+    return reduce_all(candidates(problem.scale * s, valid, kind, problem.bias), kind, 2)
+
+
+def fits(problem: Problem, length: int) -> bool:
+    """Whether the candidates of all anchors of a modality, ``length`` each, make one tile."""
+    return problem.batch * length <= (problem.chunk or LINES)
 
 
 def reduce_anchors(problem: Problem, kind: Kind, length: int, block: Block) -> Tensor:

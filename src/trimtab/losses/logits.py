@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from functools import cache
+import functools
+import itertools
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -13,7 +14,7 @@ from trimtab.losses.prepare import make_problem
 from trimtab.losses.similarity import SIMILARITIES, of_pairs, of_total, positives
 from trimtab.losses.superrows import outer
 
-__all__ = ["line_similarity", "nway_logits", "tuple_similarity"]
+__all__ = ["all_line_similarities", "line_similarity", "nway_logits", "tuple_similarity"]
 
 
 def nway_logits(
@@ -60,29 +61,48 @@ def tuple_similarity(xs: Sequence[Tensor], name: str) -> Tensor:
         shape = [batch if axis in (m, k) else 1 for axis in range(n)]
         return (squares[m] if m == k else xs[m] @ xs[k].T).reshape(shape)
 
-    return of_pairs(name, cache(pair), n)
+    return of_pairs(name, functools.cache(pair), n)
 
 
 def line_similarity(rest: Sequence[Tensor], single: Tensor, name: str) -> Tensor:
     """``s`` of the tuples of row ``i`` of all of ``rest`` (N-1 modalities) with row ``j`` of ``single``: ``[I, J]``."""
     n = len(rest) + 1
-    if name == "mip":
-        product = rest[0]
-        for x in rest[1:]:
-            product = product * x
-        return product @ single.T
-    if SIMILARITIES[name].family == "additive":
-        total = rest[0]
-        for x in rest[1:]:
-            total = total + x
-        last = single.square().sum(-1)
-        squares = torch.stack([x.square().sum(-1) for x in rest]).sum(0).unsqueeze(1) + last
-        q = torch.addmm(total.square().sum(-1).unsqueeze(1) + last, total, single.T, alpha=2)
-        return of_total(name, q, squares, n)
+    if SIMILARITIES[name].family != "gram":
+        merged = functools.reduce(_operation(name), rest)
+        squares = torch.stack([x.square().sum(-1) for x in rest]).sum(0) if name != "mip" else None
+        return _of_merged(merged, squares, single, name, n)
 
     def pair(m: int, k: int) -> Tensor:
         if m == n - 1:
             return single.square().sum(-1)
         return rest[m] @ single.T if k == n - 1 else (rest[m] * rest[k]).sum(-1, keepdim=True)
 
-    return of_pairs(name, cache(pair), n)
+    return of_pairs(name, functools.cache(pair), n)
+
+
+def all_line_similarities(xs: Sequence[Tensor], name: str) -> Tensor:
+    """`line_similarity` of all others with each modality, ``[N, B, B]``, in few operations; not for the gram family."""
+    n, merge = len(xs), _operation(name)
+    before = list(itertools.accumulate(xs[:-1], merge))  # all up to m
+    after = list(itertools.accumulate(reversed(xs[1:]), merge))[::-1]  # all from m + 1
+    merged = torch.stack([after[0], *(merge(before[m - 1], after[m]) for m in range(1, n - 1)), before[-1]])
+    single = torch.stack(list(xs))
+    squares: Tensor | None = None
+    if name != "mip":
+        own = single.square().sum(-1)
+        squares = (1 - torch.eye(n, dtype=own.dtype, device=own.device)) @ own
+    return _of_merged(merged, squares, single, name, n)
+
+
+def _operation(name: str) -> Callable[[Tensor, Tensor], Tensor]:
+    return torch.mul if name == "mip" else torch.add
+
+
+def _of_merged(merged: Tensor, squares: Tensor | None, single: Tensor, name: str, n: int) -> Tensor:
+    """``[.., I, J]`` from the products or sums of the others, and the sum of their squared lengths."""
+    product = merged @ single.mT
+    if squares is None:
+        return product
+    last = single.square().sum(-1).unsqueeze(-2)
+    q = 2 * product + (merged.square().sum(-1).unsqueeze(-1) + last)
+    return of_total(name, q, squares.unsqueeze(-1) + last, n)

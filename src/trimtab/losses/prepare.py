@@ -154,23 +154,23 @@ def make_problem(
     dtypes = {x.dtype for x in xs}
     dtype = torch.float64 if double or precision == "fp64" or torch.float64 in dtypes else torch.float32
     present = check_mask(mask, xs)
-    rows = [x.to(dtype) for x in xs]
+    rows = torch.stack([x.to(dtype) for x in xs])
     if present is not None:
-        rows = [x.masked_fill(~p.unsqueeze(-1), 0.0) for x, p in zip(rows, present, strict=True)]
+        rows = rows.masked_fill(~present.unsqueeze(-1), 0.0)
     how = SIMILARITIES[similarity].normalize if normalize == "auto" else normalize
     if similarity == "paircos":
         how = "l2"  # a cosine, whatever was asked for
-    rows = [normalise(x, how) for x in rows]
-    scale = as_factor("logit_scale", logit_scale, rows[0], positive=True)
+    rows = normalise(rows, how)
+    scale = as_factor("logit_scale", logit_scale, rows, positive=True)
     if similarity == "mip" and how == "rms":
-        scale = scale / rows[0].shape[1]  # the mean over the width instead of the sum
+        scale = scale / rows.shape[-1]  # the mean over the width instead of the sum
     return Problem(
-        xs=tuple(rows),
+        xs=rows.unbind(0),
         similarity=similarity,
         scale=scale,
-        bias=None if logit_bias is None else as_factor("logit_bias", logit_bias, rows[0], positive=False),
+        bias=None if logit_bias is None else as_factor("logit_bias", logit_bias, rows, positive=False),
         present=present,
-        precision=_precision(precision, dtypes, rows[0]),
+        precision=_precision(precision, dtypes, rows),
         chunk=chunk,
     )
 
