@@ -14,11 +14,15 @@ NOISE = 1e-6
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Course:
-    """Losses of one batch, step by step. `ratio` is how far a step moves the weights, as a part of their size."""
+    """Losses of one batch, step by step.
+
+    `ratio` is how far a step moves the weights, as a part of their size, and `leap` the largest of the first few.
+    """
 
     losses: tuple[float, ...]
     num_steps: int
     ratio: float
+    leap: float
     norm: float
 
     @property
@@ -46,9 +50,10 @@ class Course:
         return sorted(late)[len(late) // 2] < self.first - slack
 
     @property
-    def rose(self) -> bool:
-        """Whether it is clearly above where it began, or beyond all numbers."""
-        return not math.isfinite(self.last) or max(self.losses[1:]) > self.first + 0.1 * abs(self.first)
+    def peak(self) -> float:
+        """The highest loss, in units of the first; infinite where it went beyond all numbers."""
+        top = max(v if math.isfinite(v) else math.inf for v in self.losses)
+        return top / abs(self.first) if self.first else math.inf
 
 
 def course(probe: Probe, factor: float = 1.0) -> Course | None:
@@ -70,17 +75,13 @@ def _of(calls: list[Call]) -> Course | None:
     losses = [c.loss for c in calls if c.failure is None and c.loss is not None]
     if len(losses) < 3:
         return None
-    ratios = []
-    for call in calls:
-        moved = [(by, size) for by, size in call.changes.values() if math.isfinite(by) and by > 0]
-        size = math.sqrt(sum(s * s for _, s in moved))
-        if size > 0:
-            ratios.append(math.sqrt(sum(b * b for b, _ in moved)) / size)
     steps = [e for c in calls for e in c.of("step")]
+    leaps = [e.facts["leap"] for e in steps]
     norms = [math.sqrt(sum(v * v for v in e.facts["gradients"].present.values())) for e in steps]
     return Course(
         losses=tuple(losses),
         num_steps=len(steps),
-        ratio=sorted(ratios)[len(ratios) // 2] if ratios else 0.0,
+        ratio=sorted(leaps)[len(leaps) // 2] if leaps else 0.0,
+        leap=max((v for v in leaps[:5] if math.isfinite(v)), default=0.0),
         norm=norms[0] if norms else 0.0,
     )

@@ -32,7 +32,7 @@ class Options:
 
     max_steps: int = 3
     batch_size: int | None = None
-    amp_dtype: str = "none"
+    amp_dtype: str = "auto"
     grad_log_interval: int = 1
     detect_anomaly: bool = False
     clip_grad_norm: float = 0.0
@@ -87,12 +87,27 @@ def make_call(target: Target, batch: Any, watch: Watch, options: Options, *, our
 @contextmanager
 def _surroundings(target: Target, options: Options) -> Iterator[None]:
     with ExitStack() as stack:
-        if options.amp_dtype in DTYPES:
+        dtype = amp_dtype(target, options)
+        if dtype is not None:
             device = next(target.model.parameters()).device.type
-            stack.enter_context(torch.autocast(device, dtype=DTYPES[options.amp_dtype]))
+            stack.enter_context(torch.autocast(device, dtype=dtype))
         if options.detect_anomaly:
             stack.enter_context(torch.autograd.detect_anomaly())
         yield
+
+
+def scaler_is_on(scaler: Any) -> bool:
+    """Whether a scaler does anything."""
+    return bool(scaler.is_enabled()) if hasattr(scaler, "is_enabled") else scaler is not None
+
+
+def amp_dtype(target: Target, options: Options) -> torch.dtype | None:
+    """What a forward pass runs in: as asked, else float16 where there is a scaler and the step is ours."""
+    if options.amp_dtype == "auto":
+        ours = target.step_fn is None and target.scaler is not None and scaler_is_on(target.scaler)
+        half = any(p.dtype is torch.float16 for p in target.model.parameters())
+        return torch.float16 if ours and not half else None
+    return DTYPES.get(options.amp_dtype)
 
 
 def _step(target: Target, loss: Any, options: Options, call: Call) -> None:

@@ -51,7 +51,8 @@ class EmptyBatch:
             )
             return
         found = {path: leaf.empty for path, leaf in scan.leaves.items() if leaf.empty}
-        for path, where in found.items():
+        if found:
+            path, where = next(iter(found.items()))
             yield failed(
                 self,
                 f"tensor {path or 'of the batch'} has no elements in {len(where)} of {scan.num} batches.",

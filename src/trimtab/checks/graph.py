@@ -35,6 +35,7 @@ class Activation:
     shape: tuple[int, ...]
     dead_frac: float
     saturated_frac: float
+    num_rows: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,6 +50,7 @@ class LossFacts:
     reduction: str = ""
     scores: Tensor | None = None
     target: Tensor | None = None
+    targets: tuple[Tensor, ...] = ()
     ignore_index: int = -100
     before: str = ""
     before_twice: str = ""
@@ -96,8 +98,10 @@ def read_graph(loss: Tensor, *, detailed: bool = True) -> LossFacts:
             if (one := _activation(name, node)) is not None:
                 found.append(one)
     kinds = {kind for kind, _ in ends}
+    targets = tuple(t.detach() for _, node in ends if (t := _saved(node, "target")) is not None)
     if len(kinds) != 1:
         return LossFacts(
+            targets=targets,
             num_losses=len(ends),
             custom=tuple(dict.fromkeys(custom)),
             activations=tuple(found),
@@ -112,6 +116,7 @@ def read_graph(loss: Tensor, *, detailed: bool = True) -> LossFacts:
         reduction={0: "none", 1: "mean", 2: "sum"}.get(getattr(node, "_saved_reduction", -1), ""),
         scores=None if scores is None else scores.detach(),
         target=None if target is None else target.detach(),
+        targets=targets,
         ignore_index=_signed(getattr(node, "_saved_ignore_index", -100)),
         before=before,
         before_twice=inner,
@@ -222,6 +227,7 @@ def _activation(name: str, node: Any) -> Activation | None:
             shape=tuple(values.shape),
             dead_frac=number((units == 0).all(1).float().mean()),
             saturated_frac=0.0,
+            num_rows=units.shape[1],
         )
     ends = (values.abs() > 0.999) if kind == "Tanh" else ((values < 0.001) | (values > 0.999))
     return Activation(

@@ -13,8 +13,10 @@ from trimtab.checks.probe import Probe
 
 SMALL, TINY = 1e-7, 1e-7
 """Below this rate, and this part of a weight, a step is next to nothing in float32."""
-LARGE = 0.02
-"""A part of the weights that one step may not change without good effect."""
+HIGH, RISEN = 10.0, 1.5
+"""How far above its start the loss of one batch may go: by chance, and with steps as large as the weights."""
+FAR = 10.0
+"""A step of so many times the size of the weights throws them away."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,29 +64,31 @@ class LearningRate:
             yield from self._by_effect(probe, told, max(peaks))
 
     def _by_effect(self, probe: Probe, told: str, top: float) -> Iterator[Line]:
+        leaps = [e.facts["leap"] for c in (*probe.calls, *probe.fixed) for e in c.of("step")]
+        leap = max((v for v in leaps if math.isfinite(v)), default=0.0)
         here = course(probe)
-        if here is None or here.fell or len(probe.optimizers) > 1:
-            if here is not None and here.fell and here.ratio < TINY and top < SMALL:
-                yield self._slow(f"{told}; one step moves the weights by {here.ratio:.1e} of their size", top)
-            else:
-                yield passed(self, told)
+        if leap > FAR:
+            evidence = f"{told}; one step moves the weights by {leap:.3g} times their own size"
+            yield self._wrong(f"a learning rate of {top:.3g} is too high: a step replaces the weights.", evidence, top)
             return
-        slower = course(probe, 0.01)
-        if here.rose and slower is not None and slower.fell and here.ratio > LARGE:
-            evidence = (
-                f"{told}; on one batch the loss went from {here.first:.4g} to {here.last:.4g}, at a hundredth of the "
-                f"rate to {slower.last:.4g}; a step moves the weights by {here.ratio:.0%} of their size"
-            )
-            yield self._wrong(f"a learning rate of {top:.3g} is too high: the loss rises.", evidence, top)
+        if here is None or len(probe.optimizers) > 1:
+            yield passed(self, told)
             return
-        faster = course(probe, 100.0 * SMALL / top) if top < SMALL else None
-        if faster is not None and faster.fell:
-            yield self._slow(f"{told}; on one batch the loss stays at {here.first:.6g}", top)
+        if here.peak > HIGH or (here.peak > RISEN and here.leap > 1.0):
+            slower = course(probe, 0.01)
+            if slower is not None and slower.fell and slower.peak < RISEN:
+                evidence = (
+                    f"{told}; on one batch the loss went from {here.first:.4g} to {here.peak * here.first:.4g}, at a "
+                    f"hundredth of the rate down to {slower.last:.4g}; a step moves the weights by {here.leap:.0%}"
+                )
+                yield self._wrong(f"a learning rate of {top:.3g} is too high: the loss leaps up.", evidence, top)
+                return
+        faster = course(probe, 1e-3 / top) if top < SMALL else None
+        if faster is not None and faster.fell and (not here.fell or here.ratio < TINY):
+            evidence = f"{told}; a step moves weights by {here.ratio:.1e} of their size"
+            yield self._wrong(f"a learning rate of {top:.3g} is too low to learn anything with.", evidence, top)
             return
         yield passed(self, told)
-
-    def _slow(self, evidence: str, rate: float) -> Line:
-        return self._wrong(f"a learning rate of {rate:.3g} is too low to learn anything with.", evidence, rate)
 
     def _wrong(self, cause: str, evidence: str, rate: float) -> Line:
         return failed(self, cause, evidence, "trimtab tune lr module:function  # then lr=...", ("lr",), lr=rate)

@@ -48,7 +48,7 @@ class LossIgnoresInput:
             yield not_applicable(self, "a step with replaced inputs ended with an exception")
             return
         same = plain.loss == other.loss and _norms(plain) == _norms(other)
-        if same and plain.loss is not None and math.isfinite(plain.loss) and _norms(plain):
+        if same and plain.loss is not None and math.isfinite(plain.loss) and any(_norms(plain)):
             yield failed(
                 self,
                 "the loss is the same whatever the input is.",

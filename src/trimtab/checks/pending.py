@@ -26,6 +26,10 @@ class Pending:
         self.used: dict[int, set[int]] = {}  # by backward: the optimizers that stepped on it
         self.given: dict[int, set[int]] = {}  # by backward: the optimizers whose gradients it is in
         self._steps: list[tuple[int, int]] = []  # (number of backwards so far, optimizer)
+        self._versions: dict[int, int] = {}  # by backward: how often weights had changed when it was over
+        self._moved: set[int] = set()  # backwards after which weights moved without a step
+        self._ids: dict[int, tuple[int, ...]] = {}
+        self.by_hand = False
 
     def know(self, optimizer: Any) -> None:
         """Follow this one, too."""
@@ -37,6 +41,7 @@ class Pending:
 
     def before_backward(self, optimizers: Iterable[Any], event: Event) -> None:
         """Gradients are about to be added to what is there."""
+        self._look_for_moves()
         for optimizer in optimizers:
             self._forget_cleared(id(optimizer))
             self._marks[id(optimizer)] = self._mark(id(optimizer))
@@ -51,6 +56,8 @@ class Pending:
                 self._holds[key].append(num)
                 self._new[key] += 1
                 self.given.setdefault(num, set()).add(key)
+            self._ids[key] = tuple(id(p.grad) for p in self._params[key])
+        self._versions[num] = self._num_changes()
         touched = {id(p) for o in optimizers for p in self._params[id(o)] if p.grad is not None}
         if self.backwards[num].facts.get("scaled"):
             self._scaled |= touched
@@ -60,6 +67,8 @@ class Pending:
         key = id(optimizer)
         self._forget_cleared(key)
         params = self._params[key]
+        if self._holds[key] and self._ids.get(key) != tuple(id(p.grad) for p in params):
+            self.by_hand |= any(p.grad is not None for p in params)
         norms = dict(zip([id(p) for p in params], _norms([p.grad for p in params]), strict=True))
         for num in self._holds[key]:
             self.used.setdefault(num, set()).add(key)
@@ -80,7 +89,22 @@ class Pending:
         left = {id(p): id(p.grad) for p in self._params[key] if p.grad is not None and _any(p.grad)}
         self._old[key], self._new[key] = left, 0
         self._steps.append((len(self.backwards), key))
+        if self._versions:
+            self._versions[max(self._versions)] = self._num_changes()
         self._scaled -= {id(p) for p in self._params[key]}
+
+    def discarded(self) -> list[int]:
+        """Backward passes that gave gradients, which no step used before they were cleared."""
+        held = {n for holds in self._holds.values() for n in holds}
+        return [n for n in self.given if not self.used.get(n) and n not in held and n not in self._moved]
+
+    def _look_for_moves(self) -> None:
+        last = len(self.backwards) - 1
+        if last >= 0 and last not in self.used and self._versions.get(last) != self._num_changes():
+            self._moved.add(last)
+
+    def _num_changes(self) -> int:
+        return sum(p._version for params in self._params.values() for p in params)
 
     def num_new(self, optimizer: Any) -> int:
         """How many backward passes there were since its last step."""

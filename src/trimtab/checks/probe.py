@@ -25,6 +25,7 @@ from trimtab.checks.scan import Scan, scan
 from trimtab.checks.target import Target
 from trimtab.checks.untouched import remembered, untouched
 from trimtab.checks.watch import Watch
+from trimtab.sample.wiring import _find, _split_twins, _ties
 
 MAX_CALLS = 40
 SCAN_S, TRIAL_S = 1.5, 3.0
@@ -36,7 +37,10 @@ LOOK_AHEAD = 2_000
 class Probe:
     """One training under examination. Used as a context: afterwards everything is as it was."""
 
-    def __init__(self, target: Target, options: Options | None = None) -> None:
+    def __init__(
+        self, target: Target, options: Options | None = None, again: Callable[[], Target] | None = None
+    ) -> None:
+        self._again = again
         self.target, self.options = target, options or Options()
         self.calls: list[Call] = []
         self.ours = True
@@ -49,9 +53,15 @@ class Probe:
     def __enter__(self) -> Probe:
         self.rewind = self._stack.enter_context(untouched(self.target, deep=True))
         self._memory = remembered(self.target, deep=True)
+        named = [*self.model.named_parameters(), *self.model.named_buffers()]
+        self.nonfinite_at_start = tuple(n for n, t in named if _is_bad(t))
+        ties = _ties(self.model)
+        self.split_twins, self.num_ties = tuple(_split_twins(self.model)), len(ties)
         self._seed()
         self.scan = scan(self.target.loader, budget_s=SCAN_S)
+        self.average_at_start = self._average()
         self._observe()
+        self.broken_ties = tuple(f"{a} and {b}" for a, b in ties if _find(self.model, a) is not _find(self.model, b))
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -206,10 +216,13 @@ class Probe:
         return self._cache[key]
 
     def _note_average(self, call: Call) -> None:
-        averaged = _tensors_of(self.target.ema)
+        call.average = self._average()
+
+    def _average(self) -> float | None:
+        averaged = tensors_of(self.target.ema)
         if averaged:
-            total = sum(float(t.detach().double().abs().sum()) + float(t.detach().double().sum()) for t in averaged)
-            call.average = total
+            return sum(float(t.detach().double().abs().sum()) + float(t.detach().double().sum()) for t in averaged)
+        return None
 
     # -- experiments ---------------------------------------------------------------------------------------------
 
@@ -323,11 +336,39 @@ class Probe:
         with self.trial(rates=False):
             return self.run([batch], listen=True, seeds=[seed])[0]
 
+    def rebuilt_agree(self, num: int = 3) -> bool:
+        """Whether two trainings that are built anew, with one seed, have the same losses; False where none can be."""
+        if self._again is None:
+            return False
+        seen: list[list[float | None]] = []
+        for _ in range(2):
+            self._seed()
+            target = self._again()
+            self._seed()
+            watch, losses = Watch(target.model), list[float | None]()
+            with watch.listening():
+                for _, batch in zip(range(num), target.loader, strict=False):
+                    call, _ = make_call(target, batch, watch, self.options, ours=self.ours)
+                    losses.append(call.loss)
+            seen.append(losses)
+        return seen[0] == seen[1]
+
     def _seed(self, seed: int | None = None) -> None:
         value = self.options.seed if seed is None else seed
         torch.manual_seed(value)
         random.seed(value)
         np.random.seed(value)
+
+
+def _is_bad(tensor: Tensor) -> bool:
+    """Whether it holds NaN or Inf and is no mask of 0 and -inf."""
+    if tensor.is_meta or not tensor.is_floating_point() or bool(torch.isfinite(tensor).all()):
+        return False
+    return (
+        bool(torch.isnan(tensor).any())
+        or bool(tensor[torch.isfinite(tensor)].any())
+        or bool((tensor == torch.inf).any())
+    )
 
 
 @contextmanager
@@ -343,7 +384,8 @@ def _standing_still(scheduler: Any) -> Iterator[None]:
             scheduler.step = had
 
 
-def _tensors_of(average: Any) -> list[Tensor]:
+def tensors_of(average: Any) -> list[Tensor]:
+    """The averaged weights, wherever an average keeps them."""
     if average is None:
         return []
     if isinstance(average, nn.Module):

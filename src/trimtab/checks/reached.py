@@ -73,6 +73,16 @@ def was_called(probe: Probe, name: str) -> bool:
     return any(id(module) in c for c in calls) or not _callable(module)
 
 
+def learns(model: torch.nn.Module, name: str) -> bool:
+    """Whether a layer belongs to a part that learns: its own weights do, or, without any, those around it."""
+    at = name
+    while True:
+        wants = [p.requires_grad for p in model.get_submodule(at).parameters()]
+        if wants or not at:
+            return any(wants)
+        at = at.rpartition(".")[0]
+
+
 def _callable(module: torch.nn.Module) -> bool:
     return type(module).forward is not torch.nn.Module.forward
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 
 from trimtab.checks.drive import Options
@@ -37,9 +37,16 @@ class Report:
 
 
 def examine(
-    target: Target, options: Options | None = None, *, select: Iterable[str] = (), ignore: Iterable[str] = ()
+    target: Target,
+    options: Options | None = None,
+    *,
+    select: Iterable[str] = (),
+    ignore: Iterable[str] = (),
+    again: Callable[[], Target] | None = None,
 ) -> Report:
     """Run the checks on a training, and leave it exactly as it was.
+
+    `again` builds the same training anew, to be held against a second one of its kind.
 
     Example:
         >>> from trimtab.checks.sample import build
@@ -52,7 +59,7 @@ def examine(
     if options.batch_size is not None:
         target = smaller(target, options.batch_size)
     began = time.perf_counter()
-    with Probe(target, options) as probe:
+    with Probe(target, options, again) as probe:
         lines = [line for check in chosen for line in _run(check, probe)]
         traces = tuple(c.failure.trace for c in probe.calls if c.failure is not None)
         steps = tuple(view(call, probe.batch(i)) for i, call in enumerate(probe.calls))
@@ -75,8 +82,21 @@ def explained(lines: Iterable[Line]) -> list[Line]:
     return out
 
 
+EFFECTS = (
+    "learning-rate",
+    "weights-unchanged",
+    "not-learning",
+    "gradcheck",
+    "initial-loss",
+    "collapsed-output",
+    "checkpoint-round-trip",
+    "resume-differs",
+)
+"""What is seen by its effect: after any other failure it says nothing of its own."""
+
+
 def _explains(consequences: tuple[str, ...], line: Line) -> bool:
-    return "*" in consequences or line.name in consequences
+    return "*" in consequences or line.name in consequences or line.name in EFFECTS
 
 
 def _run(check: Check, probe: Probe) -> Iterable[Line]:

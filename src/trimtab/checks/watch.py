@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -39,6 +40,8 @@ class Watch:
         self._in_scaler = 0
         self._before: dict[int, Tensor] = {}
         self.graphs_left = NUM_GRAPHS
+        self.keep_gradients = False
+        self.gradients: list[dict[int, Tensor]] = []
 
     @property
     def now(self) -> Call:
@@ -135,12 +138,13 @@ class Watch:
         loss = roots[0] if roots else None
         event = self.put("backward", scaled=loss is not None and id(loss) in self._scaled)
         if loss is not None:
-            origin = self._scaled.get(id(loss), (None, loss))[1]
+            origin = self._scaled.get(id(loss), (None, loss, 1.0))[1]
             event.facts |= {
                 "value": number(origin.detach().float()) if origin.numel() == 1 and not origin.is_meta else None,
                 "kind": "",
                 "factors": [],
                 "in_step": bool(self._depth),
+                "scale": self._scaled[id(loss)][2] if id(loss) in self._scaled else 1.0,
             }
             facts = read_graph(loss, detailed=self.graphs_left > 0)
             event.facts["kind"], event.facts["reduction"] = facts.kind, facts.reduction
@@ -157,6 +161,10 @@ class Watch:
         if loss is not None and handle is not None:
             handle.remove()
         self.pending.after_backward(self.optimizers.values())
+        if self.keep_gradients:
+            self.gradients.append(
+                {id(p): p.grad.detach().clone() for p in self._model.parameters() if p.grad is not None}
+            )
         self.now.reached |= {id(p) for p in self._model.parameters() if p.grad is not None}
         return out
 
@@ -186,7 +194,7 @@ class Watch:
         out = inner(scaler, outputs)
         self.put("scale", id(scaler), enabled=scaler.is_enabled())
         if isinstance(out, Tensor) and out is not outputs:
-            self._scaled[id(out)] = (out, outputs)
+            self._scaled[id(out)] = (out, outputs, float(scaler.get_scale()))
         return out
 
     def _unscale(self, inner: Callable[..., Any], scaler: Any, optimizer: Any) -> Any:
@@ -227,6 +235,7 @@ class Watch:
             scaled=self.pending.is_scaled(set(gradients.norms)) and not self._in_scaler,
             fresh=self.pending.num_new(optimizer),
             moved=False,
+            leap=0.0,
             rates=tuple(float(g["lr"]) for g in optimizer.param_groups if "lr" in g),
         )
 
@@ -240,7 +249,8 @@ class Watch:
             event.facts["gradients"] = self.pending.before_step(optimizer)
             event.facts["fresh"] = self.pending.num_new(optimizer)
         params = [p for g in optimizer.param_groups for p in g["params"] if id(p) in self._before]
-        event.facts["moved"] = any(not torch.equal(p.detach(), self._before[id(p)]) for p in params)
+        by, size = _distance(params, self._before)
+        event.facts["moved"], event.facts["leap"] = by > 0, by / size if size > 0 else 0.0
         self.pending.after_step(optimizer)
 
     def _schedule(self, who: int, inner: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -251,6 +261,17 @@ class Watch:
 def _size(grads: Any) -> float:
     found = [g for g in (grads if isinstance(grads, tuple) else (grads,)) if isinstance(g, Tensor) and g.numel() == 1]
     return number(found[0].detach().float()) if found else float("nan")
+
+
+def _distance(params: list[Tensor], before: dict[int, Tensor]) -> tuple[float, float]:
+    """How far all of them went together, and how large those that went were."""
+    by = size = 0.0
+    for p in params:
+        old = before[id(p)]
+        if not torch.equal(p.detach(), old):
+            by += number((p.detach() - old).abs().double().square().sum())
+            size += number(old.abs().double().square().sum())
+    return math.sqrt(by), math.sqrt(size)
 
 
 def _wrap(home: Any, name: str, around: Callable[..., Any]) -> Callable[[], None]:

@@ -39,7 +39,9 @@ def run(
         int | None,
         typer.Option("--batch-size", min=1, help="Another batch size than the loader's.", show_default=False),
     ] = None,
-    amp_dtype: Annotated[str, typer.Option("--amp-dtype", help="Autocast to bf16 or fp16, or none.")] = "none",
+    amp_dtype: Annotated[
+        str, typer.Option("--amp-dtype", help="Autocast to bf16 or fp16, or none; auto: as the training does.")
+    ] = "auto",
     grad_log_interval: Annotated[
         int, typer.Option("--grad-log-interval", min=0, help="Print gradients every so many steps; 0: never.")
     ] = 1,
@@ -68,7 +70,7 @@ def run(
     from trimtab.core.config_read import words
     from trimtab.core.errors import InputError
 
-    if amp_dtype not in (*DTYPES, "none"):
+    if amp_dtype not in (*DTYPES, "none", "auto"):
         raise InputError(f"--amp-dtype is {amp_dtype!r}; expected bf16, fp16 or none")
     options = Options(
         max_steps=max_steps,
@@ -81,7 +83,13 @@ def run(
     )
     spec = _spec(target)
     loaded = load_target(spec, lenient=True)
-    report = examine(loaded, options, select=words(select, "--select"), ignore=words(ignore, "--ignore"))
+    report = examine(
+        loaded,
+        options,
+        select=words(select, "--select"),
+        ignore=words(ignore, "--ignore"),
+        again=lambda: load_target(spec, lenient=True),
+    )
     failed = not report.ok or (strict and any(line.status.value == "warn" for line in report.lines))
     where = environment(options, loaded)
     if as_json:

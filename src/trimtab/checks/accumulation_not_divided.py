@@ -1,0 +1,77 @@
+"""OPT006: several losses are added up for one step without being divided."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import ClassVar
+
+from trimtab.checks.events import Event
+from trimtab.checks.outcome import Line, failed, not_applicable, passed
+from trimtab.checks.probe import Probe
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AccumulationNotDivided:
+    """Several losses are added up for one step without being divided.
+
+    ## What it means
+    The gradient is n times that of the mean: the true learning rate grows with the number of micro-batches, and
+    clipping cuts n times as hard.
+
+    ## How it is checked
+    The factor that each mean loss enters its backward pass with is read from autograd itself. Several losses of one
+    forward pass, and the passes of two players, are meant to be added.
+
+    ## What to try
+    1. `(loss / num_micro_batches).backward()`.
+    """
+
+    code: ClassVar[str] = "OPT006"
+    name: ClassVar[str] = "accumulation-not-divided"
+    title: ClassVar[str] = "accumulated losses are divided"
+    causes: ClassVar[tuple[str, ...]] = ("learning-rate", "not-learning")
+
+    def run(self, probe: Probe) -> Iterator[Line]:
+        """Report sums that should be means."""
+        rounds = self._rounds(probe)
+        if not rounds:
+            yield not_applicable(self, probe.no_steps or "each step has one backward pass")
+            return
+        whole = [r for r in rounds if all(0.9 < abs(f) < 1.1 for f in r)]
+        num = max(map(len, rounds))
+        if whole and len(whole) == len(rounds):
+            yield failed(
+                self,
+                f"{num} losses are added up for one step, each undivided.",
+                f"factors {', '.join(f'{f:.3g}' for f in whole[0][:4])} in {len(rounds)} steps: it is {num} times"
+                " that of their mean",
+                f"(loss / {num}).backward()",
+                ("loss",),
+                num=float(num),
+            )
+        else:
+            yield passed(self, f"{num} passes a step, factors {', '.join(f'{f:.3g}' for f in rounds[0][:4])}")
+
+    @staticmethod
+    def _rounds(probe: Probe) -> list[list[float]]:
+        """For every step of several passes, each on a forward pass of its own: their factors, where all are known."""
+        if len(probe.optimizers) != 1 or probe.ours:
+            return []
+        rounds: list[list[float]] = []
+        now: list[Event] = []
+        forwards = 0
+        for event in (e for c in probe.calls for e in c.events):
+            if event.kind == "forward" and event.facts["grad"]:
+                forwards += 1
+            elif event.kind == "backward":
+                now.append(event)
+            elif event.kind in ("step", "scaler-step"):
+                kinds = {(e.facts.get("kind"), e.facts.get("reduction")) for e in now}
+                known = [e.facts["factors"][0] / (e.facts.get("scale") or 1.0) for e in now if e.facts.get("factors")]
+                means = len(kinds) == 1 and all(k and r == "mean" for k, r in kinds)
+                if len(now) > 1 and means and len(known) == len(now) and forwards >= len(now):
+                    rounds.append(known)
+                if event.kind == "step":
+                    now, forwards = [], 0
+        return rounds

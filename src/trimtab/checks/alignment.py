@@ -1,0 +1,263 @@
+"""Whether inputs and targets belong together: their order in a batch, the shift of tokens, the order in store."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from trimtab.checks.leaves import is_label_like, leaves, mapped
+from trimtab.checks.probe import Probe
+from trimtab.checks.roles import same_values
+from trimtab.sample.host import number
+
+SHIFTS = (1, 0, -1, 2, -2, 3, -3)
+CLEAR = 0.9
+NUM_ROWS, MIN_ROWS = 400, 64
+MAX_CLASSES = 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shift:
+    """How far the targets lie from the tokens they equal."""
+
+    by: int
+    share: float
+    wrong: bool
+    cause: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rows:
+    """How well targets follow from the inputs beside them, and from those `by` places on."""
+
+    here: float
+    there: float
+    by: int
+
+    @property
+    def wrong(self) -> bool:
+        """Whether they follow from others, and not from their own."""
+        return self.by != 0 and self.here < 0.05 and self.there > 0.2
+
+
+def misplaced(probe: Probe) -> str:
+    """What is in another order than it was in the batch, in a sentence; empty where nothing is."""
+    call, batch = probe.calls[0], dict(leaves(probe.batch(0)))
+    compared = [t for t in call.facts.targets if t.numel() >= 8]
+    given = [t for t in call.inputs if t.dim() and t.shape[0] >= 8]
+    kept_x = any(same_values(leaf, g) for leaf in batch.values() for g in given if leaf.numel() == g.numel())
+    for path, leaf in batch.items():
+        if leaf.numel() < 8 or any(same_values(leaf, g) for g in given):
+            continue
+        if any(same_values(leaf, t) for t in compared):
+            continue
+        if kept_x and any(_same_set(leaf, t) for t in compared):
+            return f"the loss gets the targets (tensor {path}) in another order than the inputs."
+    kept_y = [p for p, leaf in batch.items() if any(same_values(leaf, t) for t in compared)]
+    for path, leaf in batch.items():
+        other = kept_y and path not in kept_y and leaf.dim() >= 2 and not any(same_values(leaf, g) for g in given)
+        if other and any(g.shape == leaf.shape and _same_rows(leaf, g) for g in given):
+            return f"the model gets the inputs (tensor {path}) in another order than the targets."
+    return ""
+
+
+def _same_set(a: Tensor, b: Tensor) -> bool:
+    if a.numel() != b.numel() or a.is_complex():
+        return False
+    one, other = (t.detach().double().cpu().reshape(-1) for t in (a, b))
+    return bool((one != one[0]).any()) and torch.equal(one.sort().values, other.sort().values)
+
+
+def _same_rows(a: Tensor, b: Tensor) -> bool:
+    """Whether one has the rows of the other, in another order."""
+    one, other = (t.detach().double().cpu().reshape(t.shape[0], -1) for t in (a, b))
+    keys = [sorted(map(tuple, t[:, :64].tolist())) for t in (one, other)]
+    return keys[0] == keys[1]
+
+
+def shift_of_tokens(probe: Probe) -> Shift | None:
+    """By how many places targets and input tokens are apart; None where targets are no tokens of the input."""
+    found: Shift | None = probe.cached("shift", lambda: _shift(probe))
+    return found
+
+
+def _shift(probe: Probe) -> Shift | None:
+    facts = probe.facts
+    target = facts.target
+    if facts.kind != "nll" or target is None:
+        return None
+    for _, tokens in probe.calls[0].lookups:
+        if tokens.dim() != 2 or torch.unique(tokens).numel() < 4:
+            continue
+        for dim in (1, 0):
+            size = tokens.shape[dim]
+            short = [n for n in (size, size - 1) if n >= 4 and target.numel() == tokens.numel() // size * n]
+            if not short:
+                continue
+            shape = (tokens.shape[0], short[0]) if dim else (short[0], tokens.shape[1])
+            best = _best(tokens, target.reshape(shape), dim, facts.ignore_index)
+            if best is not None:
+                return _judged(probe, *best)
+    return None
+
+
+def _best(tokens: Tensor, target: Tensor, dim: int, ignore: int) -> tuple[int, float] | None:
+    shares: dict[int, float] = {}
+    for by in SHIFTS:
+        num = min(target.shape[dim], tokens.shape[dim] - max(by, 0)) - max(-by, 0)
+        if num < 2:
+            continue
+        mine = target.narrow(dim, max(-by, 0), num)
+        theirs = tokens.narrow(dim, max(-by, 0) + by, num)
+        valid = (mine != ignore) & (mine >= 0)
+        if bool(valid.any()):
+            shares[by] = number((mine == theirs)[valid].float().mean())
+    if not shares:
+        return None
+    by = 1 if shares.get(1, 0.0) > CLEAR else max(shares, key=lambda k: shares[k])
+    return (by, shares[by]) if shares[by] > CLEAR else None
+
+
+def _judged(probe: Probe, by: int, share: float) -> Shift:
+    if by == 1:
+        return Shift(by=1, share=share, wrong=False)
+    if by == 0:
+        ahead = None if probe.too_slow or probe.no_steps else sees_ahead(probe)
+        cause = "the targets are the input tokens themselves, not the next ones: copying is all there is to learn."
+        return Shift(by=0, share=share, wrong=ahead == 0.0, cause=cause)
+    cause = f"the targets are the tokens {abs(by)} places {'on' if by > 0 else 'back'}, not the next ones."
+    return Shift(by=by, share=share, wrong=True, cause=cause)
+
+
+def sees_ahead(probe: Probe) -> float | None:
+    """The share of outputs before a changed token that change with it; None where outputs have no positions."""
+    found: float | None = probe.cached("ahead", lambda: _ahead(probe))
+    return found
+
+
+def _ahead(probe: Probe) -> float | None:
+    for module, tokens in probe.calls[0].lookups:
+        if tokens.dim() != 2 or not is_label_like(tokens):
+            continue
+        changed = _with_one_changed(probe.batch(0), tokens, module.num_embeddings)
+        if changed is None:
+            continue
+        plain, other = probe.once(probe.batch(0)), probe.once(changed)
+        a, b = plain.output, other.output
+        if a is None or b is None or a.shape != b.shape or a.dim() < 2:
+            return None
+        num = tokens.shape[1]
+        dim = 1 if a.shape[1] in (num, num - 1) else 0 if a.shape[0] in (num, num - 1) else None
+        if dim is None:
+            return None
+        at = num // 2
+        before = [t.narrow(dim, 0, at).double() for t in (a, b)]
+        after = [t.narrow(dim, at, a.shape[dim] - at).double() for t in (a, b)]
+        if not bool((after[0] != after[1]).any()):
+            return None  # it did not see the change at all
+        apart = (before[0] - before[1]).abs() > 1e-4 * max(number(a.abs().max()), 1e-12)
+        return number(apart.double().mean())
+    return None
+
+
+def _with_one_changed(batch: Any, tokens: Tensor, size: int) -> Any:
+    """The batch with the middle one of its tokens replaced, for every sample."""
+    done: list[str] = []
+    at = tokens.shape[1] // 2
+
+    def change(path: str, tensor: Tensor) -> Tensor:
+        fits = tensor.dim() == 2 and tensor.shape[0] == tokens.shape[0] and tensor.shape[1] >= tokens.shape[1]
+        if not fits or not is_label_like(tensor) or not same_values(tensor[:, : tokens.shape[1]], tokens):
+            return tensor
+        new = tensor.clone()
+        new[:, at] = (new[:, at] + 1) % size
+        done.append(path)
+        return new
+
+    out = mapped(batch, change)
+    return out if done else None
+
+
+def shifted_rows(probe: Probe) -> Rows | None:
+    """Whether targets follow from the inputs of other samples; None where there are too few, or no relation at all."""
+    if len(probe.roles.targets) != 1 or not probe.roles.inputs or not probe.roles.sure:
+        return None
+    pairs = _stored(probe)
+    if pairs is None:
+        return None
+    x, y = pairs
+    scores = {by: _score(x, y, by) for by in (0, 1, -1, 2, -2)}
+    best = max(scores, key=lambda k: scores[k])
+    if scores[best] < 0.05:
+        return None
+    return Rows(here=scores[0], there=scores[best], by=best if scores[0] < 0.05 else 0)
+
+
+def _stored(probe: Probe) -> tuple[Tensor, Tensor] | None:
+    """Inputs and targets in the order they are stored in, as numbers."""
+    dataset = getattr(probe.target.loader, "dataset", None)
+    items: list[Any] = []
+    if dataset is not None and hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__"):
+        began = time.perf_counter()
+        for i in range(min(len(dataset), NUM_ROWS)):
+            items.append(dict(leaves(dataset[i])))
+            if time.perf_counter() - began > 0.5:
+                break
+        columns = [[item.get(p) for item in items] for p in (probe.roles.inputs[0], probe.roles.targets[0])]
+        if any(v is None for column in columns for v in column):
+            return None
+        try:
+            x, y = (torch.stack([v for v in column if v is not None]) for column in columns)
+        except RuntimeError:
+            return None
+    else:
+        found = [dict(leaves(b)) for b in probe.scan.batches]
+        try:
+            x, y = (torch.cat([b[p] for b in found]) for p in (probe.roles.inputs[0], probe.roles.targets[0]))
+        except (RuntimeError, KeyError):
+            return None
+    if x.shape[0] != y.shape[0] or x.shape[0] < MIN_ROWS or not x.is_floating_point():
+        return None
+    wanted = _wanted(y)
+    return None if wanted is None else (_features(x), wanted)
+
+
+def _features(x: Tensor) -> Tensor:
+    """Columns that a line can be put through: the inputs, reduced in number, and some bends of them."""
+    flat = torch.nan_to_num(x.detach().cpu().reshape(x.shape[0], -1).double())
+    flat = (flat - flat.mean(0)) / flat.std(0).clamp_min(1e-9)
+    generator = torch.Generator().manual_seed(0)
+    if flat.shape[1] > 48:
+        flat = flat @ torch.randn(flat.shape[1], 48, generator=generator, dtype=torch.double) / flat.shape[1] ** 0.5
+    mixed = torch.randn(flat.shape[1], 32, generator=generator, dtype=torch.double) / flat.shape[1] ** 0.5
+    bent = torch.relu(flat @ mixed)
+    return torch.cat([flat, bent, torch.ones(len(flat), 1, dtype=torch.double)], 1)
+
+
+def _wanted(y: Tensor) -> Tensor | None:
+    y = y.detach().cpu()
+    if is_label_like(y) and y.dim() == 1 and 1 < torch.unique(y).numel() <= MAX_CLASSES:
+        return torch.nn.functional.one_hot(y - y.min()).double()
+    if y.is_floating_point():
+        flat = torch.nan_to_num(y.reshape(y.shape[0], -1).double())
+        return flat if flat.shape[1] <= 16 else None
+    return None
+
+
+def _score(x: Tensor, y: Tensor, by: int) -> float:
+    """How much of the targets a ridge regression explains on samples that it was not fitted to."""
+    num = len(x) - abs(by)
+    a, b = (x[:num], y[by : by + num]) if by >= 0 else (x[-by : -by + num], y[:num])
+    even = torch.arange(num) % 2 == 0
+    scores = []
+    for fit in (even, ~even):
+        gram = a[fit].T @ a[fit] + 3.0 * torch.eye(a.shape[1], dtype=torch.double)
+        guess = a[~fit] @ torch.linalg.solve(gram, a[fit].T @ b[fit])
+        rest = (b[~fit] - guess).square().sum()
+        total = (b[~fit] - b[fit].mean(0)).square().sum()
+        scores.append(1.0 - number(rest / total.clamp_min(1e-12)))
+    return min(scores)

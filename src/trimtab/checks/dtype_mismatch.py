@@ -1,0 +1,54 @@
+"""WIRE005: tensors of types that do not fit meet in one operation."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import ClassVar
+
+from trimtab.checks.outcome import Line, failed, not_applicable, passed
+from trimtab.checks.probe import Probe
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DtypeMismatch:
+    """Tensors of types that do not fit meet in one operation.
+
+    ## What it means
+    Doubles from numpy meet float32 weights, labels are floats where whole numbers are needed, or half precision meets
+    single outside of autocast.
+
+    ## How it is checked
+    PyTorch's own error, translated, with the module and the line.
+
+    ## What to try
+    1. `x = x.float()`, `y = y.long()`: in the data set, once.
+    """
+
+    code: ClassVar[str] = "WIRE005"
+    name: ClassVar[str] = "dtype-mismatch"
+    title: ClassVar[str] = "types fit together"
+    causes: ClassVar[tuple[str, ...]] = (
+        "step-exception",
+        "weights-unchanged",
+        "not-learning",
+        "loss-detached",
+        "missing-gradient",
+    )
+
+    def run(self, probe: Probe) -> Iterator[Line]:
+        """Translate PyTorch's error."""
+        failure = probe.failure
+        if failure is not None and probe.failed_as == self.name:
+            where = f" in {failure.module}" if failure.module else ""
+            yield failed(
+                self,
+                f"types do not fit{where}: {failure.text[:200]}",
+                f"in the {failure.phase} pass of call {len(probe.calls) - 1}, at {failure.where or 'unknown'}",
+                "x, y = x.float(), y.long()",
+                (failure.module,) if failure.module else (),
+            )
+        elif not probe.through:
+            yield not_applicable(self, probe.no_steps)
+        else:
+            yield passed(self, f"{len(probe.through)} calls came to their end")

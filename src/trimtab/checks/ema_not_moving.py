@@ -1,0 +1,73 @@
+"""EMA002: the averaged weights stand still, or are no copy."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import ClassVar
+
+from trimtab.checks.outcome import Line, failed, not_applicable, passed
+from trimtab.checks.probe import Probe, tensors_of
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EmaNotMoving:
+    """The averaged weights stand still, or are no copy.
+
+    ## What it means
+    What will be evaluated or shipped is an untrained model: an update that is never called, a decay of 1, an average of
+    another model. An average that shares its memory with the model is the model itself.
+
+    ## How it is checked
+    The average before and after the steps, in which the weights did move; and whether it has memory of its own.
+
+    ## What to try
+    1. `ema.update_parameters(model)` after each step; a decay of 0.99 to 0.9999.
+    2. Build it from a copy: `AveragedModel(model)` makes one.
+    """
+
+    code: ClassVar[str] = "EMA002"
+    name: ClassVar[str] = "ema-not-moving"
+    title: ClassVar[str] = "the averaged weights follow"
+    causes: ClassVar[tuple[str, ...]] = ()
+
+    def run(self, probe: Probe) -> Iterator[Line]:
+        """Report averages that do not follow."""
+        average = probe.target.ema
+        if average is None:
+            yield not_applicable(self, "there is no average of the weights")
+            return
+        mine = {p.data_ptr() for p in probe.model.parameters()}
+        tensors = tensors_of(average)
+        shared = [t for t in tensors if t.data_ptr() in mine]
+        moved = any(e.facts["moved"] for e in probe.events("step"))
+        marks = [probe.average_at_start, *(c.average for c in probe.through)]
+        if not tensors:
+            yield not_applicable(self, f"no tensors were found in the {type(average).__name__}")
+        elif shared and len(shared) == len(tensors):
+            yield failed(
+                self,
+                "the average shares its memory with the model: it is no average.",
+                f"{len(shared)} of {len(tensors)} tensors are the model's own",
+                "ema = torch.optim.swa_utils.AveragedModel(model)  # it copies",
+                ("ema",),
+            )
+        elif not moved:
+            yield not_applicable(self, "the weights themselves did not move")
+        elif len(set(marks)) > 1:
+            yield passed(self, f"it changed in {_num_changes(marks)} of {len(marks) - 1} steps")
+        elif not probe.too_slow and len({c.average for c in probe.varied} | set(marks)) > 1:
+            yield passed(self, f"it changed within {len(probe.varied)} steps")
+        else:
+            yield failed(
+                self,
+                "the averaged weights do not move while the model does.",
+                f"unchanged to the bit in {len(probe.through) + (0 if probe.too_slow else len(probe.varied))} steps",
+                "ema.update_parameters(model)  # after optimizer.step(), with a decay below 1",
+                ("ema",),
+            )
+
+
+def _num_changes(marks: list[float | None]) -> int:
+    return sum(a != b for a, b in pairwise(marks))
