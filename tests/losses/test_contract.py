@@ -14,6 +14,8 @@ from tests.losses import reference
 from tests.losses.largest import Largest
 from tests.losses.negatives import close, compare, cotangent, gradients, inputs, reduced, unit
 from trimtab.losses import contract, gram
+from trimtab.losses.contract_tables import centred, tables_of
+from trimtab.losses.entries import entries_of, outer_sum
 from trimtab.losses.problem import Problem
 
 SIZES = {2: 7, 3: 6, 4: 5, 5: 3, 6: 3, 7: 2}
@@ -130,8 +132,8 @@ def test_the_certificate_bounds_the_range(similarity: str, n: int) -> None:
     """Measured on the pairs between the two smaller groups, which no moving of single terms can widen."""
     problem = problem_of(tuple(unit(x) for x in inputs(n, 4, 6)), similarity, 2000.0)
     bound = contract.range_certificate(problem)
-    tables = contract._centred(contract._tables(problem, contract.entries_of(problem)))
-    matrix = contract.outer_sum(
+    tables = centred(tables_of(problem, entries_of(problem)))
+    matrix = outer_sum(
         [((i, len(tables.b)), t) for i, t in enumerate(tables.b)], [t.shape[0] for t in tables.b] + [4 ** (n // 3)]
     )
     assert matrix.max() - matrix.min() <= bound * (1 + 1e-12)
@@ -188,6 +190,8 @@ def test_nothing_that_is_not_finite_is_certified() -> None:
         assert not contract.certified(problem_of(inputs(3, 3, 4), "paircos", math.nan))
         value = gram.reduce_tuples(problem_of(xs, "sqnorm"), "lse")
         assert not torch.isfinite(value[2, 0])
+        cosines = contract.reduce_tuples(problem_of(tuple(unit(x) for x in xs), "paircos"), "lse")
+        assert torch.isnan(cosines[:2]).all()  # any unit rows are certified, and NaN among them comes through
 
 
 def test_memory_is_that_of_matrices_between_groups() -> None:

@@ -16,28 +16,24 @@ nothing: a centred ``b`` has the smallest range.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from itertools import pairwise
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from trimtab.losses import gram
-from trimtab.losses.contract_blocks import Groups, Places
+from trimtab.losses.contract_blocks import Groups
 from trimtab.losses.contract_far import ContractFar
 from trimtab.losses.contract_near import ContractNear, near_limit
-from trimtab.losses.entries import Entries, Term, anchors, entries_of, no_tuples, outer_sum, ravel
-from trimtab.losses.pairs import LINEAR, pair_tables
+from trimtab.losses.contract_tables import Tables, add, beside_positives, centred, groups_of, places_of, tables_of
+from trimtab.losses.entries import anchors, entries_of, no_tuples
+from trimtab.losses.pairs import LINEAR
 from trimtab.losses.problem import Kind, Problem
-from trimtab.losses.reduce import lse
 
 SIMILARITIES = LINEAR
 
 __all__ = ["SIMILARITIES", "NotCertified", "certified", "range_certificate", "range_limit", "reduce_tuples"]
-
-Pairs = dict[tuple[int, int], Tensor]
 
 
 class NotCertified(ValueError):
@@ -60,21 +56,21 @@ def reduce_tuples(problem: Problem, kind: Kind) -> Tensor:
         entries = entries_of(problem)
         if 0 in entries.sizes:
             return no_tuples(problem, kind)
-        tables = _tables(problem, entries)
+        tables = tables_of(problem, entries)
         way: Any = ContractNear
         middle = problem.scale.detach() * (_lowest(problem) / 2 + 0.5)
         if _near(problem, tables.groups):
             tables = replace(tables, a=[tables.a[0] - middle / 2, *tables.a[1:]], own=tables.own - middle / 2)
         else:
-            way, tables = ContractFar, _centred(tables)
+            way, tables = ContractFar, centred(tables)
             bound, limit = _bound(problem, tables), _limit(problem.xs[0].dtype, tables.groups)
             if not bound < limit:
                 raise NotCertified(
                     f"the logits of {problem.similarity!r} may spread over {bound:.3g} nats between two groups of "
                     f"modalities; the contraction is exact below {limit:.3g}. Use backend 'gram', or a smaller scale."
                 )
-        places = _places(tables.groups, entries, problem.xs[0].device)
-        beside = _beside_positives(tables, entries, places) if way is ContractFar else ()
+        places = places_of(tables.groups, entries, problem.xs[0].device)
+        beside = beside_positives(tables, entries, places) if way is ContractFar else ()
         flat = way.apply(tables.groups, places, tables.own, *beside, *tables.a, *tables.b, *tables.c)
         if way is ContractNear:
             flat = [x + middle for x in flat]
@@ -100,12 +96,12 @@ def range_certificate(problem: Problem) -> float:
     if 0 in entries.sizes:
         return 0.0
     with torch.no_grad():
-        return min(bound, _measured(_centred(_tables(whole, entries))))
+        return min(bound, _measured(centred(tables_of(whole, entries))))
 
 
 def range_limit(problem: Problem) -> float:
     """What the certificate must stay below, in nats."""
-    return _limit(problem.xs[0].dtype, _groups((problem.batch,) * problem.num_modalities, problem))
+    return _limit(problem.xs[0].dtype, groups_of((problem.batch,) * problem.num_modalities, problem))
 
 
 def certified(problem: Problem) -> bool:
@@ -119,109 +115,11 @@ def certified(problem: Problem) -> bool:
     return range_certificate(problem) < range_limit(problem)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Tables:
-    """The three matrices as sums of smaller tables, one per modality of the group that indexes their rows."""
-
-    groups: Groups
-    a: list[Tensor]
-    b: list[Tensor]
-    c: list[Tensor]
-    own: Tensor
-    """What depends on ``p`` alone; the rest of that kind is within ``a`` (of q) and ``c`` (of r)."""
-
-
 def _check(problem: Problem, kind: Kind) -> None:
     if problem.similarity not in SIMILARITIES:
         raise ValueError(f"similarity is {problem.similarity!r}: the contraction has {', '.join(SIMILARITIES)}.")
     if kind != "lse":
         raise ValueError(f"kind is {kind!r}: the contraction only has 'lse'. Use backend 'gram'.")
-
-
-def _groups(sizes: Sequence[int], problem: Problem) -> Groups:
-    """Near equal, the largest first: the last two meet in ``b``, which should have few pairs."""
-    n = len(sizes)
-    cuts = [0, (n + 2) // 3, (n + 2) // 3 + (n + 1) // 3, n]
-    device = problem.xs[0].device
-    return Groups(
-        sizes=tuple(tuple(sizes[i:j]) for i, j in pairwise(cuts)),
-        cuts=tuple(cuts),
-        precision=problem.precision if device.type == "cuda" else "ieee",
-        chunk=problem.chunk or (1 << 27 if device.type == "cuda" else 1 << 20),
-    )
-
-
-def _tables(problem: Problem, entries: Entries) -> _Tables:
-    nodes, pairs = entries.cut(*pair_tables(problem.xs, problem.similarity, problem.scale))
-    groups = _groups(entries.sizes, problem)
-    rows, middle, columns = (range(i, j) for i, j in pairwise(groups.cuts))
-    a = _across(rows, middle, pairs, entries.sizes)
-    b = _across(middle, columns, pairs, entries.sizes)
-    c = _across(rows, columns, pairs, entries.sizes)
-    a[0] = a[0] + _within(middle, nodes, pairs, entries.sizes)
-    c[0] = c[0] + _within(columns, nodes, pairs, entries.sizes)
-    return _Tables(groups=groups, a=a, b=b, c=c, own=_within(rows, nodes, pairs, entries.sizes))
-
-
-def _centred(tables: _Tables) -> _Tables:
-    """The same logits, with what depends on ``q`` or ``r`` alone moved out of ``b``; gradients stay where they were."""
-    low = [t.detach() for t in tables.b]
-    of_q = [(t.amin(1, keepdim=True) + t.amax(1, keepdim=True)) / 2 for t in low]
-    low = [t - f for t, f in zip(low, of_q, strict=True)]
-    of_r = [(t.amin(0, keepdim=True) + t.amax(0, keepdim=True)) / 2 for t in low]
-    b = [t - f - h for t, f, h in zip(tables.b, of_q, of_r, strict=True)]
-    first = tables.a[0] + outer_sum([((i,), f) for i, f in enumerate(of_q)], tables.groups.sizes[1])
-    return replace(tables, a=[first, *tables.a[1:]], b=b, c=[tables.c[0] + _add(of_r), *tables.c[1:]])
-
-
-def _places(groups: Groups, entries: Entries, device: torch.device) -> Places:
-    cut = [entries.positives[i:j] for i, j in pairwise(groups.cuts)]
-    flat = torch.stack([ravel(at, sizes) for at, sizes in zip(cut, groups.sizes, strict=True)])
-    p, q, r = flat.to(device)
-    host = flat.tolist()
-    return Places(host=(host[0], host[1], host[2]), groups=(p, q, r))
-
-
-def _across(left: range, right: range, pairs: Pairs, sizes: Sequence[int]) -> list[Tensor]:
-    tables = []
-    for m in left:
-        terms: list[Term] = [((0, i + 1), pairs[m, n]) for i, n in enumerate(right)]
-        tables.append(outer_sum(terms, (sizes[m], *(sizes[n] for n in right))).reshape(sizes[m], -1))
-    return tables
-
-
-def _within(group: range, nodes: Sequence[Tensor], pairs: Pairs, sizes: Sequence[int]) -> Tensor:
-    terms: list[Term] = [((i,), nodes[m]) for i, m in enumerate(group)]
-    terms += [((m - group[0], n - group[0]), pairs[m, n]) for m in group for n in group if m < n]
-    return outer_sum(terms, [sizes[m] for m in group])
-
-
-def _beside_positives(tables: _Tables, entries: Entries, places: Places) -> tuple[Tensor, Tensor]:
-    """The B entries of T and of U that contain a positive, without it: O(B Q) terms, in plain autograd."""
-    groups = tables.groups
-    _, q, r = (x.unsqueeze(1) for x in places.groups)
-    rows, middle, _ = (entries.positives[i:j] for i, j in pairwise(groups.cuts))
-    ravelled = torch.tensor(places.host[2], dtype=torch.long)
-    a = _add([_rows(t, i) for t, i in zip(tables.a, rows, strict=True)])
-    c = _add([_rows(t, i) for t, i in zip(tables.c, rows, strict=True)]) + tables.own[places.groups[0]].unsqueeze(1)
-    b_rows = _add([_rows(t, i) for t, i in zip(tables.b, middle, strict=True)])
-    columns: list[Term] = [((0, i + 1), _rows(t.T, ravelled)) for i, t in enumerate(tables.b)]
-    b_columns = outer_sum(columns, (len(r), *groups.sizes[1])).reshape(len(r), math.prod(groups.sizes[1]))
-    with_t = lse((a + b_columns).scatter(1, q, -math.inf), 1) + c.gather(1, r).squeeze(1)
-    with_u = lse((c + b_rows).scatter(1, r, -math.inf), 1) + a.gather(1, q).squeeze(1)
-    return with_t, with_u
-
-
-def _rows(table: Tensor, places: Tensor) -> Tensor:
-    """Rows of a table: a part of it where they follow each other, for the sake of its gradient."""
-    count = len(places)
-    if count and int(places[-1]) - int(places[0]) == count - 1:
-        return table[int(places[0]) : int(places[-1]) + 1]
-    return table.index_select(0, places.to(table.device))
-
-
-def _add(terms: Sequence[Tensor]) -> Tensor:
-    return sum(terms[1:], start=terms[0])
 
 
 def _limit(dtype: torch.dtype, groups: Groups) -> float:
@@ -235,7 +133,7 @@ def _limit(dtype: torch.dtype, groups: Groups) -> float:
     return math.log(info.eps) - math.log(info.tiny) - math.log(terms)
 
 
-def _bound(problem: Problem, tables: _Tables) -> float:
+def _bound(problem: Problem, tables: Tables) -> float:
     bound = _of_unit_rows(problem)
     if bound < _limit(problem.xs[0].dtype, tables.groups):
         return bound
@@ -271,6 +169,6 @@ def _of_unit_rows(problem: Problem) -> float:
     return 2 * abs(float(problem.scale.detach())) * ((n + 1) // 3) * (n // 3) * 2 / (n * (n - 1))
 
 
-def _measured(tables: _Tables) -> float:
+def _measured(tables: Tables) -> float:
     """The sum of the ranges of the tables that ``b`` is the sum of: one number from the device."""
-    return float(_add([t.detach().amax() - t.detach().amin() for t in tables.b]))
+    return float(add([t.detach().amax() - t.detach().amin() for t in tables.b]))
