@@ -1,0 +1,211 @@
+"""The kernels of the N-way losses in Triton's interpreter, against the definition in float64; and compiled."""
+
+from __future__ import annotations
+
+import math
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+if os.environ.get("TRITON_INTERPRET") != "1" or find_spec("triton") is None:
+    # The interpreter must be chosen before triton is imported, so the real tests run in a process of their own.
+    missing = pytest.mark.skipif(
+        find_spec("triton") is None and "triton" not in os.environ.get("TRIMTAB_REQUIRE", ""),
+        reason="needs triton: pip install triton",
+    )
+
+    @missing
+    def test_kernels_in_the_interpreter() -> None:
+        command = [sys.executable, "-m", "pytest", "-q", "-n", "0", "-p", "no:cacheprovider", __file__]
+        done = subprocess.run(command, env={**os.environ, "TRITON_INTERPRET": "1"}, capture_output=True, text=True)
+        assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
+        assert " passed" in done.stdout
+
+    @missing
+    @pytest.mark.parametrize("kernel", ["forward", "weights"])
+    def test_kernels_compile_and_two_programs_fit_a_multiprocessor(
+        kernel: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        # The interpreter accepts what the compiler does not, and the speed rests on two programs side by side.
+        monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+        monkeypatch.setenv("TRITON_DEFAULT_FP_FUSION", "1")
+        import triton
+        from triton.backends.compiler import GPUTarget
+        from triton.compiler import ASTSource
+
+        from trimtab.losses import triton_kernels
+        from trimtab.losses.triton_stream import TILES
+
+        tiles = TILES[kernel, "bf16"]
+        constants: dict[str, Any] = {"D": 512, "FAST": True, "ADD": False, "ROOT": False, "MASKED": False}
+        constants |= {"PRECISION": "tf32", "FLAT": tiles.flat, "BM": tiles.bm, "BN": tiles.bn, "BK": tiles.bk}
+        constants |= {"row_keep": None, "column_keep": None}
+        if kernel == "forward":
+            function, extra = triton_kernels.forward_tiles, {"WARPS": tiles.warps}
+        else:
+            function, extra = triton_kernels.weight_tiles, {"HALVES": tiles.halves}
+        constants |= extra
+        kinds = {
+            "x_rows": f"tensordesc<bf16[{tiles.bm}, {tiles.bk}]>",
+            "y_rows": f"tensordesc<bf16[{tiles.bn}, {tiles.bk}]>",
+            "weights": f"tensordesc<bf16[{tiles.bm}, {tiles.bn // tiles.halves}]>",
+        }
+        whole = ("num_rows", "num_columns", "begin_row", "P", "begin_column", "Q", "shift", "SL", "SR")
+        kinds |= dict.fromkeys((*whole, "num_blocks", "strip"), "i32") | dict.fromkeys(constants, "constexpr")
+        names = function.arg_names
+        source = ASTSource(
+            fn=function,
+            signature={name: kinds.get(name, "*fp32") for name in names},
+            constexprs={(names.index(name),): value for name, value in constants.items()},
+        )
+        options = {"num_warps": tiles.warps, "num_stages": tiles.stages}
+        made = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
+        assert 2 * (made.metadata.shared + 1024) <= 228 * 1024
+
+else:
+    from tests.losses.negatives import close, compare, cotangent, gradients, inputs
+    from trimtab.losses import triton_gram, triton_rows, triton_stream
+    from trimtab.losses.problem import Kind, Problem
+    from trimtab.losses.reduce import lse
+    from trimtab.losses.superrows import outer
+
+    # The interpreter computes with numpy, which warns where a kernel is meant to overflow or takes the log of nothing.
+    pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
+
+    @pytest.fixture(autouse=True)
+    def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
+        """Several tiles, strips, blocks and launches of everything at sizes the interpreter can do."""
+        tiles = triton_stream.Tiles(bm=32, bn=16, bk=64, warps=2, stages=1, strip=2, halves=2)
+        monkeypatch.setattr(triton_stream, "TILES", dict.fromkeys(triton_stream.TILES, tiles))
+        monkeypatch.setattr(triton_stream, "BLOCKS", ((256, 512), (256, 256)))
+        monkeypatch.setattr(triton_stream, "LARGE", 2**12)
+        monkeypatch.setattr(triton_stream, "PARTS_BYTES", 2**9)
+        monkeypatch.setattr(triton_stream, "PROGRAMS", 4)
+        monkeypatch.setattr(triton_gram, "TILES", (512, 256))
+        monkeypatch.setattr(triton_gram, "PROGRAMS", 4)
+
+    def problem(xs: tuple[Tensor, ...], similarity: str, scale: float = 2.0, **more: Any) -> Problem:
+        return Problem(xs=xs, similarity=similarity, scale=torch.tensor(scale), **more)
+
+    def single(n: int, b: int, d: int = 6) -> tuple[Tensor, ...]:
+        return inputs(n, b, d, dtype=torch.float32)
+
+    STREAM = [("mip", 2, 33), ("mip", 3, 5), ("mip", 4, 5), ("mip", 5, 3), ("mip", 6, 3), ("norm", 2, 19)]
+    STREAM += [("norm", 3, 4), ("sqnorm", 4, 3), ("paircos", 3, 5), ("dist2", 5, 2)]
+    GRAM = [("norm", 4, 5), ("norm", 5, 3), ("norm", 6, 3), ("norm", 7, 2), ("sqnorm", 4, 3), ("paircos", 5, 2)]
+    GRAM += [("dist2", 4, 4)]
+
+    @pytest.mark.parametrize(("similarity", "n", "b"), STREAM)
+    def test_stream_is_the_definition(similarity: str, n: int, b: int) -> None:
+        compare(triton_stream.reduce_tuples, single(n, b), similarity, "lse", tolerance=3e-5)
+
+    @pytest.mark.parametrize(("similarity", "n", "b"), GRAM)
+    def test_gram_is_the_definition(similarity: str, n: int, b: int) -> None:
+        compare(triton_gram.reduce_tuples, single(n, b), similarity, "lse", tolerance=3e-5)
+
+    def test_gram_without_a_partly_filled_tile(monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(triton_gram, "TILES", (4096, 2048))
+        compare(triton_gram.reduce_tuples, single(4, 16), "norm", "lse", tolerance=3e-5)
+
+    @pytest.mark.parametrize("scale", [1e-2, 40.0, 1e3])
+    def test_any_scale(scale: float) -> None:
+        # Gradients of sharp softmaxes follow the logits' own rounding, which grows with the scale.
+        tolerance = 1e-5 * max(1.0, scale / 3)
+        compare(triton_stream.reduce_tuples, single(4, 3), "mip", "lse", scale=scale, tolerance=tolerance)
+        compare(triton_stream.reduce_tuples, single(3, 4), "norm", "lse", scale=scale, tolerance=tolerance)
+        compare(triton_gram.reduce_tuples, single(4, 3), "norm", "lse", scale=scale, tolerance=tolerance)
+
+    def test_a_wide_row_and_rows_longer_than_one_tile() -> None:
+        compare(triton_stream.reduce_tuples, single(3, 4, 70), "mip", "lse", tolerance=1e-5)
+
+    def test_absent_entries() -> None:
+        present = torch.tensor([[1, 1, 0, 1], [1, 0, 1, 1], [1, 1, 1, 0], [1, 1, 1, 1]], dtype=torch.bool)
+        compare(triton_stream.reduce_tuples, single(4, 4), "mip", "lse", present=present, tolerance=3e-5)
+        compare(triton_stream.reduce_tuples, single(4, 4), "dist2", "lse", present=present, tolerance=3e-5)
+        compare(triton_gram.reduce_tuples, single(4, 4), "norm", "lse", present=present, tolerance=3e-5)
+        only = torch.tensor([[1, 0, 0], [1, 0, 0]], dtype=torch.bool)  # no negative at all
+        nothing = triton_stream.reduce_tuples(problem(single(2, 3), "mip", present=only), "lse")
+        assert torch.equal(nothing, torch.full((2, 3), -math.inf))
+
+    @pytest.mark.parametrize(
+        ("backend", "similarity", "n", "parts"), [(triton_stream, "mip", 3, 5), (triton_gram, "norm", 4, 2)]
+    )
+    def test_shares_are_a_partition(backend: Any, similarity: str, n: int, parts: int) -> None:
+        def reduce(whole: Problem, kind: Kind) -> Tensor:
+            shares = [replace(whole, share=(k, parts)) for k in range(parts)]
+            return lse(torch.stack([backend.reduce_tuples(share, kind) for share in shares]), 0)
+
+        compare(reduce, single(n, 3), similarity, "lse", tolerance=3e-5)
+
+    @pytest.mark.parametrize("backend", [triton_stream, triton_gram])
+    def test_zero_rows_and_opposite_rows(backend: Any) -> None:
+        xs = [x.detach().clone() for x in single(4, 3)]
+        xs[0][1] = 0.0
+        xs[2][0], xs[1][0] = -xs[0][0], -xs[3][0]  # a sum of exactly nothing, where the root has no slope
+        leaves = tuple(x.requires_grad_() for x in xs)
+        value = backend.reduce_tuples(problem(leaves, "norm"), "lse")
+        assert torch.isfinite(value).all()
+        assert all(torch.isfinite(g).all() for g in gradients(value, cotangent(4, 3), leaves))
+        zero = tuple(torch.zeros(3, 6, requires_grad=True) for _ in range(4))
+        value = backend.reduce_tuples(problem(zero, "norm"), "lse")
+        close(value, torch.full((4, 3), math.log(26.0), dtype=torch.float64), 1e-6)
+        assert all(torch.equal(g, torch.zeros(3, 6)) for g in gradients(value, cotangent(4, 3), zero))
+        if backend is triton_stream:
+            compare(backend.reduce_tuples, leaves, "mip", "lse", tolerance=1e-5)
+
+    @pytest.mark.parametrize("bad", [math.nan, math.inf])
+    def test_bad_values_come_through(bad: float) -> None:
+        for backend, similarity in ((triton_stream, "mip"), (triton_stream, "norm"), (triton_gram, "norm")):
+            xs = [x.detach().clone() for x in single(4, 3)]
+            xs[0][2, 1] = bad
+            value = backend.reduce_tuples(problem(tuple(xs), similarity), "lse")
+            seen = torch.ones(4, 3, dtype=torch.bool)
+            seen[0, :2] = False  # the only anchors whose tuples never use the bad row
+            assert torch.equal(~torch.isfinite(value), seen), (similarity, value)
+
+    def test_equal_inputs_give_equal_bits() -> None:
+        xs = single(3, 5)
+        first, second = (triton_stream.reduce_tuples(problem(xs, "mip"), "lse") for _ in range(2))
+        assert torch.equal(first, second)
+        g = cotangent(3, 5)
+        for mine, theirs in zip(gradients(first, g, xs), gradients(second, g, xs), strict=True):
+            assert torch.equal(mine, theirs)
+
+    def test_rows_are_rounded_once() -> None:
+        xs = [x.detach() for x in single(3, 4, 70)]
+        form = triton_rows.form_of("mip", 6)
+        side = triton_rows.build(xs, None, form, (5, 50), torch.bfloat16)
+        want = outer(xs, product=True)[5:50]
+        assert torch.allclose(side.rows[:, :70].float(), want, rtol=2**-7, atol=0)  # the interpreter cuts off
+        assert not side.rows[:, 70:].any()
+        assert torch.allclose(side.squares, side.rows.float().square().sum(1))
+
+    def test_what_the_kernels_leave_to_others() -> None:
+        with pytest.raises(NotImplementedError, match="'sum' of 'mip'"):
+            triton_stream.reduce_tuples(problem(single(2, 3), "mip"), "sum")
+        with pytest.raises(NotImplementedError, match="float64"):
+            triton_stream.reduce_tuples(problem(inputs(2, 3, 4), "mip"), "lse")
+        for xs, similarity in ((single(3, 3), "norm"), (single(4, 3), "mip"), (inputs(4, 3, 4), "norm")):
+            assert not triton_gram.supports(problem(xs, similarity), "lse")
+        with pytest.raises(NotImplementedError, match="'norm' over 3 x"):
+            triton_gram.reduce_tuples(problem(single(3, 3), "norm"), "lse")
+
+    def test_determinism_is_kept_where_it_is_demanded(monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: True)
+        assert not triton_gram.supports(problem(single(4, 3), "norm"), "lse")
+        assert triton_stream.supports(problem(single(4, 3), "norm"), "lse")
+
+    def test_availability(monkeypatch: pytest.MonkeyPatch) -> None:
+        assert not triton_stream.available("cpu")
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
+        assert not triton_stream.available("cuda")
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+        assert triton_stream.available("cuda")
