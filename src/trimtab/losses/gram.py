@@ -4,8 +4,8 @@ Work is ``O(B^N)`` with a few additions, a root and an exponential per tuple; me
 tables and one tile. The backward pass computes the tiles again.
 
 Precision: ``norm`` takes ``|sum x|^2`` from inner products. Where the sum nearly vanishes these cancel, and what is
-left of ``|sum x|`` is off by about ``sqrt(eps) * max |x|`` (measured with antipodal unit rows, D=64: 1e-8 in float64,
-4e-4 in float32); everywhere else the error is that of the inputs.
+left of ``|sum x|`` is off by a few ``sqrt(eps) * max |x|`` (measured with antipodal unit rows, N=2..6, D=64: at most
+5.2e-8 in float64, 9.8e-4 in float32); everywhere else the error is that of the inputs.
 """
 
 from __future__ import annotations
