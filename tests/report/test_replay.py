@@ -52,7 +52,7 @@ def test_a_folder_without_a_record(tmp_path):
 def test_a_thinned_record_is_replayed_from_where_it_is_complete(write_run):
     values = [0.1 + 2.0 * 0.99**i for i in range(1500)]
     values[60] = values[1400] = math.nan
-    folder = write_run(values, max_bytes=750_000)
+    folder = write_run(values, max_bytes=450_000)
     made = replay(folder)
     start = made.exact_from[""]
     assert start is not None

@@ -11,6 +11,7 @@ from typing import Any
 from trimtab.core.config import Config
 from trimtab.core.effects import Effects
 from trimtab.core.onset import onset_of
+from trimtab.core.packed import packed, unpacked
 from trimtab.core.policy import Ladder
 from trimtab.core.recommendations import advise_on
 from trimtab.core.registry import advice_of, select_rules
@@ -181,7 +182,7 @@ class Brain:
     def state_dict(self) -> dict[str, Any]:
         """Everything needed to go on exactly here, as plain data."""
         return {
-            "window": self._window.state_dict(),
+            "window": packed(self._window.state_dict()),
             "open": {code: dict(i) for code, i in self._open.items()},
             "given": [[c, *self._given[c]] for c in self.open_incidents(self._step) if c in self._given],
             "policy": dict(self._policy_state),
@@ -192,7 +193,7 @@ class Brain:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on where `state_dict` was taken."""
-        self._window.load_state_dict(state["window"])
+        self._window.load_state_dict(unpacked(state["window"]))
         self._open = {code: {"last": int(i["last"]), "streak": int(i["streak"])} for code, i in state["open"].items()}
         self._given = {code: tuple(advice) for code, *advice in state.get("given", ())}
         if self._policy is not None:
