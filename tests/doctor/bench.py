@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import linecache
 import time
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
 from typing import Any
+
+import torch
 
 from trimtab.checks.drive import Options
 from trimtab.checks.outcome import Status
@@ -71,6 +74,19 @@ def build(project: str, mutation: Mutation | None = None) -> Built:
     return dict(built)
 
 
+def examined(project: str, mutation: Mutation | None = None) -> Verdict:
+    """Build and ask; what a broken project switched off for everybody is switched on again."""
+    grad = torch.is_grad_enabled()
+    try:
+        with warnings.catch_warnings():
+            if mutation is not None:
+                warnings.simplefilter("ignore")  # PyTorch itself has a word about some of them
+            built = build(project, mutation)
+        return ask(built, **(mutation.options if mutation else {}))
+    finally:
+        torch.set_grad_enabled(grad)
+
+
 def ask(built: Built, **options: Any) -> Verdict:
     """Run doctor in this process."""
     began = time.perf_counter()
@@ -80,4 +96,23 @@ def ask(built: Built, **options: Any) -> Verdict:
         warns=tuple(line.name for line in report.lines if line.status is Status.WARN),
         seconds=time.perf_counter() - began,
         report=report,
+    )
+
+
+def broken(
+    name: str,
+    projects: str,
+    causes: str,
+    *edits: Edit,
+    change: Callable[[Built], Built | None] | None = None,
+    **options: Any,
+) -> Mutation:
+    """A mutation in one line; `projects` and `causes` are names with spaces between them."""
+    return Mutation(
+        name=name,
+        projects=tuple(projects.split()),
+        causes=tuple(causes.split()),
+        edits=edits,
+        change=change,
+        options=options,
     )
