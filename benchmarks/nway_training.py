@@ -106,15 +106,15 @@ def arms() -> list[Arm]:
     for objective, (similarity, scale) in itertools.product(
         ("axis", "joint", "full", "pairwise"), similarities.items()
     ):
-        start = 1 / 0.07 if objective == "pairwise" else scale  # of two: mip is the cosine
+        if objective == "pairwise" and similarity == "mip":
+            continue  # of two rows, the mean product and the mean cosine are the same
 
         def loss(
             xs: Sequence[Tensor], scale: Tensor, objective: str = objective, similarity: str = similarity
         ) -> Tensor:
             return nway_loss(xs, similarity=similarity, objective=objective, logit_scale=scale)
 
-        product = similarity == "mip" and objective != "pairwise"
-        made.append(Arm(name=f"{objective} {similarity}", loss=loss, scale=start, product=product))
+        made.append(Arm(name=f"{objective} {similarity}", loss=loss, scale=scale, product=similarity == "mip"))
     made.append(Arm(name="control: version 0", loss=version_zero, scale=1 / 0.07, product=True))
     return made
 
