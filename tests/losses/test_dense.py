@@ -44,7 +44,7 @@ def test_tiles_keep_memory_small() -> None:
     xs = rows(3, 200, 4)
     with Largest() as largest:
         nway_loss(xs, objective="axis", chunk=1000).backward()
-    assert largest.numel <= 1000
+    assert largest.numel <= 3 * 200 * 4  # the inputs
     with Largest() as largest:
         nway_loss(xs, objective="axis").backward()
     assert largest.numel >= 200**2

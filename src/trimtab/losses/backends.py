@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
+from dataclasses import replace
 from functools import partial
 from importlib import import_module
-from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
+import torch
 from torch import Tensor
 
 from trimtab.losses.cost import BACKENDS, Estimate, TooCostly, afford, can, choose, nway_cost
@@ -50,6 +52,17 @@ def pick(
                 "use backend='auto', 'gram' or 'stream'."
             )
         name = choose(n, batch, problem.similarity, objective, device, linear=False)
+    if name == "triton":
+        one = problem if objective != "pairwise" else replace(problem, xs=problem.xs[:2], present=None)
+        module = _triton(one, "lse")
+        if backend == "auto" and not module.startswith("triton"):
+            name = module
+        elif not module.startswith("triton") or not _kernels_run(device):
+            raise ValueError(
+                f"backend 'triton' needs a CUDA device of compute capability 8 or more, Triton, and sums in float32 "
+                f"(here: {device}, {problem.scale.dtype}, similarity {problem.similarity!r}, {n} modalities); use "
+                f"backend='auto', or precision='fp32'."
+            )
     cost = nway_cost(
         n,
         batch,
@@ -72,7 +85,7 @@ def pick(
         from trimtab.losses.distributed import same_choice, shared
 
         name = same_choice(name, BACKENDS, team, refusal)
-        return cost, shared(partial(reduce_with, name, objective), team)
+        return replace(cost, backend=name), shared(partial(reduce_with, name, objective), team)
     if refusal is not None:
         raise refusal
     return cost, partial(reduce_with, name, objective)
@@ -90,18 +103,19 @@ def reduce_with(name: str, objective: str, problem: Problem, kind: Kind) -> Tens
 
 
 def _triton(problem: Problem, kind: Kind) -> str:
-    """The module behind the name: sums need no matrix products, and the kernels have float32 log-sum-exps only."""
-    names = ["triton_stream"]
-    if problem.similarity == "norm" and problem.num_modalities >= 4:
-        names.insert(0, "triton_gram")
-    for name in names:
+    """The module behind the name, without the width where it can; the kernels have float32 log-sum-exps only."""
+    for name in ("triton_gram", "triton_stream"):
         if import_module(f"trimtab.losses.{name}").supports(problem, kind):
             return name
-    return "stream"
+    return "stream" if problem.similarity == "mip" or problem.num_modalities == 2 else "gram"
+
+
+def _kernels_run(device: torch.device) -> bool:
+    """On a card, or anywhere in Triton's interpreter."""
+    interpreted = os.environ.get("TRITON_INTERPRET") == "1"
+    return interpreted or bool(import_module("trimtab.losses.triton_stream").available(device))
 
 
 def _certified(problem: Problem) -> bool:
-    if find_spec("trimtab.losses.contract") is None:
-        return False
     certified: bool = import_module("trimtab.losses.contract").certified(problem)
     return certified

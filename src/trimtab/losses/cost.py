@@ -108,7 +108,7 @@ def choose(num: int, batch: int, similarity: str, objective: str, device: torch.
         return "materialize" if batch**num < SMALL else "triton" if triton else "stream"
     if SIMILARITIES[similarity].linear and linear and objective == "full":
         return "contract"
-    return "triton" if triton and similarity == "norm" and num >= 4 and objective == "full" else "gram"
+    return "triton" if triton and family == "additive" and 4 <= num <= 7 and objective == "full" else "gram"
 
 
 def double_is_cheap(xs: Sequence[Tensor], similarity: str, objective: str) -> bool:
@@ -229,12 +229,15 @@ def _estimate(
             flops, kept, passes = 12 * tuples, 6 * group, 30 * group
         elif backend == "gram":
             flops = 3 * batch**2 * width * num**2
+            tile = chunk or tile_of(device) // (4 if device.type == "cpu" else 2)
             kept, passes = num**2 * batch**2 + (batch + 4) * right + min(tuples, tile) * steps, tuples * steps
         else:
             flops = 8 * tuples * width
             kept, passes = 3 * rows + (min(tuples, tile) * 5 if backend == "stream" else 2.0**26), 8 * tuples
             if backend == "triton":
-                passes = tuples if device.type == "cuda" else passes
+                passes = tuples
+                if family == "additive" and 4 <= num <= 7:  # without the width
+                    flops, kept = 3 * batch**2 * width * num**2, num * batch * right
     machine = machine_of(device, {"fp32": "ieee", "auto": "ieee"}.get(precision, precision))
     time_s = flops / machine.flops + passes / machine.elements
     return Estimate(backend=backend, tuples=tuples, flops=flops, bytes=4 * kept, time_s=time_s)

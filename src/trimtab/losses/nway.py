@@ -209,12 +209,12 @@ def nway_loss(  # type: ignore[misc]
         probability = masked_mean(torch.sigmoid(positive - negatives).detach(), complete(problem.present))
     return NWayOutput(
         loss=loss,
-        per_modality=per_modality,
+        per_modality=per_modality.to(dtype),
         backend=cost.backend,
         cost=cost,
-        positives=positive,
-        negatives=negatives,
-        probability=probability,
+        positives=None if positive is None else positive.to(dtype),
+        negatives=None if negatives is None else negatives.to(dtype),
+        probability=None if probability is None else probability.to(dtype),
         permutations=permutations,
     )
 
