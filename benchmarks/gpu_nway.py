@@ -1,0 +1,244 @@
+"""The N-way losses on one CUDA GPU: right to float64 first, then time and memory beside what exists, all in one run.
+
+    PYTHONPATH=src python benchmarks/gpu_nway.py [--out FILE] [--commit HASH] [--quick]
+
+Errors are relative to the same problem in float64 on the card, cotangents of both signs, the normalisation of the rows
+in the gradient. Times are forward + backward from device events, the host waited for after every step (median and least
+of the repetitions); memory is the peak above the inputs, gradients included. TFLOP/s counts 8 B^N D operations (forward
+2, recomputation 2, gradients 4) for the streams, 12 B^N for the contraction, 6 for what keeps its logits.
+"""
+
+from __future__ import annotations
+
+import argparse
+import platform
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import torch
+import triton
+from torch import Tensor, nn
+
+from trimtab import __version__
+from trimtab.losses import nway_loss
+
+sys.path.insert(0, str(Path(__file__).parent))
+from gpu_nway_checks import DEVICE, WIDTH, behaviour, correctness, rows
+from nway_ways import clip_cross_entropy, norm_materialised, paircos_materialised, product_materialised, symile
+
+LINES: list[str] = []
+
+
+def say(text: str = "") -> None:
+    LINES.append(text)
+    print(text, flush=True)
+
+
+# -- then fast -------------------------------------------------------------------------------------------------------
+
+
+def measure(run: Callable[[], Tensor], leaves: Sequence[Tensor], budget_s: float) -> tuple[float, float, float] | str:
+    """Median and least milliseconds, peak GiB; or why not."""
+    try:
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+        base = torch.cuda.memory_allocated()
+        times: list[float] = []
+        start = time.monotonic()
+        while len(times) < 3 or (len(times) < 40 and time.monotonic() - start < budget_s):
+            for x in leaves:
+                x.grad = None
+            events = [torch.cuda.Event(enable_timing=True) for _ in range(2)]
+            events[0].record()
+            run().backward()
+            events[1].record()
+            torch.cuda.synchronize()
+            times.append(events[0].elapsed_time(events[1]))
+        peak = (torch.cuda.max_memory_allocated() - base) / 2**30
+        kept = times[2:] if len(times) > 3 else times[1:]  # the first ones compile and fill the allocator
+        return statistics.median(kept), min(kept), peak
+    except torch.OutOfMemoryError:
+        return "out of memory"
+    finally:
+        for x in leaves:
+            x.grad = None
+
+
+def line(
+    problem: str, way: str, run: Callable[[], Tensor], leaves: Sequence[Tensor], flops: float, roof: float
+) -> None:
+    found = measure(run, leaves, 1.0)
+    if isinstance(found, str):
+        say(f"| {problem} | {way} | {found} | | | | |")
+        return
+    median, least, peak = found
+    rate = flops / median / 1e9
+    share = f"{rate:.0f} | {100 * rate / roof:.0f} %" if flops else " | "
+    say(f"| {problem} | {way} | {median:.2f} | {least:.2f} | {peak:.3f} | {share} |")
+
+
+def matmul_rate() -> float:
+    a, b = (torch.randn(16384, 8192, device=DEVICE, dtype=torch.bfloat16) for _ in range(2))
+    found = []
+    for _ in range(12):
+        events = [torch.cuda.Event(enable_timing=True) for _ in range(2)]
+        events[0].record()
+        a @ b.T
+        events[1].record()
+        torch.cuda.synchronize()
+        found.append(2 * 16384 * 16384 * 8192 / events[0].elapsed_time(events[1]) / 1e9)
+    return statistics.median(found[2:])
+
+
+def speed(quick: bool) -> None:
+    roof = matmul_rate()
+    say(f"## Forward + backward, D={WIDTH}\n\nA bf16 product 16384 x 8192 x 16384 in this run: {roof:.0f} TFLOP/s.\n")
+    say("| problem | way | median ms | least ms | peak GiB | TFLOP/s | of the product |")
+    say("|---|---|---|---|---|---|---|")
+
+    def ours(xs: list[Tensor], **settings: object) -> Callable[[], Tensor]:
+        return lambda: nway_loss(xs, objective="full", **settings)  # type: ignore[call-overload, no-any-return]
+
+    for b in (16, 32) if quick else (16, 32, 48, 64):
+        xs, tuples = rows(6, b), float(b) ** 6
+        scale, name = WIDTH**2 / 15, f"mip full N=6 B={b} ({tuples:.2g} tuples)"
+        if b <= 32:
+            halves = [x.detach().bfloat16().requires_grad_() for x in xs]
+            for way, leaves, mode in (("fp32", xs, "highest"), ("tf32", xs, "high"), ("bf16", halves, "highest")):
+                torch.set_float32_matmul_precision(mode)
+                run = lambda leaves=leaves, scale=scale: product_materialised(leaves, scale)  # noqa: E731
+                line(name, f"by hand: materialised {way}", run, leaves, 6 * tuples * WIDTH, roof)
+            torch.set_float32_matmul_precision("highest")
+            if b == 16:
+                line(name, "by hand: Symile's formula fp32", lambda xs=xs, scale=scale: symile(xs, scale), xs, 0, roof)
+        even = [(x.detach() * WIDTH**0.5).requires_grad_() for x in xs]
+        fast = {"similarity": "mip", "precision": "bf16", "backend": "triton"}
+        run = ours(even, logit_scale=1 / 15 / WIDTH, normalize=None, **fast)
+        line(name, "**trimtab triton bf16**, rows normalised before", run, even, 8 * tuples * WIDTH, roof)
+        line(
+            name, "the same with the normalisation", ours(xs, logit_scale=1 / 15, **fast), xs, 8 * tuples * WIDTH, roof
+        )
+        if b == 32:
+            for precision in ("tf32", "fp32"):
+                for backend in ("triton", "stream"):
+                    run = ours(xs, logit_scale=1 / 15, similarity="mip", precision=precision, backend=backend)
+                    line(name, f"trimtab {backend} {precision}", run, xs, 8 * tuples * WIDTH, roof)
+    xs, tuples, name = rows(2, 32768), 32768.0**2, "CLIP N=2 B=32768"
+    halves = [x.detach().bfloat16().requires_grad_() for x in xs]
+    for way, leaves, mode in (("tf32", xs, "high"), ("bf16", halves, "highest")):
+        torch.set_float32_matmul_precision(mode)
+        run = lambda leaves=leaves: clip_cross_entropy(leaves, 20.0)  # noqa: E731
+        line(name, f"by hand: F.cross_entropy {way}", run, leaves, 6 * tuples * WIDTH, roof)
+    torch.set_float32_matmul_precision("highest")
+    for c in (20.0, 100.0):
+        fast = {"similarity": "mip", "precision": "bf16", "backend": "triton", "logit_scale": c}
+        run = ours(xs, normalize=None, **fast)
+        line(name, f"**trimtab triton bf16**, scale {c:g}, rows normalised before", run, xs, 8 * tuples * WIDTH, roof)
+    line(name, "the same with the normalisation", ours(xs, normalize="l2", **fast), xs, 8 * tuples * WIDTH, roof)
+    del halves
+    for n, b in (
+        ((6, 32), (3, 1024)) if quick else ((6, 32), (6, 64), (6, 96), (6, 128), (3, 1024), (3, 4096), (3, 8192))
+    ):
+        xs, tuples, name = rows(n, b), float(b) ** n, f"paircos full N={n} B={b} ({float(b) ** n:.2g} tuples)"
+        if tuples < 2e9:
+            line(name, "by hand: materialised", lambda xs=xs: paircos_materialised(xs, 20.0), xs, 0, roof)
+        for precision in ("fp32", "tf32", "bf16") if tuples < 1e12 else ("tf32", "bf16"):
+            run = ours(xs, similarity="paircos", logit_scale=20.0, backend="contract", precision=precision)
+            line(name, f"**trimtab contract {precision}**", run, xs, 12 * tuples, roof)
+    for b in (32,) if quick else (32, 64):
+        xs, name = rows(6, b), f"norm full N=6 B={b} ({float(b) ** 6:.2g} tuples)"
+        if b == 32:
+            line(name, "by hand: materialised", lambda xs=xs: norm_materialised(xs, 8.0), xs, 0, roof)
+            line(name, "trimtab gram", ours(xs, similarity="norm", logit_scale=8.0, backend="gram"), xs, 0, roof)
+        for c in (8.0, 100.0):
+            run = ours(xs, similarity="norm", logit_scale=c, backend="triton")
+            line(name, f"**trimtab triton**, scale {c:g}", run, xs, 0, roof)
+    say()
+
+
+# -- and as part of a step -------------------------------------------------------------------------------------------
+
+
+def share_of_a_step() -> None:
+    """A36: what the loss adds to a training step of six transformer towers, arms taking turns."""
+    torch.manual_seed(0)
+    layers, tokens, batch = 12, 128, 64
+    make = nn.TransformerEncoderLayer
+    towers = nn.ModuleList(
+        nn.TransformerEncoder(
+            make(WIDTH, 8, 4 * WIDTH, 0.0, batch_first=True, norm_first=True), layers, enable_nested_tensor=False
+        )
+        for _ in range(6)
+    ).to(DEVICE)
+    optimizer = torch.optim.AdamW(towers.parameters(), 1e-4, fused=True)
+    inputs = [torch.randn(batch, tokens, WIDTH, device=DEVICE) for _ in range(6)]
+    fixed = [torch.randn(batch, WIDTH, device=DEVICE) for _ in range(6)]
+
+    def step(loss: Callable[[list[Tensor]], Tensor]) -> None:
+        with torch.autocast("cuda", torch.bfloat16):
+            xs = [tower(x).mean(1) for tower, x in zip(towers, inputs, strict=True)]
+        loss([x.float() for x in xs]).backward()
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+
+    def nothing(xs: list[Tensor]) -> Tensor:
+        return torch.stack([(x * f).mean() for x, f in zip(xs, fixed, strict=True)]).sum()
+
+    arms: dict[str, Callable[[list[Tensor]], Tensor]] = {"a sum of products": nothing}
+    for similarity in ("norm", "mip"):
+        arms[f"`nway_loss` axis {similarity}"] = lambda xs, s=similarity: nway_loss(xs, similarity=s, objective="axis")
+    arms["six-way full mip bf16 (triton)"] = lambda xs: nway_loss(
+        xs, similarity="mip", objective="full", logit_scale=1 / 15, precision="bf16"
+    )
+    times: dict[str, list[float]] = {name: [] for name in arms}
+    for turn in range(7):
+        for name, loss in arms.items():
+            for _ in range(1 if "full" in name else 5):
+                torch.cuda.synchronize()
+                start = time.perf_counter()
+                step(loss)
+                torch.cuda.synchronize()
+                if turn:
+                    times[name].append(1e3 * (time.perf_counter() - start))
+    weights = sum(p.numel() for p in towers.parameters()) / 1e6
+    say(f"## A36: a step of six towers ({layers} layers, {tokens} tokens, B={batch}, {weights:.0f} M weights, bf16)\n")
+    say("| loss | step ms (median) | adds |\n|---|---|---|")
+    plain = statistics.median(times["a sum of products"])
+    for name, found in times.items():
+        middle = statistics.median(found)
+        say(f"| {name} | {middle:.2f} | {100 * (middle / plain - 1):+.1f} % |")
+    say()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--commit")
+    parser.add_argument("--quick", action="store_true")
+    given = parser.parse_args()
+    commit = given.commit
+    if commit is None:
+        commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True).stdout.strip()
+    say("# The N-way losses on a GPU\n")
+    say(
+        f"trimtab {__version__} at {commit}, {torch.cuda.get_device_name()}, torch {torch.__version__}, Triton "
+        f"{triton.__version__}, Python {platform.python_version()}. "
+        "Command: `PYTHONPATH=src python benchmarks/gpu_nway.py --out FILE`.\n"
+    )
+    try:
+        with torch.device(DEVICE):
+            for text in (*correctness(), *behaviour()):
+                say(text)
+            speed(given.quick)
+            share_of_a_step()
+    finally:
+        if given.out:
+            given.out.write_text("\n".join(LINES) + "\n")
+
+
+if __name__ == "__main__":
+    main()
