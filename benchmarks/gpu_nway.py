@@ -17,6 +17,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
+from itertools import chain
 from pathlib import Path
 
 import torch
@@ -68,6 +69,18 @@ def measure(run: Callable[[], Tensor], leaves: Sequence[Tensor], budget_s: float
             x.grad = None
 
 
+def by_hand(
+    way: Callable[[Sequence[Tensor], float], Tensor], xs: Sequence[Tensor], scale: float
+) -> Callable[[], Tensor]:
+    """A way of `nway_ways.py`, whose labels go where the default device is."""
+
+    def run() -> Tensor:
+        with torch.device(DEVICE):
+            return way(xs, scale)
+
+    return run
+
+
 def line(
     problem: str, way: str, run: Callable[[], Tensor], leaves: Sequence[Tensor], flops: float, roof: float
 ) -> None:
@@ -110,11 +123,11 @@ def speed(quick: bool) -> None:
             halves = [x.detach().bfloat16().requires_grad_() for x in xs]
             for way, leaves, mode in (("fp32", xs, "highest"), ("tf32", xs, "high"), ("bf16", halves, "highest")):
                 torch.set_float32_matmul_precision(mode)
-                run = lambda leaves=leaves, scale=scale: product_materialised(leaves, scale)  # noqa: E731
+                run = by_hand(product_materialised, leaves, scale)
                 line(name, f"by hand: materialised {way}", run, leaves, 6 * tuples * WIDTH, roof)
             torch.set_float32_matmul_precision("highest")
             if b == 16:
-                line(name, "by hand: Symile's formula fp32", lambda xs=xs, scale=scale: symile(xs, scale), xs, 0, roof)
+                line(name, "by hand: Symile's formula fp32", by_hand(symile, xs, scale), xs, 0, roof)
         even = [(x.detach() * WIDTH**0.5).requires_grad_() for x in xs]
         fast = {"similarity": "mip", "precision": "bf16", "backend": "triton"}
         run = ours(even, logit_scale=1 / 15 / WIDTH, normalize=None, **fast)
@@ -131,7 +144,7 @@ def speed(quick: bool) -> None:
     halves = [x.detach().bfloat16().requires_grad_() for x in xs]
     for way, leaves, mode in (("tf32", xs, "high"), ("bf16", halves, "highest")):
         torch.set_float32_matmul_precision(mode)
-        run = lambda leaves=leaves: clip_cross_entropy(leaves, 20.0)  # noqa: E731
+        run = by_hand(clip_cross_entropy, leaves, 20.0)
         line(name, f"by hand: F.cross_entropy {way}", run, leaves, 6 * tuples * WIDTH, roof)
     torch.set_float32_matmul_precision("highest")
     for c in (20.0, 100.0):
@@ -145,14 +158,14 @@ def speed(quick: bool) -> None:
     ):
         xs, tuples, name = rows(n, b), float(b) ** n, f"paircos full N={n} B={b} ({float(b) ** n:.2g} tuples)"
         if tuples < 2e9:
-            line(name, "by hand: materialised", lambda xs=xs: paircos_materialised(xs, 20.0), xs, 0, roof)
+            line(name, "by hand: materialised", by_hand(paircos_materialised, xs, 20.0), xs, 0, roof)
         for precision in ("fp32", "tf32", "bf16") if tuples < 1e12 else ("tf32", "bf16"):
             run = ours(xs, similarity="paircos", logit_scale=20.0, backend="contract", precision=precision)
             line(name, f"**trimtab contract {precision}**", run, xs, 12 * tuples, roof)
     for b in (32,) if quick else (32, 64):
         xs, name = rows(6, b), f"norm full N=6 B={b} ({float(b) ** 6:.2g} tuples)"
         if b == 32:
-            line(name, "by hand: materialised", lambda xs=xs: norm_materialised(xs, 8.0), xs, 0, roof)
+            line(name, "by hand: materialised", by_hand(norm_materialised, xs, 8.0), xs, 0, roof)
             line(name, "trimtab gram", ours(xs, similarity="norm", logit_scale=8.0, backend="gram"), xs, 0, roof)
         for c in (8.0, 100.0):
             run = ours(xs, similarity="norm", logit_scale=c, backend="triton")
@@ -230,11 +243,10 @@ def main() -> None:
         "Command: `PYTHONPATH=src python benchmarks/gpu_nway.py --out FILE`.\n"
     )
     try:
-        with torch.device(DEVICE):
-            for text in (*correctness(), *behaviour()):
-                say(text)
-            speed(given.quick)
-            share_of_a_step()
+        for text in chain(correctness(), behaviour()):
+            say(text)
+        speed(given.quick)
+        share_of_a_step()
     finally:
         if given.out:
             given.out.write_text("\n".join(LINES) + "\n")
