@@ -110,7 +110,8 @@ class Keeper:
         if worst is not None and worst.severity >= Severity.ERROR:
             self._last_trouble = verdict.step
             began = min(int(worst.evidence.get("onset", verdict.step)), verdict.step)
-            self.checkpointer.condemn(began, f"{worst.code} {worst.name} at step {verdict.step}")
+            self._finish()  # one that is still being written is meant, too
+            self.checkpointer.condemn(began, f"{worst.code} {worst.name} at step {verdict.step}", verdict.step)
         elif verdict.step - self._last_trouble >= self.checkpointer.quiet_steps:
             self.checkpointer.quiet(verdict.step)
 

@@ -8,14 +8,18 @@ import signal
 import subprocess
 import sys
 import textwrap
+import threading
 import time
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
 from trimtab import Checkpointer, Guard, InputError
+from trimtab.core.types import Verdict
 from trimtab.recover.loader import ResumableLoader
 from trimtab.recover.signals import SignalWatch
 
@@ -236,3 +240,34 @@ def test_a_run_that_was_cut_short_goes_on_bit_for_bit(tmp_path: Path, stop_at: i
     found = epochs(tmp_path / "cut", 1, None, rest)
     assert whole[-len(rest) :] == rest  # the same samples in the same order
     assert found == wanted
+
+
+def test_a_checkpoint_that_is_still_being_written_is_condemned_as_well(tmp_path: Path) -> None:
+    ckpt = Checkpointer(tmp_path, asynchronous=True, keep_last=20)
+    model, optimizer = parts()
+    started, write = threading.Event(), ckpt._write
+
+    def slow(*args: Any, **kwargs: Any) -> Any:
+        started.wait(10)
+        return write(*args, **kwargs)
+
+    ckpt._write = slow  # type: ignore[method-assign]
+    settings = {"checkpoint_every": 25, "checkpoint_on_signal": False}
+    with Guard(model, optimizer, settings, run_dir=False, checkpoint=ckpt) as guard:
+        train(guard, model, optimizer, 26)  # saved after 25 steps, and not written yet
+        threading.Timer(0.2, started.set).start()
+        train(guard, model, optimizer, 1, nan_at=0)
+        finding = guard.findings[0]
+        guard._keepers[0].heard(Verdict(step=26, seen_at=26, findings=(replace(finding, evidence={"onset": 24.0}),)))
+    assert [(s.step, s.state) for s in ckpt.list()] == [(25, "bad")]
+
+
+def test_saving_again_soon_after_trouble_certifies_nothing(tmp_path: Path) -> None:
+    model, _ = parts()
+    ckpt = Checkpointer(tmp_path, quiet_steps=20, keep_last=20)
+    ckpt.save(10, model=model)
+    ckpt.condemn(25, "a loss of NaN", 28)
+    ckpt.save(32, model=model)  # 22 steps after the first, 4 after the trouble
+    assert [s.state for s in ckpt.list()] == ["candidate", "candidate"]
+    ckpt.save(48, model=model)
+    assert [s.state for s in ckpt.list()] == ["good", "candidate", "candidate"]

@@ -87,6 +87,7 @@ class Checkpointer:
         self.quiet_steps = quiet_steps
         self._keep = Retention(keep_last=keep_last, best=keep_best, keep_every=keep_every, max_bytes=max_bytes)
         self._background = Background() if asynchronous else None
+        self._trouble = -quiet_steps  # the last step at which there was any
         self._pending: dict[Path, int] | None = None  # candidates by path, with their step; None until looked up
         container.prepare(self.directory)  # a folder that cannot be written is found out now, not at step 10,000
 
@@ -164,14 +165,15 @@ class Checkpointer:
     # -- certifying ----------------------------------------------------------------------------------------------
 
     def quiet(self, step: int) -> None:
-        """All was well up to `step`: candidates that have seen enough of it are good."""
+        """All was well up to `step`: candidates that have seen enough of it since the last trouble are good."""
         for path, since in list(self._candidates().items()):
-            if step - since >= self.quiet_steps:
+            if step - max(since, self._trouble) >= self.quiet_steps:
                 self._candidates().pop(path, None)
                 self._tell(path, "good", "")
 
-    def condemn(self, since: int, reason: str) -> None:
-        """Trouble began at `since`: candidates from then on are bad."""
+    def condemn(self, since: int, reason: str, at: int | None = None) -> None:
+        """Trouble began at `since`: candidates from then on are bad. Where it was seen `at` a step, quiet counts from there."""
+        self._trouble = self._trouble if at is None else max(self._trouble, at)
         for path, step in list(self._candidates().items()):
             if step >= since:
                 self._candidates().pop(path, None)
