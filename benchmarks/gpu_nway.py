@@ -121,11 +121,11 @@ def speed(quick: bool) -> None:
         scale, name = WIDTH**2 / 15, f"mip full N=6 B={b} ({tuples:.2g} tuples)"
         if b <= 32:
             halves = [x.detach().bfloat16().requires_grad_() for x in xs]
-            for way, leaves, mode in (("fp32", xs, "highest"), ("tf32", xs, "high"), ("bf16", halves, "highest")):
-                torch.set_float32_matmul_precision(mode)
+            for way, leaves, mode in (("fp32", xs, "ieee"), ("tf32", xs, "tf32"), ("bf16", halves, "ieee")):
+                torch.backends.cuda.matmul.fp32_precision = mode
                 run = by_hand(product_materialised, leaves, scale)
                 line(name, f"by hand: materialised {way}", run, leaves, 6 * tuples * WIDTH, roof)
-            torch.set_float32_matmul_precision("highest")
+            torch.backends.cuda.matmul.fp32_precision = "ieee"
             if b == 16:
                 line(name, "by hand: Symile's formula fp32", by_hand(symile, xs, scale), xs, 0, roof)
         even = [(x.detach() * WIDTH**0.5).requires_grad_() for x in xs]
@@ -142,11 +142,11 @@ def speed(quick: bool) -> None:
                     line(name, f"trimtab {backend} {precision}", run, xs, 8 * tuples * WIDTH, roof)
     xs, tuples, name = rows(2, 32768), 32768.0**2, "CLIP N=2 B=32768"
     halves = [x.detach().bfloat16().requires_grad_() for x in xs]
-    for way, leaves, mode in (("tf32", xs, "high"), ("bf16", halves, "highest")):
-        torch.set_float32_matmul_precision(mode)
+    for way, leaves, mode in (("tf32", xs, "tf32"), ("bf16", halves, "ieee")):
+        torch.backends.cuda.matmul.fp32_precision = mode
         run = by_hand(clip_cross_entropy, leaves, 20.0)
         line(name, f"by hand: F.cross_entropy {way}", run, leaves, 6 * tuples * WIDTH, roof)
-    torch.set_float32_matmul_precision("highest")
+    torch.backends.cuda.matmul.fp32_precision = "ieee"
     for c in (20.0, 100.0):
         fast = {"similarity": "mip", "precision": "bf16", "backend": "triton", "logit_scale": c}
         run = ours(xs, normalize=None, **fast)
