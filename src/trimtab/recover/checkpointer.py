@@ -172,7 +172,7 @@ class Checkpointer:
                 self._tell(path, "good", "")
 
     def condemn(self, since: int, reason: str, at: int | None = None) -> None:
-        """Trouble began at `since`: candidates from then on are bad. Where it was seen `at` a step, quiet counts from there."""
+        """Trouble began at `since`: candidates from then on are bad. Quiet counts from `at`, where it was last seen."""
         self._trouble = self._trouble if at is None else max(self._trouble, at)
         for path, step in list(self._candidates().items()):
             if step >= since:
