@@ -132,7 +132,7 @@ def test_sizes_that_are_none(sizes: tuple[int, int, int]) -> None:
 def test_kernels_that_cannot_run_are_refused_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     xs = [torch.ones(3, 4)] * 3
-    with pytest.raises(ValueError, match="needs a CUDA device.*here: cpu"):
+    with pytest.raises(ValueError, match=r"needs a CUDA device.*here: cpu"):
         nway_loss(xs, objective="full", backend="triton", precision="fp32")
     with pytest.raises(ValueError, match=r"torch\.float64.*precision='fp32'"):
         nway_loss([x.double() for x in xs], objective="full", backend="triton")

@@ -211,12 +211,14 @@ def _estimate(
     num, batch, width = sizes
     family = SIMILARITIES[similarity].family
     # Numbers kept per logit: more where the similarity itself has steps between its inner products and its value.
-    steps = {"product": 6, "additive": _KEPT, "gram": 4 * num + (num**3 // 3 if similarity == "volume" else 0)}[family]
+    gram = {"dist": 8 * num, "cosmean": 14 * num, "volume": 4 * num + num**3 // 3}
+    steps = {"product": 6, "additive": _KEPT}.get(family) or gram[similarity]
     tile = chunk or tile_of(device)
     if backend == "dense":
         lines = num * float(batch) ** 2
         tuples, flops = lines, 6 * lines * width * (num - 1 if family == "gram" else 1)
-        kept, passes = min(lines, num * float(chunk or LINES)) * steps, 4 * lines * steps
+        whole = batch**2 <= (chunk or LINES)  # else one tile of one modality at a time
+        kept, passes = (lines if whole else float(chunk or LINES)) * steps, 4 * lines * steps
     else:
         tuples = float(batch) ** num
         left, right = float(batch) ** (num // 2), float(batch) ** (num - num // 2)
@@ -233,7 +235,7 @@ def _estimate(
             kept, passes = num**2 * batch**2 + (batch + 4) * right + min(tuples, tile) * steps, tuples * steps
         else:
             flops = 8 * tuples * width
-            kept, passes = 3 * rows + (min(tuples, tile) * 5 if backend == "stream" else 2.0**26), 8 * tuples
+            kept, passes = 3 * rows + (min(tuples, tile) * 7 if backend == "stream" else 2.0**26), 8 * tuples
             if backend == "triton":
                 passes = tuples
                 if family == "additive" and 4 <= num <= 7:  # without the width
