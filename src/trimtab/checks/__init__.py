@@ -31,6 +31,7 @@ from trimtab.checks.loader_settings import LoaderSettings
 from trimtab.checks.loss_broadcast import LossBroadcast
 from trimtab.checks.loss_detached import LossDetached
 from trimtab.checks.loss_ignores_input import LossIgnoresInput
+from trimtab.checks.loss_ignores_target import LossIgnoresTarget
 from trimtab.checks.loss_input import LossInput
 from trimtab.checks.loss_not_scalar import LossNotScalar
 from trimtab.checks.memory_peak import MemoryPeak
@@ -89,8 +90,8 @@ BUILTIN: tuple[type[Check], ...] = (
     AutocastInactive,
     LossBroadcast,
     LossInput,
-    NonfiniteLoss,
     NonfiniteGradient,
+    NonfiniteLoss,
     UntiedWeights,
     GradientsDiscarded,
     DeadUnits,
@@ -106,6 +107,7 @@ BUILTIN: tuple[type[Check], ...] = (
     SchedulerOrder,
     OptimizerSettings,
     LossIgnoresInput,
+    LossIgnoresTarget,
     ZeroGradient,
     TargetsDoNotPredict,
     TargetLeak,

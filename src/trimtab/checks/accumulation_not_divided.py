@@ -55,23 +55,30 @@ class AccumulationNotDivided:
 
     @staticmethod
     def _rounds(probe: Probe) -> list[list[float]]:
-        """For every step of several passes, each on a forward pass of its own: their factors, where all are known."""
+        """For every step on several passes, each with a forward pass of its own: their factors, where all are known."""
         if len(probe.optimizers) != 1 or probe.ours:
             return []
+        passes = probe.watch.pending.backwards
+        order = [e for c in probe.calls for e in c.events]
         rounds: list[list[float]] = []
-        now: list[Event] = []
-        forwards = 0
-        for event in (e for c in probe.calls for e in c.events):
-            if event.kind == "forward" and event.facts["grad"]:
-                forwards += 1
-            elif event.kind == "backward":
-                now.append(event)
-            elif event.kind in ("step", "scaler-step"):
-                kinds = {(e.facts.get("kind"), e.facts.get("reduction")) for e in now}
-                known = [e.facts["factors"][0] / (e.facts.get("scale") or 1.0) for e in now if e.facts.get("factors")]
-                means = len(kinds) == 1 and all(k and r == "mean" for k, r in kinds)
-                if len(now) > 1 and means and len(known) == len(now) and forwards >= len(now):
-                    rounds.append(known)
-                if event.kind == "step":
-                    now, forwards = [], 0
+        for step in (e for e in order if e.kind == "step" and not e.facts["closure"]):
+            made_of = [passes[n] for n in step.facts["made_of"]]
+            known = [e.facts["factors"][0] / e.facts["scale"] for e in made_of if e.facts.get("factors")]
+            kinds = {(e.facts.get("kind"), e.facts.get("reduction")) for e in made_of}
+            means = len(kinds) == 1 and all(k and r == "mean" for k, r in kinds)
+            if len(made_of) > 1 and means and len(known) == len(made_of) and _each_forward(order, made_of):
+                rounds.append(known)
         return rounds
+
+
+def _each_forward(order: list[Event], passes: list[Event]) -> bool:
+    """Whether a forward pass came before each of these backward passes."""
+    fresh = 0
+    for event in order:
+        if event.kind == "forward" and event.facts["grad"]:
+            fresh += 1
+        elif any(event is one for one in passes):
+            if not fresh:
+                return False
+            fresh = 0
+    return True

@@ -186,7 +186,10 @@ def shifted_rows(probe: Probe) -> Rows | None:
     """Whether targets follow from the inputs of other samples; None where there are too few, or no relation at all."""
     if len(probe.roles.targets) != 1 or not probe.roles.inputs or not probe.roles.sure:
         return None
-    pairs = _stored(probe)
+    try:
+        pairs = _stored(probe)
+    except Exception:  # an item that cannot be read is another check's business
+        return None
     if pairs is None:
         return None
     x, y = pairs

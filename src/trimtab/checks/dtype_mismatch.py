@@ -28,13 +28,7 @@ class DtypeMismatch:
     code: ClassVar[str] = "WIRE005"
     name: ClassVar[str] = "dtype-mismatch"
     title: ClassVar[str] = "types fit together"
-    causes: ClassVar[tuple[str, ...]] = (
-        "step-exception",
-        "weights-unchanged",
-        "not-learning",
-        "loss-detached",
-        "missing-gradient",
-    )
+    causes: ClassVar[tuple[str, ...]] = ("*",)
 
     def run(self, probe: Probe) -> Iterator[Line]:
         """Translate PyTorch's error."""

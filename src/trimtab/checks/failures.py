@@ -17,7 +17,7 @@ PATTERNS: tuple[tuple[str, str], ...] = (
     ("device-placement", r"same device|meta tensor|meta device|device meta|expected device|on device"),
     (
         "dtype-mismatch",
-        r"same dtype|expected scalar type|scalar types|not implemented for '|input type .* and weight type",
+        r"same dtype|expected scalar type|scalar types|not implemented for '|input type .* and (weight|bias) type",
     ),
     (
         "dtype-mismatch",

@@ -29,13 +29,7 @@ class GraphReused:
     code: ClassVar[str] = "WIRE007"
     name: ClassVar[str] = "graph-reused"
     title: ClassVar[str] = "every step has a graph of its own"
-    causes: ClassVar[tuple[str, ...]] = (
-        "step-exception",
-        "weights-unchanged",
-        "not-learning",
-        "loss-detached",
-        "missing-gradient",
-    )
+    causes: ClassVar[tuple[str, ...]] = ("*",)
 
     def run(self, probe: Probe) -> Iterator[Line]:
         """Translate PyTorch's error."""

@@ -37,13 +37,7 @@ class InPlaceHazard:
     code: ClassVar[str] = "WIRE008"
     name: ClassVar[str] = "in-place-hazard"
     title: ClassVar[str] = "no value is changed that backward needs"
-    causes: ClassVar[tuple[str, ...]] = (
-        "step-exception",
-        "weights-unchanged",
-        "not-learning",
-        "loss-detached",
-        "missing-gradient",
-    )
+    causes: ClassVar[tuple[str, ...]] = ("*",)
 
     def run(self, probe: Probe) -> Iterator[Line]:
         """Translate autograd's error into modules and lines."""

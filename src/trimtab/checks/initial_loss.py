@@ -15,6 +15,9 @@ from trimtab.checks.outcome import Line, not_applicable, passed, warned
 from trimtab.checks.probe import Probe
 from trimtab.sample.host import number
 
+FAR = 20.0
+"""A first loss of so many times that of guessing is worth a word even if it falls."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InitialLoss:
@@ -50,7 +53,7 @@ class InitialLoss:
             yield passed(self, told, loss=first, chance=chance)
             return
         here = None if probe.too_slow else course(probe)
-        if here is not None and here.last < min(chance, 0.5 * here.first):
+        if here is not None and first < FAR * chance and here.last < 0.7 * here.first:
             yield passed(self, f"{told}; it falls to {here.last:.4g} within {here.num} steps on one batch")
             return
         yield warned(

@@ -32,7 +32,13 @@ class LossIgnoresInput:
     code: ClassVar[str] = "WIRE004"
     name: ClassVar[str] = "loss-ignores-input"
     title: ClassVar[str] = "the loss depends on the input"
-    causes: ClassVar[tuple[str, ...]] = ("not-learning", "targets-do-not-predict", "collapsed-output", "initial-loss")
+    causes: ClassVar[tuple[str, ...]] = (
+        "not-learning",
+        "targets-do-not-predict",
+        "collapsed-output",
+        "initial-loss",
+        "zero-gradient",
+    )
 
     def run(self, probe: Probe) -> Iterator[Line]:
         """Report losses that stay the same on other data."""

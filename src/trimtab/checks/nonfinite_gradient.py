@@ -31,11 +31,18 @@ class NonfiniteGradient:
     code: ClassVar[str] = "GRAD001"
     name: ClassVar[str] = "nonfinite-gradient"
     title: ClassVar[str] = "gradients are finite"
-    causes: ClassVar[tuple[str, ...]] = ("not-learning", "learning-rate", "weights-unchanged", "nonfinite-weight")
+    causes: ClassVar[tuple[str, ...]] = (
+        "not-learning",
+        "learning-rate",
+        "weights-unchanged",
+        "nonfinite-weight",
+        "nonfinite-loss",
+    )
 
     def run(self, probe: Probe) -> Iterator[Line]:
         """Report gradients that are no numbers."""
-        steps = [e for e in probe.events("step") if not e.facts["in_scaler"]]
+        sound = [c for c in probe.through if c.loss is None or math.isfinite(c.loss)]
+        steps = [e for c in sound for e in c.of("step") if not e.facts["in_scaler"]]
         if not steps:
             yield not_applicable(self, probe.no_steps or "every step goes through a GradScaler, which looks itself")
             return

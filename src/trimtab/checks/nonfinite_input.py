@@ -32,20 +32,7 @@ class NonfiniteInput:
     code: ClassVar[str] = "DATA001"
     name: ClassVar[str] = "nonfinite-input"
     title: ClassVar[str] = "the data are finite"
-    causes: ClassVar[tuple[str, ...]] = (
-        "nonfinite-loss",
-        "nonfinite-gradient",
-        "nonfinite-weight",
-        "nonfinite-buffer",
-        "step-exception",
-        "not-learning",
-        "zero-gradient",
-        "label-range",
-        "gradcheck",
-        "initial-loss",
-        "learning-rate",
-        "weights-unchanged",
-    )
+    causes: ClassVar[tuple[str, ...]] = ("*",)
 
     def run(self, probe: Probe) -> Iterator[Line]:
         """Report values that are no numbers."""

@@ -30,17 +30,7 @@ class NonfiniteLoss:
     code: ClassVar[str] = "LOSS001"
     name: ClassVar[str] = "nonfinite-loss"
     title: ClassVar[str] = "the loss is finite"
-    causes: ClassVar[tuple[str, ...]] = (
-        "nonfinite-gradient",
-        "nonfinite-weight",
-        "nonfinite-buffer",
-        "not-learning",
-        "loss-ignores-input",
-        "gradcheck",
-        "learning-rate",
-        "weights-unchanged",
-        "initial-loss",
-    )
+    causes: ClassVar[tuple[str, ...]] = ("*",)
 
     def run(self, probe: Probe) -> Iterator[Line]:
         """Report losses that are no numbers."""
@@ -48,6 +38,8 @@ class NonfiniteLoss:
         bad = [i for i, v in enumerate(seen) if not math.isfinite(v)]
         if not seen:
             yield not_applicable(self, probe.no_steps or "the step returns no loss")
+        elif bad and bad[0] > 0 and not probe.too_slow and self._by_rate(probe):
+            yield not_applicable(self, "the first losses are finite, and at a thousandth of the rate they stay so")
         elif bad:
             yield failed(
                 self,
@@ -58,3 +50,11 @@ class NonfiniteLoss:
             )
         else:
             yield passed(self, f"losses {', '.join(f'{v:.4g}' for v in seen[:4])}")
+
+    @staticmethod
+    def _by_rate(probe: Probe) -> bool:
+        """Whether smaller steps keep the loss finite: then it is the rate that is wrong."""
+        with probe.trial():
+            probe.scale_rates(1e-3)
+            calls = probe.run([probe.batch(i) for i in range(len(probe.calls))])
+        return all(c.loss is not None and math.isfinite(c.loss) for c in calls)

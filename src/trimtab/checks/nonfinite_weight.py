@@ -28,19 +28,7 @@ class NonfiniteWeight:
     code: ClassVar[str] = "WGT001"
     name: ClassVar[str] = "nonfinite-weight"
     title: ClassVar[str] = "weights and buffers are finite"
-    causes: ClassVar[tuple[str, ...]] = (
-        "nonfinite-loss",
-        "nonfinite-gradient",
-        "not-learning",
-        "weights-unchanged",
-        "loss-ignores-input",
-        "learning-rate",
-        "gradcheck",
-        "dead-units",
-        "initial-loss",
-        "checkpoint-round-trip",
-        "resume-differs",
-    )
+    causes: ClassVar[tuple[str, ...]] = ("*",)
 
     def run(self, probe: Probe) -> Iterator[Line]:
         """Report numbers that are none."""

@@ -106,6 +106,10 @@ class Pending:
     def _num_changes(self) -> int:
         return sum(p._version for params in self._params.values() for p in params)
 
+    def made_of(self, optimizer: Any) -> list[int]:
+        """The backward passes that its gradients are made of now."""
+        return list(self._holds[id(optimizer)])
+
     def num_new(self, optimizer: Any) -> int:
         """How many backward passes there were since its last step."""
         return self._new[id(optimizer)]

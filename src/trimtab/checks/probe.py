@@ -20,7 +20,7 @@ from trimtab.checks.failures import named
 from trimtab.checks.graph import LossFacts
 from trimtab.checks.keep import Memory
 from trimtab.checks.leaves import fresh, leaves
-from trimtab.checks.roles import Roles, roles_of, same_values
+from trimtab.checks.roles import Roles, holds, roles_of
 from trimtab.checks.scan import Scan, scan
 from trimtab.checks.target import Target
 from trimtab.checks.untouched import remembered, untouched
@@ -89,8 +89,9 @@ class Probe:
     def optimizers(self) -> tuple[Any, ...]:
         """Those of the target, and those that its step was seen to use."""
         known = {id(o): o for o in self.target.optimizers}
+        stepped = {e.who for e in self.events("step")} | {e.who for e in self.events("scaler-step")}
         if hasattr(self, "watch"):
-            known |= self.watch.optimizers
+            known |= {key: o for key, o in self.watch.optimizers.items() if key in stepped}
         return tuple(known.values())
 
     @cached_property
@@ -200,7 +201,7 @@ class Probe:
         found = []
         for path, tensor in leaves(self.batch(0)):
             for module, given in self.calls[0].lookups if self.calls else ():
-                if same_values(tensor, given):
+                if holds(tensor, given):
                     found.append((path, module.num_embeddings, self.module_names.get(id(module), "an embedding")))
         return found
 
@@ -276,6 +277,7 @@ class Probe:
                 if seeds is not None:
                     self._seed(seeds[i])
                 call, _ = make_call(self.target, fresh(batch), watch, self.options, ours=self.ours)
+                self._note_average(call)
                 calls.append(call)
                 if call.failure is not None:
                     break

@@ -104,5 +104,5 @@ def _run(check: Check, probe: Probe) -> Iterable[Line]:
         lines = list(check.run(probe))
     except Exception as error:  # a check that breaks says nothing about the training
         log.debug("check %s broke", check.name, exc_info=True)
-        return [not_applicable(check, f"the check itself ended with {type(error).__name__}: {error}")]
+        return [not_applicable(check, f"the check itself ended with {type(error).__name__}: {str(error)[:200]}")]
     return lines

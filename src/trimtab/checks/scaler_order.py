@@ -38,6 +38,7 @@ class ScalerOrder:
         "nonfinite-gradient",
         "nonfinite-weight",
         "nonfinite-loss",
+        "gradient-underflow",
     )
 
     def run(self, probe: Probe) -> Iterator[Line]:

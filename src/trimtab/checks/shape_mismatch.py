@@ -28,13 +28,7 @@ class ShapeMismatch:
     code: ClassVar[str] = "WIRE006"
     name: ClassVar[str] = "shape-mismatch"
     title: ClassVar[str] = "shapes fit together"
-    causes: ClassVar[tuple[str, ...]] = (
-        "step-exception",
-        "weights-unchanged",
-        "not-learning",
-        "loss-detached",
-        "missing-gradient",
-    )
+    causes: ClassVar[tuple[str, ...]] = ("*",)
 
     def run(self, probe: Probe) -> Iterator[Line]:
         """Translate PyTorch's error."""

@@ -51,7 +51,8 @@ def slopes(probe: Probe) -> list[Slope] | str:
     if len(probe.calls[0].of("backward")) != 1:
         return f"one call has {len(probe.calls[0].of('backward'))} backward passes"
     at = _Point(probe)
-    loss, grads = at.loss({}), dict(at.gradients)
+    loss = at.loss({})
+    grads = {k: g for k, g in at.gradients.items() if g.layout is torch.strided}
     if loss is None or not grads or not all(bool(torch.isfinite(g).all()) for g in grads.values()):
         return "loss or gradients are not finite"
     whole = math.sqrt(sum(float(g.double().square().sum()) for g in grads.values()))

@@ -31,7 +31,7 @@ class StaleGradient:
     code: ClassVar[str] = "GRAD006"
     name: ClassVar[str] = "stale-gradient"
     title: ClassVar[str] = "gradients are zeroed between steps"
-    causes: ClassVar[tuple[str, ...]] = ("learning-rate", "not-learning", "gradcheck")
+    causes: ClassVar[tuple[str, ...]] = ("learning-rate", "not-learning", "gradcheck", "accumulation-not-divided")
 
     def run(self, probe: Probe) -> Iterator[Line]:
         """Report gradients that were used before."""

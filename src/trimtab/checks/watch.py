@@ -236,6 +236,7 @@ class Watch:
             fresh=self.pending.num_new(optimizer),
             moved=False,
             leap=0.0,
+            made_of=self.pending.made_of(optimizer),
             rates=tuple(float(g["lr"]) for g in optimizer.param_groups if "lr" in g),
         )
 
