@@ -113,6 +113,18 @@ def test_what_was_written_since_the_trouble_began_is_bad_even_if_certified(tmp_p
     guard.close()
 
 
+def test_buffers_alone_come_from_disk_too(tmp_path: Path) -> None:
+    model, optimizer, guard, states = on_disk(tmp_path)
+    before = state_of(model, optimizer)
+    outcome = rewind(guard, before=45, buffers=1.0)
+    assert (outcome.applied, outcome.detail) == (True, "the weights took no harm; buffers are those of before it")
+    now, buffers = state_of(model, optimizer), {"1.running_mean", "1.running_var", "1.num_batches_tracked"}
+    assert all(same(now[0][name], (states[40] if name in buffers else before)[0][name]) for name in now[0])
+    assert same(now[1], before[1])
+    assert not rewind(guard, before=5, buffers=1.0).applied
+    guard.close()
+
+
 def test_a_damaged_one_is_told_and_the_one_before_it_taken(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     model, optimizer, guard, states = on_disk(tmp_path)
     file = tmp_path / "step-00000040" / "model.safetensors"

@@ -153,6 +153,16 @@ def test_the_state_that_would_be_reached_is_part_of_what_is_compared(other: int 
     assert mine.acted == [REWIND]
 
 
+def test_buffers_are_each_processes_own() -> None:
+    action = Action(kind="rewind", args={"before": 40.0, "buffers": 1.0})
+    lane = lane_with(29)
+    assert hashes_of([Decision(about=49, at=50, actions=(action,))], lane) == [0] * len(TOGETHER)
+    together = Together(Fake([7] * len(TOGETHER)))
+    together.settle(lane)
+    assert together.refuses(REWIND.actions[0])
+    assert not together.refuses(action)
+
+
 def test_hashes_are_the_same_for_the_same_and_fit_into_63_bits() -> None:
     assert hashes_of([], lane_with(1)) == [0] * len(TOGETHER)
     one, two = hashes_of([REWIND], lane_with(1)), hashes_of([REWIND], lane_with(1))

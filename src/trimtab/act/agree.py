@@ -27,6 +27,7 @@ class Together:
         self._peers = peers
         self._waiting: list[Decision] = []
         self.refused: frozenset[str] = frozenset()
+        """The kinds of action that were not agreed on at the last step."""
 
     def waits(self, decision: Decision) -> bool:
         """Whether the decision has to wait until all can be asked."""
@@ -34,6 +35,10 @@ class Together:
             return False
         self._waiting.append(decision)
         return True
+
+    def refuses(self, action: Action) -> bool:
+        """Whether the processes did not agree on it. Buffers are each one's own, as data is."""
+        return action.kind in self.refused and not action.args.get("buffers")
 
     def share_loss(self, step: Step, device: torch.device) -> None:
         """Every process has a loss of its own; judged by their mean, all come to the same conclusions."""
@@ -69,7 +74,8 @@ def hashes_of(decisions: Sequence[Decision], lane: Any) -> list[int]:
         >>> [number > 0 for number in one]
         [False, True, False, False, False]
     """
-    return [_hash([_told(d, a, lane) for d in decisions for a in d.actions if a.kind == kind]) for kind in TOGETHER]
+    alike = [(d, a) for d in decisions for a in d.actions if not a.args.get("buffers")]
+    return [_hash([_told(d, a, lane) for d, a in alike if a.kind == kind]) for kind in TOGETHER]
 
 
 def _told(decision: Decision, action: Action, lane: Any) -> str:

@@ -83,6 +83,20 @@ class DiskStates:
             )
         return None
 
+    def put_buffers_back(self, label: str, before: int) -> bool:
+        """Put only the buffers of that state in place; whether there was anything to put back."""
+        _, usable = self._usable(label, before)
+        for one in reversed(usable if any(True for _ in self._model.buffers()) else []):
+            try:
+                model = container.read(one.path, sections=["model"]).sections["model"]
+                refuse(modules.differences("model", self._model, model))
+            except CheckpointError as error:
+                log.warning("the buffers in %s are not gone back to: %s", one.path.name, error)
+                continue
+            named = {n: model.get(modules.plain_name(self._model, n)) for n, _ in self._model.named_buffers()}
+            return self._copied.put_buffers_back({("model", n): t for n, t in named.items() if isinstance(t, Tensor)})
+        return False
+
     def would_reach(self, label: str, before: int, back: int) -> int | None:
         """The last step in the state that `go_back` would put in place, if its checksums hold."""
         _, usable = self._usable(label, before)

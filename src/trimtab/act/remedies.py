@@ -26,7 +26,8 @@ def carry_out(decision: Decision, lane: Any, contained: Contained) -> Iterator[O
     for action in decision.actions:
         failed = Outcome(at=decision.at, action=action, applied=False, detail="the remedy failed; see the log")
         remedy = BUILTIN[action.kind]
-        if action.kind in getattr(getattr(lane, "together", None), "refused", ()):
+        together = getattr(lane, "together", None)
+        if together is not None and together.refuses(action):
             yield Outcome(at=decision.at, action=action, applied=False, detail=REFUSED, optimizer=lane.label)
             continue
         if action.kind == "skip_data" and not SkipData.can(lane):

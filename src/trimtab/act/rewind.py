@@ -38,11 +38,12 @@ class Rewind:
         if ring is None:
             return Outcome(at=at, action=action, applied=False, detail="no states are kept in memory")
         before, back = int(action.args.get("before", at)), int(action.args.get("back", 0))
+        disk: DiskStates | None = getattr(target, "disk", None)
         if action.args.get("buffers"):  # the batch was odd, but did nothing to the weights
             done = ring.put_buffers_back(target.label, before)
+            done = done or (disk is not None and disk.put_buffers_back(target.label, before))
             told = "buffers are those of before it" if done else "there is nothing to put back"
             return Outcome(at=at, action=action, applied=done, detail=f"the weights took no harm; {told}")
-        disk: DiskStates | None = getattr(target, "disk", None)
         reached = ring.go_back(target.label, before, back)
         if reached is None and disk is not None:
             reached = disk.go_back(target.label, before, back)
