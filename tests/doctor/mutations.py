@@ -12,3 +12,6 @@ MUTATIONS: tuple[Mutation, ...] = (
     *mutations_loop.MUTATIONS,
     *mutations_data.MUTATIONS,
 )
+
+MISSED: dict[str, str] = {}
+"""What doctor is known not to name, and why."""

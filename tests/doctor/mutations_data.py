@@ -55,7 +55,7 @@ MUTATIONS = (
     broken(
         "labels-float",
         "mlp rnn",
-        "label-dtype step-exception",
+        "dtype-mismatch label-dtype step-exception",
         ("torch.tensor(labels, dtype=torch.long)", "torch.tensor(labels, dtype=torch.float32)"),
     ),
     broken("vocabulary-small", "lm", "label-range", ("LM(len(text.letters))", "LM(len(text.letters) - 1)")),
@@ -149,8 +149,8 @@ MUTATIONS = (
         "class-balance",
         (
             "    model = Net()",
-            "    order = y.argsort()\n    data = TensorDataset(x[order], y[order])\n"
-            "    loader = DataLoader(data, batch_size=32)\n    model = Net()",
+            "    order = y.argsort()\n    x, y = x[order], y[order]\n"
+            "    loader = DataLoader(TensorDataset(x, y), batch_size=32)\n    model = Net()",
         ),
         ("shuffle=True", "shuffle=False"),
     ),
@@ -209,7 +209,10 @@ MUTATIONS = (
         ),
     ),
     broken(
-        "dropout-all", "cnn", "dropout-all loss-ignores-input zero-gradient", ("nn.Dropout(0.2)", "nn.Dropout(1.0)")
+        "dropout-all",
+        "cnn",
+        "dropout-inactive loss-ignores-input zero-gradient",
+        ("nn.Dropout(0.2)", "nn.Dropout(1.0)"),
     ),
     broken(
         "batchnorm-eval",

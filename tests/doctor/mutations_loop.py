@@ -84,7 +84,9 @@ MUTATIONS = (
         ("        loss.backward()\n", ""),
         ("        optimizer.step()\n", "        optimizer.step()\n        loss.backward()\n"),
     ),
-    broken("one-optimizer-not-stepped", "gan", "weights-unchanged", ("        maker_opt.step()\n", "")),
+    broken(
+        "one-optimizer-not-stepped", "gan", "weights-unchanged gradients-discarded", ("        maker_opt.step()\n", "")
+    ),
     broken("one-optimizer-not-stepped-sparse", "recommender", "weights-unchanged", ("        sparse.step()\n", "")),
     broken(
         "scheduler-first",

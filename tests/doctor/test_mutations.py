@@ -1,0 +1,47 @@
+"""Doctor names the cause of a broken training before anything else; all of them are scored by `score.py`."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from tests.doctor.bench import PROJECTS, Mutation, examined
+from tests.doctor.mutations import MISSED, MUTATIONS
+
+PER_CAUSE = 2
+
+
+def lean() -> list[Mutation]:
+    """A few for every name; the score has them all."""
+    taken: Counter[str] = Counter()
+    chosen = []
+    for one in MUTATIONS:
+        if one.name in MISSED or taken[one.causes[0]] < PER_CAUSE:
+            taken[one.causes[0]] += one.name not in MISSED
+            chosen.append(one)
+    return chosen
+
+
+@pytest.mark.parametrize(
+    "mutation",
+    [
+        pytest.param(one, id=one.name, marks=[pytest.mark.xfail(reason=MISSED[one.name])] if one.name in MISSED else [])
+        for one in lean()
+    ],
+)
+def test_e20_the_cause_is_named_first(mutation: Mutation) -> None:
+    verdict = examined(mutation.projects[0], mutation)
+    assert verdict.first in mutation.causes
+    cause = next(line for line in verdict.report.lines if line.name == verdict.first and not line.ok)
+    assert cause.cause
+    assert cause.evidence
+    assert cause.fix
+
+
+def test_there_are_enough_of_them_and_each_has_its_place() -> None:
+    assert len({one.name for one in MUTATIONS}) == len(MUTATIONS) >= 70
+    assert {project for one in MUTATIONS for project in one.projects} <= set(PROJECTS)
+    wanted = {"mlp", "cnn", "rnn", "lm", "towers", "finetune", "gan", "moe"}
+    assert wanted <= {project for one in MUTATIONS for project in one.projects}
+    assert set(MISSED) <= {one.name for one in MUTATIONS}
