@@ -182,11 +182,16 @@ else:
     def test_rows_are_rounded_once() -> None:
         xs = [x.detach() for x in single(3, 4, 70)]
         form = triton_rows.form_of("mip", 6)
-        side = triton_rows.build(xs, None, form, (5, 50), torch.bfloat16)
+        side = triton_rows.build(xs, None, form, (5, 50), "bf16")
         want = outer(xs, product=True)[5:50]
         assert torch.allclose(side.rows[:, :70].float(), want, rtol=2**-7, atol=0)  # the interpreter cuts off
         assert not side.rows[:, 70:].any()
         assert torch.allclose(side.squares, side.rows.float().square().sum(1))
+        xs[0][0, 0] = math.nan
+        near = triton_rows.build(xs[:1], None, form, (0, 4), "tf32").rows[:, :70]
+        assert torch.equal(near.isnan(), xs[0].isnan())
+        assert torch.allclose(near, xs[0], rtol=2**-11, atol=0, equal_nan=True)  # half a unit of the last of ten bits
+        assert not (near.nan_to_num().view(torch.int32) & 0x1FFF).any()
 
     def test_what_the_kernels_leave_to_others() -> None:
         with pytest.raises(NotImplementedError, match="'sum' of 'mip'"):

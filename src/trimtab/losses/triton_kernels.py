@@ -17,6 +17,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from trimtab.losses.triton_row_kernels import round_tf32
+
 _NONE = tl.constexpr(float("-inf"))
 _TINY = tl.constexpr(1e-37)
 
@@ -247,6 +249,8 @@ def weight_tiles(
                 e = e * (0.5 * inverse)
             tl.store(sums + where, tl.sum(e, 1), mask=rows < P)
             tl.store(column_sums + t * (Q - begin_column) + columns - begin_column, tl.sum(e, 0), mask=columns < Q)
+        if weights.dtype == tl.float32 and PRECISION == "tf32":
+            e = round_tf32(e)
         if HALVES == 2:
             left, other = tl.split(tl.permute(tl.reshape(e, [BM, 2, BN // 2]), [0, 2, 1]))
             weights.store([row - begin_row, column - begin_column], left.to(weights.dtype))

@@ -12,6 +12,13 @@ _LOG2E = tl.constexpr(1.4426950408889634)
 
 
 @triton.jit
+def round_tf32(x):
+    """To the nearest number with 10 bits after the point; the matrix units alone would cut off, always towards zero."""
+    bits = (x.to(tl.int32, bitcast=True) + 0x1000) & -0x2000
+    return tl.where(x == x, bits.to(tl.float32, bitcast=True), x)
+
+
+@triton.jit
 def build_rows(
     parts,
     keep,
@@ -26,6 +33,7 @@ def build_rows(
     K: tl.constexpr,
     ADD: tl.constexpr,
     MASKED: tl.constexpr,
+    TF32: tl.constexpr,
     BLOCK_ROWS: tl.constexpr,
     BLOCK_D: tl.constexpr,
 ):
@@ -46,7 +54,7 @@ def build_rows(
             digits = digits // B
             x = tl.load(parts + entry.to(tl.int64)[:, None] * D + d[None, :], mask=ok, other=0.0)
             value = value + x if ADD else value * x
-        rounded = value.to(rows.dtype.element_ty).to(tl.float32)
+        rounded = round_tf32(value) if TF32 else value.to(rows.dtype.element_ty).to(tl.float32)
         length += tl.sum(rounded * rounded, 1)
         where = rows + row.to(tl.int64)[:, None] * width + d[None, :]
         tl.store(where, (rounded * factor).to(rows.dtype.element_ty), mask=inside[:, None] & (d < width)[None, :])

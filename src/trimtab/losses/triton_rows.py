@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from trimtab.losses.problem import Precision
 from trimtab.losses.superrows import diagonal_stride, outer
 
 LOG2E = math.log2(math.e)
@@ -58,6 +59,17 @@ class Side:
     factor: int
 
     @property
+    def tensors(self) -> tuple[Tensor | None, ...]:
+        """All there is to keep for the backward pass."""
+        return self.parts, self.rows, self.base, self.squares, self.keep
+
+    @classmethod
+    def of(cls, tensors: Sequence[Tensor], first: int, factor: int) -> Side:
+        """The side with these `tensors`."""
+        parts, rows, base, squares, keep = tensors
+        return cls(parts=parts, rows=rows, base=base, squares=squares, keep=keep, first=first, factor=factor)
+
+    @property
     def count(self) -> int:
         """How many super-rows there are here."""
         return self.rows.shape[0]
@@ -69,9 +81,14 @@ class Side:
 
 
 def build(
-    xs: Sequence[Tensor], present: Tensor | None, form: Form, span: tuple[int, int], dtype: torch.dtype, factor: int = 1
+    xs: Sequence[Tensor],
+    present: Tensor | None,
+    form: Form,
+    span: tuple[int, int],
+    precision: Precision = "ieee",
+    factor: int = 1,
 ) -> Side:
-    """The super-rows ``span`` of ``xs``; those with an absent part are zero."""
+    """The super-rows ``span`` of ``xs``, rounded to the precision; those with an absent part are zero."""
     from trimtab.losses import triton_row_kernels
 
     parts = torch.stack([x.detach() for x in xs]) if len(xs) > 1 else xs[0].detach().contiguous().unsqueeze(0)
@@ -79,11 +96,12 @@ def build(
     first, end = span
     padded = -(-width // 64) * 64
     keep = None if present is None else outer(list(present), product=True)[first:end].to(torch.uint8)
-    rows = parts.new_empty(end - first, padded, dtype=dtype)
+    rows = parts.new_empty(end - first, padded, dtype=torch.bfloat16 if precision == "bf16" else torch.float32)
     squares = parts.new_empty(end - first)
     triton_row_kernels.build_rows[(-(-(end - first) // 8),)](
         parts, keep, rows, squares, first, end - first, batch, width, padded, float(factor),
-        K=k, ADD=form.add, MASKED=keep is not None, BLOCK_ROWS=8, BLOCK_D=256 if padded > 128 else 64,
+        K=k, ADD=form.add, MASKED=keep is not None, TF32=precision == "tf32",
+        BLOCK_ROWS=8, BLOCK_D=256 if padded > 128 else 64,
     )  # fmt: skip
     base = squares
     if form.less:
@@ -140,21 +158,22 @@ def anchors(sides: Sequence[Tensor], n: int) -> Tensor:
     return out
 
 
-def pulls(values: Tensor, grads: Tensor, settings: Tensor, span: tuple[int, int]) -> Tensor:
-    """``[3, count]``: shifts, weights and fast weights of the super-rows ``span``, from their anchors ``[K, B]``."""
+def pulls(values: Tensor, grads: Tensor, settings: Tensor, first: int, count: int) -> Tensor:
+    """``[3, count]``: shifts, weights and fast weights of super-rows ``first ..``, from their anchors ``[K, B]``."""
     from trimtab.losses import triton_row_kernels
 
     k, batch = values.shape
-    count = span[1] - span[0]
     out = values.new_empty(3, count)
     triton_row_kernels.pull_rows[(-(-count // 256),)](
-        values, grads.contiguous(), settings, out, span[0], count, batch, K=k, BLOCK=256
+        values, grads.contiguous(), settings, out, first, count, batch, K=k, BLOCK=256
     )
     return out
 
 
-def marginal_sums(table: Tensor, k: int) -> Tensor:
-    """``[K, B]``: the sum of ``table [B^k]`` over all super-rows with a given digit."""
-    batch = round(table.shape[0] ** (1 / k))
+def marginal_sums(side: Side, sums: Tensor) -> Tensor:
+    """``[K, B]``: the sums of ``sums [count]`` over all super-rows with a given row of a given part."""
+    k, batch = side.parts.shape[:2]
+    table = sums.new_zeros(batch**k)
+    table[side.first : side.first + side.count] = sums
     grid = table.reshape([batch] * k)
     return torch.stack([grid.movedim(m, 0).reshape(batch, -1).sum(1) for m in range(k)])

@@ -20,7 +20,7 @@ from torch.autograd.function import once_differentiable
 
 from trimtab.losses.problem import Kind, Precision, Problem
 from trimtab.losses.superrows import share_of
-from trimtab.losses.triton_rows import FORMS, Side, anchors, bounds, build, fold, form_of, marginal_sums, pulls
+from trimtab.losses.triton_rows import FORMS, Form, Side, anchors, bounds, build, fold, form_of, marginal_sums, pulls
 
 SAFE_NATS = 60.0
 """Where ``|z|`` stays below this, ``exp(z)``, its sums and their reciprocals fit a float32 with room to spare."""
@@ -94,59 +94,52 @@ def reduce_tuples(problem: Problem, kind: Kind) -> Tensor:
 class _Stream(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, problem: Problem, scale: Tensor, *xs: Tensor) -> Tensor:
-        ctx.problem = problem
-        span = share_of(problem.batch ** (len(xs) // 2), problem.share)
-        left, right, settings = _sides(problem, xs, scale, span)
-        rows = scale.new_full((problem.batch ** (len(xs) // 2),), -torch.inf, dtype=torch.float32)
-        columns = rows.new_full((right.count,), -torch.inf)
+        n, half = len(xs), len(xs) // 2
+        form = form_of(problem.similarity, n)
+        span = share_of(problem.batch**half, problem.share)
+        masks = (None, None) if problem.present is None else (problem.present[:half], problem.present[half:])
+        left = build(xs[:half], masks[0], form, span, problem.precision)
+        right = build(xs[half:], masks[1], form, (0, problem.batch ** (n - half)), problem.precision, 1 + form.add)
+        rows, columns = left.base.new_full((problem.batch**half,), -torch.inf), torch.full_like(right.base, -torch.inf)
+        settings = left.base.new_empty(0)
         if left.count:
-            _sums(problem, left, right, settings, rows[span[0] : span[1]], columns)
-        values = anchors((rows, columns), len(xs))
-        ctx.save_for_backward(scale, values, *xs)
+            settings = bounds(form, left, right, scale, SAFE_NATS)
+            _sums(problem, left, right, settings, rows[slice(*span)], columns)
+        values = anchors((rows, columns), n)
+        ctx.plan = problem.similarity, n, problem.precision, left.first
+        ctx.save_for_backward(scale, values, settings, *left.tensors, *right.tensors)
         return values
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        scale, values, *xs = ctx.saved_tensors
-        problem: Problem = ctx.problem
-        span = share_of(problem.batch ** (len(xs) // 2), problem.share)
-        if span[0] == span[1]:
-            return None, torch.zeros_like(scale), *(torch.zeros_like(x) for x in xs)
-        form = form_of(problem.similarity, len(xs))
-        half = len(xs) // 2
-        sides = _sides(problem, xs, scale, span)
-        spans = span, (0, sides[1].count)
-        halves = slice(half), slice(half, None)
-        pull = [pulls(values[m], grad[m], sides[2], at) for m, at in zip(halves, spans, strict=True)]
-        raw, sums, moment = _weigh(problem, *sides, pull)
+        similarity, n, precision, first = ctx.plan
+        form, half = form_of(similarity, n), n // 2
+        scale, values, settings, *kept = ctx.saved_tensors
+        left, right = Side.of(kept[:5], first, 1), Side.of(kept[5:], 0, 1 + form.add)
+        if not left.count:
+            empty = [torch.zeros_like(x) for side in (left, right) for x in side.parts]
+            return None, torch.zeros_like(scale), *empty
+        pull = [
+            pulls(values[part], grad[part], settings, side.first, side.count)
+            for side, part in ((left, slice(half)), (right, slice(half, n)))
+        ]
+        raw, sums, moments = _weigh(form, precision, left, right, settings, pull)
         grads = []
-        for side, rows, own in zip(sides[:2], raw, sums, strict=True):
+        for side, rows, own in zip((left, right), raw, sums, strict=True):
             if form.add:
                 _add_own(side, rows, own)
             part = fold(side, rows, form)
             if form.less:
-                table = own.new_zeros(problem.batch ** len(side.parts))
-                table[side.first : side.first + side.count] = own
-                per_row = marginal_sums(table, len(side.parts))
-                part = part.addcmul(side.parts, per_row.unsqueeze(-1), value=-2 * form.less)
+                part = part.addcmul(side.parts, marginal_sums(side, own).unsqueeze(-1), value=-2 * form.less)
             grads.append(part)
-        # The sum of weight times similarity. Of a product it is already there: each row times its own gradient.
-        moment = moment.sum() * form.factor if form.add else (grads[0][0] * sides[0].parts[0]).sum()
+        moment: Tensor | None = None
+        if ctx.needs_input_grad[1]:
+            # The sum of weight times similarity. Of a product it is already there: each row times its own gradient.
+            own = grads[0][0].reshape(-1).dot(left.parts[0].reshape(-1))
+            moment = moments.sum() * form.factor if form.add else own
         factor = scale * form.factor
         return None, moment, *(g for part in grads for g in part.mul_(factor).unbind(0))
-
-
-def _sides(problem: Problem, xs: Sequence[Tensor], scale: Tensor, span: tuple[int, int]) -> tuple[Side, Side, Tensor]:
-    """Both sides, and the settings the kernels read on the device: the factor in base 2, and whether z is bounded."""
-    n = len(xs)
-    half = n // 2
-    form = form_of(problem.similarity, n)
-    dtype = torch.bfloat16 if problem.precision == "bf16" else torch.float32
-    masks = (None, None) if problem.present is None else (problem.present[:half], problem.present[half:])
-    left = build(xs[:half], masks[0], form, span, dtype)
-    right = build(xs[half:], masks[1], form, (0, problem.batch ** (n - half)), dtype, factor=2 if form.add else 1)
-    return left, right, bounds(form, left, right, scale, SAFE_NATS)
 
 
 def _strips(tiles: Tiles, rows: int, columns: int) -> tuple[int, int, int]:
@@ -166,12 +159,11 @@ def _rows_of(tensor: Tensor, *block: int) -> Any:
     return TensorDescriptor.from_tensor(tensor, list(block))
 
 
-def _common(problem: Problem, side: Side, tiles: Tiles) -> dict[str, Any]:
+def _common(form: Form, precision: Precision, side: Side, tiles: Tiles) -> dict[str, Any]:
     """What both tile kernels are compiled for."""
-    form = form_of(problem.similarity, problem.num_modalities)
     return {
         "D": side.rows.shape[1], "ADD": form.add, "ROOT": form.root, "MASKED": side.keep is not None,
-        "PRECISION": _DOT[problem.precision], "FLAT": tiles.flat, "BM": tiles.bm, "BN": tiles.bn, "BK": tiles.bk,
+        "PRECISION": _DOT[precision], "FLAT": tiles.flat, "BM": tiles.bm, "BN": tiles.bn, "BK": tiles.bk,
         "num_warps": tiles.warps, "num_stages": tiles.stages,
     }  # fmt: skip
 
@@ -181,7 +173,7 @@ def _sums(problem: Problem, left: Side, right: Side, settings: Tensor, rows: Ten
     from trimtab.losses import triton_kernels
 
     tiles = _tiles("forward", problem.precision)
-    common = _common(problem, left, tiles)
+    common = _common(form_of(problem.similarity, problem.num_modalities), problem.precision, left, tiles)
     span = max(1, PARTS_BYTES // (4 * left.count)) * tiles.bn
     x_rows, y_rows = _rows_of(left.rows, tiles.bm, tiles.bk), _rows_of(right.rows, tiles.bn, tiles.bk)
     for q in range(0, right.count, span):
@@ -200,14 +192,13 @@ def _sums(problem: Problem, left: Side, right: Side, settings: Tensor, rows: Ten
 
 
 def _weigh(
-    problem: Problem, left: Side, right: Side, settings: Tensor, pull: Sequence[Tensor]
+    form: Form, precision: Precision, left: Side, right: Side, settings: Tensor, pull: Sequence[Tensor]
 ) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor], Tensor]:
     """Gradients of the super-rows of both sides, sums of the weights per super-row, sums of weight times similarity."""
     from trimtab.losses import triton_kernels
 
-    tiles = _tiles("weights", problem.precision)
-    common = _common(problem, left, tiles)
-    add = form_of(problem.similarity, problem.num_modalities).add
+    tiles = _tiles("weights", precision)
+    common = _common(form, precision, left, tiles)
     raw = left.base.new_empty(left.rows.shape), left.base.new_empty(right.rows.shape)
     sums = torch.zeros_like(left.base), torch.zeros_like(right.base)
     moments = torch.zeros_like(left.base)
@@ -222,21 +213,21 @@ def _weigh(
             along = slice(q, min(q + wide, right.count))
             height, width = down.stop - p, along.stop - q
             blocks, strips, strip = _strips(tiles, height, width)
-            parts = moments.new_empty((2, blocks, height) if add else 1)
-            column_parts = moments.new_empty((-(-height // tiles.bm), width) if add else 1)
+            parts = moments.new_empty((2, blocks, height) if form.add else 1)
+            column_parts = moments.new_empty((-(-height // tiles.bm), width) if form.add else 1)
             for fast in (True, False):
                 triton_kernels.weight_tiles[(blocks * strips,)](
                     x_rows, y_rows, w_rows, left.base, right.base, left.keep, right.keep, *pull, settings,
                     parts[0], parts[-1], column_parts, left.count, right.count, p, down.stop, q, along.stop,
                     left.first, left.stride, right.stride, blocks, strip, FAST=fast, HALVES=tiles.halves, **common,
                 )  # fmt: skip
-            if add:
+            if form.add:
                 sums[0][down] += parts[0].sum(0)
                 moments[down] += parts[1].sum(0)
                 sums[1][along] += column_parts.sum(0)
             weights = memory[:height, :width]
-            _add_product(weights, right.rows[along], raw[0][down], problem.precision, first=q == 0, turned=False)
-            _add_product(weights, left.rows[down], raw[1][along], problem.precision, first=p == 0, turned=True)
+            _add_product(weights, right.rows[along], raw[0][down], precision, first=q == 0, turned=False)
+            _add_product(weights, left.rows[down], raw[1][along], precision, first=p == 0, turned=True)
     return raw, sums, moments
 
 
