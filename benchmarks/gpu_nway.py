@@ -1,11 +1,12 @@
 """The N-way losses on one CUDA GPU: right to float64 first, then time and memory beside what exists, all in one run.
 
-    PYTHONPATH=src python benchmarks/gpu_nway.py [--out FILE] [--commit HASH] [--quick]
+    PYTHONPATH=src python benchmarks/gpu_nway.py [--out FILE] [--commit HASH] [--quick] [--skip-errors]
 
 Errors are relative to the same problem in float64 on the card, cotangents of both signs, the normalisation of the rows
-in the gradient. Times are forward + backward from device events, the host waited for after every step (median and least
-of the repetitions), and per step where ten steps are issued in a row as a training loop does (queued); memory is the peak above the inputs, gradients included. TFLOP/s counts 8 B^N D operations (forward
-2, recomputation 2, gradients 4) for the streams, 12 B^N for the contraction, 6 for what keeps its logits.
+in the gradient. Times are forward + backward from device events: the host waited for after every step (median and
+least of the repetitions), and per step where ten steps are issued in a row, as a training loop does (queued). Memory is
+the peak above the inputs, gradients included. TFLOP/s counts 8 B^N D operations (forward 2, recomputation 2, gradients
+4) for the streams, 12 B^N for the contraction, 6 for what keeps its logits.
 """
 
 from __future__ import annotations
