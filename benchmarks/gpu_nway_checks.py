@@ -86,7 +86,7 @@ def correctness() -> Iterator[str]:
                 return replace(make_problem(leaves, name, logit_scale=scale, mask=mask), precision=precision)
 
             found = errors(backend, problem, xs, c)
-            yield f"| {backend} | {name} N={n} B={b} scale {c:g}{what and " " + what} | {precision} | {found} |"
+            yield f"| {backend} | {name} N={n} B={b} scale {c:g}{what and ' ' + what} | {precision} | {found} |"
     yield ""
 
 
