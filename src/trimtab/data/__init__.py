@@ -1,24 +1,13 @@
-"""The small data set that ships with trimtab; where it comes from is in NOTICE.md beside this file."""
+"""The small data sets that ship with trimtab; where they come from is in NOTICE.md beside this file.
+
+`tools/make_data.py` made the files; nothing is downloaded, and nothing but numpy is needed to read them.
+"""
 
 from __future__ import annotations
 
-from importlib.resources import files
-from typing import TYPE_CHECKING
+from trimtab.data.digits import load_digits
+from trimtab.data.emoji import LANGUAGES, Emoji, load_emoji
+from trimtab.data.tables import TABLES, Table, load_table
+from trimtab.data.textures import load_textures
 
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
-
-def load_digits() -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
-    """1,797 handwritten digits: images `[1797, 64]` with values 0 to 16, and their classes `[1797]`.
-
-    Example:
-        >>> x, y = load_digits()
-        >>> x.shape, int(x.max()), int(y[0])
-        ((1797, 64), 16, 0)
-    """
-    import numpy as np
-
-    with files("trimtab.data").joinpath("digits.npz").open("rb") as file, np.load(file) as arrays:
-        return arrays["x"], arrays["y"]
+__all__ = ["LANGUAGES", "TABLES", "Emoji", "Table", "load_digits", "load_emoji", "load_table", "load_textures"]
