@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from trimtab.losses.machine import LINES, free_bytes, machine_of, tile_of
+from trimtab.losses.machine import LINES, free_bytes, machine_of, small_bytes, tile_of
 from trimtab.losses.prepare import check_name
 from trimtab.losses.similarity import SIMILARITIES
 
@@ -161,7 +161,7 @@ def afford(
 
     ``asked`` is the backend the caller named, which what is proposed instead must keep to.
     """
-    if estimate.time_s <= budget_s and budget_bytes is None and estimate.bytes < 2**26:
+    if estimate.time_s <= budget_s and budget_bytes is None and estimate.bytes < small_bytes(device):
         return  # not worth asking the device
     limit = _limit(device, budget_bytes)
     if estimate.time_s <= budget_s and estimate.bytes <= limit:

@@ -11,7 +11,7 @@ import torch
 LINES = 1 << 24
 """Logits of one ``[B, B]`` matrix up to which it is kept for the backward pass."""
 
-__all__ = ["LINES", "Machine", "free_bytes", "machine_of", "tile_of"]
+__all__ = ["LINES", "Machine", "free_bytes", "machine_of", "small_bytes", "tile_of"]
 
 _PER_CORE = 6e10  # float32 products of one core; 9e10 was measured with AVX-512
 _PER_SM = {"ieee": 3.0e11, "tf32": 1.7e12, "bf16": 3.4e12}  # measured on an H200, of 132
@@ -43,6 +43,13 @@ def machine_of(device: torch.device, precision: str = "ieee", *, double: bool = 
 def tile_of(device: torch.device) -> int:
     """Tuples of one tile where the caller does not say: what stays near a cache, or fills a card."""
     return 1 << 25 if device.type == "cuda" else 1 << 20
+
+
+def small_bytes(device: torch.device) -> float:
+    """Memory that is not worth asking for: the question takes longer than small losses do."""
+    if device.type == "cuda" and torch.cuda.is_available():
+        return 0.02 * torch.cuda.get_device_properties(device).total_memory
+    return 2.0**26
 
 
 def free_bytes(device: torch.device) -> float:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal, overload
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 import torch
 from torch import Tensor
@@ -60,9 +60,9 @@ class NWayOutput:
 
 
 @overload
-def nway_loss(xs: Sequence[Tensor], *, details: Literal[True], **settings: object) -> NWayOutput: ...
+def nway_loss(xs: Sequence[Tensor], *, details: Literal[True], **settings: Any) -> NWayOutput: ...
 @overload
-def nway_loss(xs: Sequence[Tensor], *, details: Literal[False] = ..., **settings: object) -> Tensor: ...
+def nway_loss(xs: Sequence[Tensor], *, details: Literal[False] = ..., **settings: Any) -> Tensor: ...
 def nway_loss(  # type: ignore[misc]
     xs: Sequence[Tensor],
     *,

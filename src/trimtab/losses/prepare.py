@@ -5,10 +5,11 @@ from __future__ import annotations
 import difflib
 import math
 from collections.abc import Iterable, Sequence
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from trimtab.losses.problem import Precision, Problem
 from trimtab.losses.similarity import SIMILARITIES
@@ -116,17 +117,56 @@ def as_factor(what: str, value: float | Tensor, like: Tensor, *, positive: bool)
 
 def normalise(x: Tensor, how: str | None) -> Tensor:
     """Rows of length 1 (l2) or root mean square 1 (rms), at any magnitude; a zero row stays zero, its gradient too."""
-    if how is None:
-        return x
-    top = x.detach().abs().amax(-1, keepdim=True)
-    zero = top == 0
-    # Divided by its largest entry a row can neither overflow nor vanish when squared. The result does not depend on the
-    # factor, so that it may stay out of the graph.
-    even = (x / top.masked_fill(zero, 1.0)).masked_fill(zero, 0.0)
-    length: Tensor = torch.linalg.vector_norm(even, dim=-1, keepdim=True).masked_fill(zero, 1.0)
-    if how == "rms":
-        length = length / math.sqrt(x.shape[-1])
-    return even / length
+    return x if how is None else _stacked([x], x.dtype, how, None)[0]
+
+
+def _stacked(xs: Sequence[Tensor], dtype: torch.dtype, how: str | None, present: Tensor | None) -> Tensor:
+    """``[N, .., D]``: the modalities as ``dtype``, absent rows zero, all rows normalised."""
+    if how is not None:
+        rows: Tensor = _Normalised.apply(dtype, how, present, *xs)  # type: ignore[no-untyped-call]
+        return rows
+    rows = torch.stack([x.to(dtype) for x in xs])
+    return rows if present is None else rows.masked_fill(~present.unsqueeze(-1), 0.0)
+
+
+class _Normalised(torch.autograd.Function):
+    """One buffer from upcast to unit rows, one more in the backward pass: inputs can be most of what is in memory."""
+
+    @staticmethod
+    def forward(ctx: Any, dtype: torch.dtype, how: str, present: Tensor | None, *xs: Tensor) -> Tensor:
+        rows = torch.empty((len(xs), *xs[0].shape), dtype=dtype, device=xs[0].device)
+        for row, x in zip(rows, xs, strict=True):
+            row.copy_(x)
+        if present is not None:
+            rows.masked_fill_(~present.unsqueeze(-1), 0.0)
+        top = torch.maximum(rows.amax(-1, keepdim=True), -rows.amin(-1, keepdim=True))
+        zero = top == 0
+        # Divided by its largest entry a row can neither overflow nor vanish when squared.
+        rows.div_(top.masked_fill(zero, 1.0))
+        length = torch.linalg.vector_norm(rows, dim=-1, keepdim=True)
+        ctx.squared = 1.0
+        if how == "rms":
+            length = length / math.sqrt(rows.shape[-1])
+            ctx.squared = float(rows.shape[-1])
+        rows.div_(length.masked_fill(zero, 1.0))
+        ctx.dtypes = [x.dtype for x in xs]
+        ctx.save_for_backward(rows, length, top.masked_fill(zero, torch.inf))  # over infinity: no gradient
+        return rows
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+        rows, length, top = ctx.saved_tensors
+        # All at once where operations count, one after the other where memory does.
+        small = rows.numel() < 1 << 22
+        parts = [(grad, rows, length, top)] if small else zip(grad, rows, length, top, strict=True)
+        found: list[Tensor] = []
+        for g, row, size, largest in parts:
+            along = (g * row).sum(-1, keepdim=True).div_(-ctx.squared)
+            across = torch.addcmul(g, row, along).div_(size.masked_fill(size == 0, 1.0)).div_(largest)
+            found.extend(across.unbind(0) if small else [across])
+        wanted = zip(found, ctx.dtypes, ctx.needs_input_grad[3:], strict=True)
+        return None, None, None, *(g.to(dtype) if need else None for g, dtype, need in wanted)
 
 
 def make_problem(
@@ -154,13 +194,10 @@ def make_problem(
     dtypes = {x.dtype for x in xs}
     dtype = torch.float64 if double or precision == "fp64" or torch.float64 in dtypes else torch.float32
     present = check_mask(mask, xs)
-    rows = torch.stack([x.to(dtype) for x in xs])
-    if present is not None:
-        rows = rows.masked_fill(~present.unsqueeze(-1), 0.0)
     how = SIMILARITIES[similarity].normalize if normalize == "auto" else normalize
     if similarity == "paircos":
         how = "l2"  # a cosine, whatever was asked for
-    rows = normalise(rows, how)
+    rows = _stacked(xs, dtype, how, present)
     scale = as_factor("logit_scale", logit_scale, rows, positive=True)
     if similarity == "mip" and how == "rms":
         scale = scale / rows.shape[-1]  # the mean over the width instead of the sum
