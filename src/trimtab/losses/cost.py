@@ -34,7 +34,17 @@ __all__ = [
 
 
 class TooCostly(ValueError):
-    """A loss that was refused before anything was allocated; says what it would take and what would fit."""
+    """A loss that was refused before anything was allocated; says what it would take and what would fit.
+
+    Example:
+        >>> import torch
+        >>> from trimtab.losses import TooCostly, nway_loss
+        >>> try:
+        ...     nway_loss([torch.ones(64, 512)] * 6, similarity="mip", objective="full", budget_s=1.0)
+        ... except TooCostly as refusal:
+        ...     print(str(refusal)[:83])
+        the 'full' objective ('mip', backend 'stream') of 6 modalities, B=64, looks at 6.87
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
