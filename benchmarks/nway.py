@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 SIZES = [(24, 4), (16, 5), (12, 6), (20, 6)]
 CLIP_BATCH = 2048
 WIDTH = 512
-PATIENCE_S = 15.0
+PATIENCE_S = 8.0
 BRIEF_S = 0.3
 SCALES = {"mip full": 1 / 15, "norm full": 4.0, "paircos full": 1 / 0.07, "norm axis": 4.0, CLIP: 1 / 0.07}
 
