@@ -29,18 +29,25 @@ def packed(tree: Any) -> Any:
         return tree
     if len(tree) >= MIN_LENGTH and all(type(v) is float for v in tree):
         return {FLOATS: _text_of(tree)}
-    if len(tree) >= MIN_LENGTH and all(type(row) is dict and row for row in tree):
-        if all(type(v) is float for row in tree for v in row.values()):
-            kinds: dict[tuple[str, ...], int] = {}
-            columns: dict[str, list[float]] = {}
-            for row in tree:
-                kinds.setdefault(tuple(row), len(kinds))
-                for name, value in row.items():
-                    columns.setdefault(name, []).append(value)
-            which = [kinds[tuple(row)] for row in tree]
-            texts = {name: _text_of(values) for name, values in columns.items()}
-            return {ROWS: [list(kind) for kind in kinds], "which": which, "columns": texts}
+    if len(tree) >= MIN_LENGTH and all(type(row) is dict and row and _all_floats(row) for row in tree):
+        return _rows(tree)
     return [packed(value) for value in tree]
+
+
+def _all_floats(row: Mapping[str, Any]) -> bool:
+    return all(type(value) is float for value in row.values())
+
+
+def _rows(tree: list[dict[str, float]]) -> dict[str, Any]:
+    kinds: dict[tuple[str, ...], int] = {}
+    columns: dict[str, list[float]] = {}
+    for row in tree:
+        kinds.setdefault(tuple(row), len(kinds))
+        for name, value in row.items():
+            columns.setdefault(name, []).append(value)
+    which = [kinds[tuple(row)] for row in tree]
+    texts = {name: _text_of(values) for name, values in columns.items()}
+    return {ROWS: [list(kind) for kind in kinds], "which": which, "columns": texts}
 
 
 def unpacked(tree: Any) -> Any:
