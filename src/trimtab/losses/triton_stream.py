@@ -200,8 +200,10 @@ def _weigh(
     tiles = _tiles("weights", precision)
     common = _common(form, precision, left, tiles)
     raw = left.base.new_empty(left.rows.shape), left.base.new_empty(right.rows.shape)
-    sums = torch.zeros_like(left.base), torch.zeros_like(right.base)
-    moments = torch.zeros_like(left.base)
+    # Only the additive similarities have something to add up beside the products.
+    sums = (torch.zeros_like(left.base), torch.zeros_like(right.base)) if form.add else (left.base, right.base)
+    moments = torch.zeros_like(left.base) if form.add else left.base
+    parts, column_parts = left.base.unsqueeze(0), right.base
     large = left.count * right.count > LARGE
     high, wide = (_evenly(side.count, n) for side, n in zip((left, right), BLOCKS[large], strict=True))
     memory = left.rows.new_empty(high, wide)
@@ -213,8 +215,9 @@ def _weigh(
             along = slice(q, min(q + wide, right.count))
             height, width = down.stop - p, along.stop - q
             blocks, strips, strip = _strips(tiles, height, width)
-            parts = moments.new_empty((2, blocks, height) if form.add else 1)
-            column_parts = moments.new_empty((-(-height // tiles.bm), width) if form.add else 1)
+            if form.add:
+                parts = moments.new_empty(2, blocks, height)
+                column_parts = moments.new_empty(-(-height // tiles.bm), width)
             for fast in (True, False):
                 triton_kernels.weight_tiles[(blocks * strips,)](
                     x_rows, y_rows, w_rows, left.base, right.base, left.keep, right.keep, *pull, settings,
@@ -232,7 +235,7 @@ def _weigh(
 
 
 def _evenly(count: int, most: int) -> int:
-    """A span of at most `most`, a multiple of 256 unless it is all, that divides `count` into near-equal parts."""
+    """The span, a multiple of 256, that cuts `count` into the fewest near-equal parts of at most `most`."""
     number = -(-count // most)
     return -(-count // (number * 256)) * 256
 
