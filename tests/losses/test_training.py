@@ -46,3 +46,10 @@ def test_views_are_six_real_measurements(bench: ModuleType) -> None:
     assert [len(v) for v in train] == [1437] * 6
     assert [len(v) for v in held] == [360] * 6
     assert len({v.shape[1] for v in train}) >= 3
+
+
+def test_s_a_six_maps_of_a_latent_vector_are_learned_in_300_steps(bench: ModuleType) -> None:
+    train, held = bench.latent_views(0)
+    arm = next(arm for arm in bench.arms() if arm.name == "axis norm")
+    encoders, _ = bench.train(arm, train, batch=8, steps=300, seed=0)
+    assert bench.retrieval(arm, encoders, held)[0] >= 0.80
