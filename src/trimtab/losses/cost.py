@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,6 +19,8 @@ BUDGET_S = 600.0
 _KEPT = 8  # numbers per logit that a forward and backward pass with plain autograd keeps
 SMALL = 1 << 21
 """Tuples up to which keeping every logit is the fastest."""
+TILE_WINS = 1 << 15
+"""Logits of two modalities beyond which tiles are faster on a CPU than one matrix: they stay in its cache."""
 
 __all__ = [
     "BACKENDS",
@@ -98,11 +101,11 @@ def nway_cost(
     name = choose(num, batch, similarity, objective, device) if backend == "auto" else backend
     sizes = num, batch, width
     if objective == "pairwise":
-        one = _estimate((2, batch, width), similarity, "full", name, device, precision, chunk)
+        one = _estimate((2, batch, width), similarity, name, device, precision, chunk)
         factor, bound = num * (num - 1) / 2, 1.0 if name in ("stream", "triton") else num * (num - 1) / 2
         return _times(one, factor / world, bound)
-    one = _estimate(sizes, similarity, objective, name, device, precision, chunk)
-    return _times(one, (num_samples if objective == "sampled" else 1) / world, 1.0 * num_samples)
+    one = _estimate(sizes, similarity, name, device, precision, chunk, num_samples if objective == "sampled" else 0)
+    return _times(one, 1 / world, 1.0)
 
 
 def choose(num: int, batch: int, similarity: str, objective: str, device: torch.device, *, linear: bool = True) -> str:
@@ -113,7 +116,8 @@ def choose(num: int, batch: int, similarity: str, objective: str, device: torch.
     if objective == "sampled" or (objective in ("axis", "joint") and not two):
         return "dense"
     if two:
-        return "dense" if batch**2 <= LINES or family == "gram" else "triton" if triton else "stream"
+        few = TILE_WINS if device.type == "cpu" else LINES
+        return "dense" if batch**2 <= few or family == "gram" else "triton" if triton else "stream"
     if similarity == "mip":
         return "materialize" if batch**num < SMALL else "triton" if triton else "stream"
     if SIMILARITIES[similarity].linear and linear and objective == "full":
@@ -165,11 +169,11 @@ def afford(
     device: torch.device,
     budget_s: float,
     budget_bytes: float | None,
-    asked: str = "auto",
+    same: Mapping[str, Any] | None = None,
 ) -> None:
     """Raise `TooCostly` where the estimate is over the budget of seconds or bytes (None: 9/10 of what is free).
 
-    ``asked`` is the backend the caller named, which what is proposed instead must keep to.
+    ``same`` are the other arguments of `nway_cost`, to which what is proposed instead must keep.
     """
     if estimate.time_s <= budget_s and budget_bytes is None and estimate.bytes < small_bytes(device):
         return  # not worth asking the device
@@ -179,19 +183,19 @@ def afford(
     num, batch, width = sizes
 
     def fits(b: int, what: str) -> bool:
-        backend = asked if what == objective else "auto"
-        other = nway_cost(num, b, width, similarity=similarity, objective=what, backend=backend, device=device)
+        kept = dict(same or {}, **({} if what == objective else {"backend": "auto"}))
+        other = nway_cost(num, b, width, similarity=similarity, objective=what, device=device, **kept)
         return other.time_s <= budget_s and other.bytes <= limit
 
     smaller = next((b for b in (round(batch * 0.9**e) for e in range(1, 200)) if b > 1 and fits(b, objective)), None)
     ways = [] if smaller is None else [f"B={smaller} with the same settings"]
     ways += [f"objective={what!r}" for what in ("axis", "sampled") if what != objective and fits(batch, what)]
-    fit = f" What fits: {'; '.join(ways)}." if ways else ""
+    fit = f"What fits: {'; '.join(ways)}. Or raise" if ways else "Raise"
     raise TooCostly(
         f"the {objective!r} objective ({similarity!r}, backend {estimate.backend!r}) of {num} modalities, B={batch}, "
         f"looks at {estimate.tuples:.3g} tuples: about {estimate.flops:.2g} FLOPs, {_bytes(estimate.bytes)} and "
         f"{_seconds(estimate.time_s)} on this {device.type} device, over the budget of {_bytes(limit)} and "
-        f"{_seconds(budget_s)}.{fit} Or raise budget_s and budget_bytes."
+        f"{_seconds(budget_s)}. {fit} budget_s and budget_bytes."
     )
 
 
@@ -211,13 +215,16 @@ def check_tuples(xs: Sequence[Tensor], budget_bytes: float | None = None) -> Non
 def _estimate(
     sizes: tuple[int, int, int],
     similarity: str,
-    objective: str,
     backend: str,
     device: torch.device,
     precision: str,
     chunk: int | None,
+    sets: int = 0,
 ) -> Estimate:
-    """Forward and backward pass of one backend: products, passes over numbers, largest tensors beside the inputs."""
+    """Forward and backward pass of one backend: products, passes over numbers, largest tensors beside the inputs.
+
+    ``sets`` are the random ones of `sampled`: their rows are gathered, and an anchor has a line in each.
+    """
     num, batch, width = sizes
     family = SIMILARITIES[similarity].family
     # Numbers kept per logit: more where the similarity itself has steps between its inner products and its value.
@@ -225,10 +232,11 @@ def _estimate(
     steps = {"product": 6, "additive": _KEPT}.get(family) or gram[similarity]
     tile = chunk or tile_of(device)
     if backend == "dense":
-        lines = num * float(batch) ** 2
+        lines = num * float(batch) ** 2 * max(1, sets)
         tuples, flops = lines, 6 * lines * width * (num - 1 if family == "gram" else 1)
-        whole = batch**2 <= (chunk or LINES)  # else one tile of one modality at a time
-        kept, passes = (lines if whole else float(chunk or LINES)) * steps, 4 * lines * steps
+        whole = lines <= num * (chunk or LINES)  # else one tile of one modality at a time
+        gathered = sets * batch * num * (2 * num + width * (num - 1 if whole else 1))
+        kept, passes = (lines if whole else float(chunk or LINES)) * steps + gathered, 4 * lines * steps
     else:
         tuples = float(batch) ** num
         left, right = float(batch) ** (num // 2), float(batch) ** (num - num // 2)
@@ -286,5 +294,5 @@ def _bytes(count: float) -> str:
 def _seconds(value: float) -> str:
     for size, unit in ((86400.0, "days"), (3600.0, "h"), (1.0, "s")):
         if value >= 2 * size:
-            return f"{value / size:.3g} {unit}"
+            return f"{value / size:{'.0f' if value >= 1000 * size else '.3g'}} {unit}"
     return f"{value:.2g} s"

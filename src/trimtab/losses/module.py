@@ -21,22 +21,19 @@ __all__ = ["NWayLoss", "initial_scale"]
 
 
 def initial_scale(similarity: str, normalize: str | None = "auto", modalities: int | None = None) -> float:
-    """A scale to begin with: 1/0.07 for what lives on cosines, ``1/(N-1)!!`` for ``mip`` of more than two modalities.
+    """A scale to begin with: 1/0.07 for what lives on cosines, 1 for the rms ``mip`` of more than two modalities.
 
-    The rms product of N equal rows is about ``(N-1)!! = 1 3 5 .. (N-1)`` for even N (the moments of a normal variable);
-    for odd N it is about 0, of either sign: such towers must learn their signs first.
+    The rms product of N equal rows is about ``(N-1)!! = 1 3 5 .. (N-1)`` for even N (the moments of a normal variable),
+    about 0 of either sign for odd N, and that of unrelated rows is tiny: a scale of 1 already tells six equal rows from
+    others. Smaller ones learn slowly (benchmarks/results/nway_training_*.md).
 
     Example:
-        >>> initial_scale("norm") == 1 / 0.07, initial_scale("mip", modalities=6) == 1 / 15
-        (True, True)
+        >>> initial_scale("norm") == 1 / 0.07, initial_scale("mip", modalities=6)
+        (True, 1.0)
     """
     if similarity != "mip" or modalities == 2 or normalize not in ("auto", "rms"):
         return 1 / 0.07
-    if modalities is None:
-        raise ValueError(
-            "the initial scale of 'mip' depends on the number of modalities; pass modalities=N (or init_scale=...)."
-        )
-    return 1 / math.prod(range(modalities - 1, 0, -2))
+    return 1.0
 
 
 class NWayLoss(torch.nn.Module):
@@ -48,7 +45,7 @@ class NWayLoss(torch.nn.Module):
     Args:
         similarity: as `nway_loss`.
         objective: as `nway_loss`.
-        modalities: how many there will be; needed for the initial scale of ``mip`` only, and then checked.
+        modalities: how many there will be, to be checked; two of them begin ``mip`` with the scale of CLIP.
         init_scale: None: `initial_scale`.
         max_scale: upper bound of the scale.
         learnable: a parameter ``log_scale``, or a constant.
