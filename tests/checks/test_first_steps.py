@@ -167,7 +167,7 @@ def with_label(value: int) -> list:
         (with_nan, "nonfinite-input"),
         (lambda: with_label(3), "label-range"),
         (lambda: with_label(-1), "label-range"),
-        (lambda: [], "empty-batch"),
+        (list, "empty-batch"),
         (lambda: [(x[:0], y[:0]) for x, y in data()], "empty-batch"),
     ],
 )

@@ -4,6 +4,7 @@ from trimtab.checks.accumulation_not_divided import AccumulationNotDivided
 from trimtab.checks.autocast_inactive import AutocastInactive
 from trimtab.checks.batchnorm_frozen import BatchnormFrozen
 from trimtab.checks.checkpoint_round_trip import CheckpointRoundTrip
+from trimtab.checks.chronic_clipping import ChronicClipping
 from trimtab.checks.class_balance import ClassBalance
 from trimtab.checks.clip_before_unscale import ClipBeforeUnscale
 from trimtab.checks.clip_order import ClipOrder
@@ -24,6 +25,7 @@ from trimtab.checks.gradients_discarded import GradientsDiscarded
 from trimtab.checks.graph_reused import GraphReused
 from trimtab.checks.in_place_hazard import InPlaceHazard
 from trimtab.checks.initial_loss import InitialLoss
+from trimtab.checks.input_scale import InputScale
 from trimtab.checks.label_range import LabelRange
 from trimtab.checks.learning_rate import LearningRate
 from trimtab.checks.loader_exception import LoaderException
@@ -34,6 +36,8 @@ from trimtab.checks.loss_ignores_input import LossIgnoresInput
 from trimtab.checks.loss_ignores_target import LossIgnoresTarget
 from trimtab.checks.loss_input import LossInput
 from trimtab.checks.loss_not_scalar import LossNotScalar
+from trimtab.checks.loss_scale import LossScale
+from trimtab.checks.loss_sign import LossSign
 from trimtab.checks.memory_peak import MemoryPeak
 from trimtab.checks.missing_gradient import MissingGradient
 from trimtab.checks.needless_scaler import NeedlessScaler
@@ -49,6 +53,7 @@ from trimtab.checks.optimizer_settings import OptimizerSettings
 from trimtab.checks.outcome import Check
 from trimtab.checks.repeated_batch import RepeatedBatch
 from trimtab.checks.resume_differs import ResumeDiffers
+from trimtab.checks.samples_mixed import SamplesMixed
 from trimtab.checks.saturated_units import SaturatedUnits
 from trimtab.checks.scaler_order import ScalerOrder
 from trimtab.checks.scheduler_order import SchedulerOrder
@@ -56,9 +61,11 @@ from trimtab.checks.shape_mismatch import ShapeMismatch
 from trimtab.checks.stale_gradient import StaleGradient
 from trimtab.checks.stale_optimizer import StaleOptimizer
 from trimtab.checks.step_exception import StepException
+from trimtab.checks.symmetric_units import SymmetricUnits
 from trimtab.checks.target_leak import TargetLeak
 from trimtab.checks.targets_do_not_predict import TargetsDoNotPredict
 from trimtab.checks.untied_weights import UntiedWeights
+from trimtab.checks.weight_corrupted import WeightCorrupted
 from trimtab.checks.weights_unchanged import WeightsUnchanged
 from trimtab.checks.zero_gradient import ZeroGradient
 
@@ -88,6 +95,8 @@ BUILTIN: tuple[type[Check], ...] = (
     BatchnormFrozen,
     DropoutInactive,
     AutocastInactive,
+    LossSign,
+    LossScale,
     LossBroadcast,
     LossInput,
     NonfiniteGradient,
@@ -96,12 +105,15 @@ BUILTIN: tuple[type[Check], ...] = (
     GradientsDiscarded,
     DeadUnits,
     SaturatedUnits,
+    SymmetricUnits,
     MissingGradient,
+    WeightCorrupted,
     StaleGradient,
     DoubleStep,
     AccumulationNotDivided,
     ClipBeforeUnscale,
     ClipOrder,
+    ChronicClipping,
     NeedlessScaler,
     GradientUnderflow,
     SchedulerOrder,
@@ -109,6 +121,7 @@ BUILTIN: tuple[type[Check], ...] = (
     LossIgnoresInput,
     LossIgnoresTarget,
     ZeroGradient,
+    SamplesMixed,
     TargetsDoNotPredict,
     TargetLeak,
     Gradcheck,
@@ -121,6 +134,7 @@ BUILTIN: tuple[type[Check], ...] = (
     NotReproducible,
     CheckpointRoundTrip,
     ResumeDiffers,
+    InputScale,
     ClassBalance,
     LoaderSettings,
     MemoryPeak,

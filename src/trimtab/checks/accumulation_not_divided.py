@@ -34,6 +34,15 @@ class AccumulationNotDivided:
 
     def run(self, probe: Probe) -> Iterator[Line]:
         """Report sums that should be means."""
+        if twice := _same_loss_twice(probe):
+            yield failed(
+                self,
+                "backward() runs twice on the same loss: its gradient counts double.",
+                f"in {twice} of {len(probe.events('step'))} steps",
+                "loss.backward()  # once",
+                ("loss",),
+            )
+            return
         rounds = self._rounds(probe)
         if not rounds:
             yield not_applicable(self, probe.no_steps or "each step has one backward pass")
@@ -82,3 +91,13 @@ def _each_forward(order: list[Event], passes: list[Event]) -> bool:
                 return False
             fresh = 0
     return True
+
+
+def _same_loss_twice(probe: Probe) -> int:
+    passes = probe.watch.pending.backwards
+    num = 0
+    for step in probe.events("step"):
+        roots = [passes[n].facts.get("root") for n in step.facts["made_of"]]
+        known = [r for r in roots if r is not None]
+        num += len(known) > len({id(r) for r in known})
+    return num

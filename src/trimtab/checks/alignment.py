@@ -28,6 +28,8 @@ class Shift:
     share: float
     wrong: bool
     cause: str = ""
+    module: Any = None
+    tokens: Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,7 +92,7 @@ def _shift(probe: Probe) -> Shift | None:
     target = facts.target
     if facts.kind != "nll" or target is None:
         return None
-    for _, tokens in probe.calls[0].lookups:
+    for module, tokens in probe.calls[0].lookups:
         if tokens.dim() != 2 or torch.unique(tokens).numel() < 4:
             continue
         for dim in (1, 0):
@@ -101,7 +103,7 @@ def _shift(probe: Probe) -> Shift | None:
             shape = (tokens.shape[0], short[0]) if dim else (short[0], tokens.shape[1])
             best = _best(tokens, target.reshape(shape), dim, facts.ignore_index)
             if best is not None:
-                return _judged(probe, *best)
+                return _judged(probe, *best, module, tokens)
     return None
 
 
@@ -122,30 +124,28 @@ def _best(tokens: Tensor, target: Tensor, dim: int, ignore: int) -> tuple[int, f
     return (by, shares[by]) if shares[by] > CLEAR else None
 
 
-def _judged(probe: Probe, by: int, share: float) -> Shift:
+def _judged(probe: Probe, by: int, share: float, module: Any, tokens: Tensor) -> Shift:
     if by == 1:
-        return Shift(by=1, share=share, wrong=False)
+        return Shift(by=1, share=share, wrong=False, module=module, tokens=tokens)
     if by == 0:
-        ahead = None if probe.too_slow or probe.no_steps else sees_ahead(probe)
+        ahead = None if probe.too_slow or probe.no_steps else sees_ahead(probe, module, tokens)
         cause = "the targets are the input tokens themselves, not the next ones: copying is all there is to learn."
         return Shift(by=0, share=share, wrong=ahead == 0.0, cause=cause)
     cause = f"the targets are the tokens {abs(by)} places {'on' if by > 0 else 'back'}, not the next ones."
     return Shift(by=by, share=share, wrong=True, cause=cause)
 
 
-def sees_ahead(probe: Probe) -> float | None:
+def sees_ahead(probe: Probe, module: Any, tokens: Tensor) -> float | None:
     """The share of outputs before a changed token that change with it; None where outputs have no positions."""
-    found: float | None = probe.cached("ahead", lambda: _ahead(probe))
+    found: float | None = probe.cached("ahead", lambda: _ahead(probe, module, tokens))
     return found
 
 
-def _ahead(probe: Probe) -> float | None:
-    for module, tokens in probe.calls[0].lookups:
-        if tokens.dim() != 2 or not is_label_like(tokens):
-            continue
+def _ahead(probe: Probe, module: Any, tokens: Tensor) -> float | None:
+    if tokens.dim() == 2 and is_label_like(tokens):
         changed = _with_one_changed(probe.batch(0), tokens, module.num_embeddings)
         if changed is None:
-            continue
+            return None
         plain, other = probe.once(probe.batch(0)), probe.once(changed)
         a, b = plain.output, other.output
         if a is None or b is None or a.shape != b.shape or a.dim() < 2:

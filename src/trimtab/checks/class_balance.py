@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
-from trimtab.checks.outcome import Line, not_applicable, passed, warned
+from trimtab.checks.outcome import Line, failed, not_applicable, passed, warned
 from trimtab.checks.probe import Probe
 
 
@@ -46,7 +46,17 @@ class ClassBalance:
             return
         top, num = max(counts.items(), key=lambda item: item[1])
         told = ", ".join(f"{v}: {n / total:.0%}" for v, n in sorted(counts.items(), key=lambda item: -item[1])[:5])
-        if num > 0.95 * total and most > 1 and not facts.weighted:
+        leaf = scan.leaves[paths[0]]
+        mixed = 1.0 - sum((n / total) ** 2 for n in counts.values())
+        if total >= 64 and mixed > 0.2 and leaf.runs < 0.2 * mixed * (total - 1):
+            yield failed(
+                self,
+                "the data come sorted by class, not shuffled.",
+                f"the class changes {leaf.runs} times in {total} samples, not about {mixed * total:.0f} times",
+                "DataLoader(dataset, batch_size, shuffle=True)",
+                (paths[0],),
+            )
+        elif num > 0.95 * total and most > 1 and not facts.weighted:
             yield warned(
                 self,
                 f"{num / total:.1%} of the labels are class {top}.",

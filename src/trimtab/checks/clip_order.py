@@ -33,7 +33,7 @@ class ClipOrder:
         """Report clipping that no step uses."""
         order = [e for c in probe.calls for e in c.events if e.kind in ("clip", "backward", "step", "scaler-step")]
         clips = [i for i, e in enumerate(order) if e.kind == "clip"]
-        if not clips:
+        if not clips or not probe.num_steps:
             yield not_applicable(self, "nothing is clipped")
             return
         used = 0

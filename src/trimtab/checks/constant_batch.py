@@ -43,6 +43,7 @@ class ConstantBatch:
         "class-balance",
         "initial-loss",
         "gradcheck",
+        "class-balance",
     )
 
     def run(self, probe: Probe) -> Iterator[Line]:
@@ -51,13 +52,23 @@ class ConstantBatch:
         if roles is None or not scan.leaves:
             yield not_applicable(self, "there are no tensors to look at")
             return
-        inputs = [scan.leaves[p] for p in roles.inputs if p in scan.leaves]
+        inputs = [scan.leaves[p] for p in roles.fed or roles.inputs if p in scan.leaves and p not in roles.targets]
         if inputs and all(leaf.constant for leaf in inputs) and sum(leaf.num_rows for leaf in inputs) >= MIN_ROWS:
             yield failed(
                 self,
                 "all samples are the same: there is nothing to tell apart.",
                 f"{inputs[0].num_rows} equal samples from {inputs[0].low:.4g} to {inputs[0].high:.4g}",
                 "return self.data[index]  # does __getitem__ use its index?",
+                roles.inputs,
+            )
+            return
+        copies = [leaf for leaf in inputs if leaf.flat_batches == leaf.num_batches >= 2]
+        if inputs and len(copies) == len(inputs) and (scan.size or 0) >= 4:
+            yield failed(
+                self,
+                "all samples of a batch are copies of one.",
+                f"in {copies[0].num_batches} of {scan.num} batches of {scan.size}",
+                "torch.stack([dataset[i][0] for i in indices])  # does the collate_fn use every item?",
                 roles.inputs,
             )
             return

@@ -36,7 +36,11 @@ class DoubleStep:
         if not steps:
             yield not_applicable(self, probe.no_steps)
             return
-        again = [e for e in steps if not e.facts["fresh"] and e.facts["gradients"].present and not e.facts["closure"]]
+        again = [
+            e
+            for e in steps
+            if not e.facts["fresh"] and e.facts["again"] and e.facts["gradients"].present and not e.facts["closure"]
+        ]
         both = self._by_two(probe)
         if again:
             yield failed(

@@ -75,7 +75,7 @@ def make_call(target: Target, batch: Any, watch: Watch, options: Options, *, our
                 _step(target, value, options, call)
                 _follow(target)
         except Exception as error:  # whatever it is, it is the user's training that raised it
-            call.failure = _failure(error, call, watch)
+            call.failure = failure_of(error, call, watch)
     call.seconds = time.perf_counter() - began
     call.warnings = list(dict.fromkeys(" ".join(str(w.message).split()) for w in heard))
     call.changes = {key: _change(p, old) for key, (p, old) in before.items()}
@@ -206,7 +206,8 @@ def _note_norms(call: Call) -> None:
         call.norm_before = clips[-1].facts["norm"]
 
 
-def _failure(error: Exception, call: Call, watch: Watch) -> Failure:
+def failure_of(error: Exception, call: Call, watch: Watch) -> Failure:
+    """What an exception says, and where it was raised: the innermost line of the user's own code."""
     frames = traceback.extract_tb(error.__traceback__)
     theirs = [f for f in frames if not f.filename.startswith(OURS) and "site-packages/torch" not in f.filename]
     at = theirs[-1] if theirs else None

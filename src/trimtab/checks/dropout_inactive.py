@@ -36,7 +36,13 @@ class DropoutInactive:
     code: ClassVar[str] = "WIRE010"
     name: ClassVar[str] = "dropout-inactive"
     title: ClassVar[str] = "Dropout drops in training, and only there"
-    causes: ClassVar[tuple[str, ...]] = ("not-learning",)
+    causes: ClassVar[tuple[str, ...]] = (
+        "not-learning",
+        "loss-ignores-input",
+        "loss-ignores-target",
+        "zero-gradient",
+        "collapsed-output",
+    )
 
     def run(self, probe: Probe) -> Iterator[Line]:
         """Report Dropout in the wrong mode."""

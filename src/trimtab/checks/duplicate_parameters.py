@@ -36,10 +36,13 @@ class DuplicateParameters:
         for optimizer in probe.optimizers:
             ids = [id(p) for g in optimizer.param_groups for p in g["params"]]
             twice += [probe.names[key] for key in dict.fromkeys(ids) if ids.count(key) > 1]
+        everywhere = [id(p) for o in probe.target.optimizers for g in o.param_groups for p in g["params"]]
+        twice += [probe.names[key] for key in dict.fromkeys(everywhere) if everywhere.count(key) > 1]
+        twice = list(dict.fromkeys(twice))
         if twice:
             yield failed(
                 self,
-                f"{len(twice)} parameters are in one optimizer more than once.",
+                f"{len(twice)} parameters are held more than once.",
                 listed(tuple(twice)),
                 "params = {id(p): p for p in params}.values()",
                 tuple(twice)[:8],

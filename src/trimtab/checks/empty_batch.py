@@ -41,6 +41,9 @@ class EmptyBatch:
     def run(self, probe: Probe) -> Iterator[Line]:
         """Report tensors without elements."""
         scan = probe.scan
+        if probe.watched_only and not scan.num:
+            yield not_applicable(self, "the script reads its own data")
+            return
         if not scan.num and not scan.error:
             yield failed(
                 self,

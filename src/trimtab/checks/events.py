@@ -79,6 +79,12 @@ class Call:
     scale: float | None = None
     average: float | None = None
 
+    def note_losses(self) -> None:
+        """Fill in what a call that was only watched is known by: the loss that backward was called on."""
+        backwards = self.of("backward")
+        if backwards and self.loss is None:
+            self.loss, self.loss_shape, self.requires_grad = backwards[-1].facts.get("value"), (), True
+
     def of(self, kind: str) -> list[Event]:
         """Its events of one kind."""
         return [e for e in self.events if e.kind == kind]

@@ -23,7 +23,10 @@ PATTERNS: tuple[tuple[str, str], ...] = (
         "dtype-mismatch",
         r"must have the same dtype|expected .*dtype|result type .* can't be cast|expected floating point",
     ),
-    ("scaler-order", r"unscale_\(\) (has already|is being)|since the last update|no inf checks were recorded"),
+    (
+        "scaler-order",
+        r"unscale_\(\) (has already|is being)|since the last update|no inf checks were recorded|_scale is none",
+    ),
     ("shape-mismatch", r"shapes cannot be multiplied|size mismatch|must match the size|expected input batch_size"),
     ("shape-mismatch", r"expected \d+d|expected .* channels|invalid for input of size|shape .* is invalid"),
     (

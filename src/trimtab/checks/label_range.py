@@ -55,7 +55,7 @@ class LabelRange:
 
     def _outside(self, probe: Probe) -> Iterator[Line]:
         facts, scan = probe.facts, probe.scan
-        for path in probe.roles.targets if scan.batches else ():
+        for path in probe.roles.targets if scan.batches and probe.roles.sure else ():
             leaf = scan.leaves[path]
             most = facts.num_classes
             if most is not None and leaf.label_like and leaf.counts:

@@ -50,8 +50,10 @@ class LearningRate:
             yield self._wrong(f"the learning rate is {bad[0]}.", told, bad[0])
         elif not peaks:
             yield not_applicable(self, "the optimizer has no learning rate")
-        elif max(peaks) == 0:
-            yield self._wrong("every learning rate is 0, and no schedule raises it.", told, 0.0)
+        elif idle := _idle_groups(probe):
+            yield self._wrong("a group that gets gradients has a learning rate of 0.", f"{told}; {idle}", 0.0)
+        elif max(peaks) == 0 or _stays_zero(probe):
+            yield self._wrong("every learning rate is 0, and no schedule is stepped that would raise it.", told, 0.0)
         elif probe.too_slow or probe.no_steps:
             high = max(peaks) > 1.0 and any("betas" in g for o in probe.optimizers for g in o.param_groups)
             if high:
@@ -103,3 +105,19 @@ def _told(probe: Probe) -> str:
             up = f" (up to {peak:.3g})" if peak > rate * 1.001 else ""
             parts.append(f"{type(optimizer).__name__} lr {rate:.3g}{up}")
     return ", ".join(dict.fromkeys(parts))
+
+
+def _stays_zero(probe: Probe) -> bool:
+    """A warm-up from 0 that the step never moves."""
+    rates = [r for e in probe.events("step") for r in e.facts["rates"]]
+    return not probe.ours and bool(rates) and max(rates) == 0 and not probe.events("schedule")
+
+
+def _idle_groups(probe: Probe) -> str:
+    """Groups at 0 beside others that are not, though their parameters have gradients."""
+    given = {k for e in probe.events("step") for k, v in e.facts["gradients"].present.items() if v > 0}
+    for optimizer, peaks in zip(probe.optimizers, probe.peak_rates, strict=True):
+        for i, (group, peak) in enumerate(zip(optimizer.param_groups, peaks, strict=True)):
+            if peak == 0 and max(peaks) > 0 and any(id(p) in given for p in group["params"]):
+                return f"group {i} with {len(group['params'])} parameters is at 0"
+    return ""

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
-from trimtab.checks.outcome import Line, failed, passed
+from trimtab.checks.outcome import Line, failed, not_applicable, passed
 from trimtab.checks.probe import Probe
 
 
@@ -33,6 +33,9 @@ class LoaderException:
     def run(self, probe: Probe) -> Iterator[Line]:
         """Report an exception of the loader."""
         scan = probe.scan
+        if probe.watched_only:
+            yield not_applicable(self, "the script reads its own data")
+            return
         if scan.error:
             yield failed(
                 self,

@@ -38,6 +38,7 @@ class LossIgnoresInput:
         "collapsed-output",
         "initial-loss",
         "zero-gradient",
+        "loss-ignores-target",
     )
 
     def run(self, probe: Probe) -> Iterator[Line]:

@@ -8,6 +8,7 @@ from typing import ClassVar
 
 import torch
 
+from trimtab.checks.events import Call
 from trimtab.checks.outcome import Line, failed, not_applicable, passed
 from trimtab.checks.perturb import other_targets
 from trimtab.checks.probe import Probe
@@ -50,7 +51,7 @@ class LossIgnoresTarget:
         plain, other = probe.once(probe.batch(0)), probe.once(changed)
         if plain.failure is not None or other.failure is not None or plain.loss is None or other.loss is None:
             yield not_applicable(self, "a step with other targets ended with an exception")
-        elif plain.loss == other.loss:
+        elif plain.loss == other.loss and _norms(plain) == _norms(other):
             yield failed(
                 self,
                 "the loss is the same whatever the targets are.",
@@ -60,3 +61,7 @@ class LossIgnoresTarget:
             )
         else:
             yield passed(self, f"{plain.loss:.4g} with its own targets, {other.loss:.4g} with others")
+
+
+def _norms(call: Call) -> list[float]:
+    return [v for e in call.of("step") for v in e.facts["gradients"].present.values()]

@@ -33,6 +33,7 @@ class LossNotScalar:
         "not-learning",
         "missing-gradient",
         "gradcheck",
+        "loss-detached",
     )
 
     def run(self, probe: Probe) -> Iterator[Line]:
@@ -42,6 +43,15 @@ class LossNotScalar:
             return
         call = probe.calls[0]
         several = call.loss_shape is not None and any(n != 1 for n in call.loss_shape) and probe.ours
+        if call.loss_kind == "NoneType" and probe.ours and call.failure is None:
+            yield failed(
+                self,
+                "the step returns nothing, and runs no backward pass.",
+                "step_fn(model, batch) returned None",
+                "return loss",
+                ("loss",),
+            )
+            return
         if several or probe.failed_as == self.name:
             yield failed(
                 self,

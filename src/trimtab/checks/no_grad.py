@@ -43,7 +43,7 @@ class NoGrad:
     def run(self, probe: Probe) -> Iterator[Line]:
         """Report forward passes without a graph."""
         forwards = probe.events("forward")
-        off = [e for e in forwards if not e.facts["grad"]]
+        off = [e for e in forwards if not e.facts["grad"] or not self._inside(probe, e.call)]
         if not forwards:
             yield not_applicable(self, "no forward pass of the model was seen")
         elif len(off) == len(forwards) or probe.failed_as == self.name:
@@ -57,3 +57,10 @@ class NoGrad:
             )
         else:
             yield passed(self, f"gradients were on in {len(forwards) - len(off)} of {len(forwards)} forward passes")
+
+    @staticmethod
+    def _inside(probe: Probe, call: int) -> bool:
+        """Whether any layer with weights ran with gradients on: a decorated forward switches them off inside."""
+        own = {id(m) for m in probe.model.modules() if any(p.requires_grad for p in m.parameters(recurse=False))}
+        modes = [grad for key, (_, grad) in probe.calls[call].modules.items() if key in own]
+        return not modes or any(modes)

@@ -38,6 +38,8 @@ class NonfiniteLoss:
         bad = [i for i, v in enumerate(seen) if not math.isfinite(v)]
         if not seen:
             yield not_applicable(self, probe.no_steps or "the step returns no loss")
+        elif bad and any(not math.isfinite(r) for rates in probe.peak_rates for r in rates):
+            yield not_applicable(self, "a learning rate is no number: see there")
         elif bad and bad[0] > 0 and not probe.too_slow and self._by_rate(probe):
             yield not_applicable(self, "the first losses are finite, and at a thousandth of the rate they stay so")
         elif bad:

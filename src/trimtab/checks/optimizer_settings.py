@@ -22,7 +22,7 @@ class OptimizerSettings:
 
     ## What it means
     A weight decay that takes away a tenth of each weight in every step, a momentum of 1 or more that never slows down,
-    betas in the wrong order, or `maximize` on a loss that is to be made small.
+    or betas in the wrong order.
 
     ## How it is checked
     Every group, at the highest learning rate of its schedule. Weight decay is judged by its effect: the part of a
@@ -57,18 +57,12 @@ class OptimizerSettings:
             return "a momentum of 1 or more never slows down.", f"momentum {momentum:g}", "momentum=0.9"
         if len(betas) == 2 and betas[0] ** 2 > betas[1]:
             return "the betas are in the wrong order.", f"betas {betas}", "betas=(0.9, 0.999)"
-        if group.get("maximize") and probe.facts.kind and len(probe.optimizers) == 1:
-            return (
-                "the optimizer makes the loss larger.",
-                f"maximize=True on a {probe.facts.kind} loss",
-                "maximize=False",
-            )
         if decay < 0:
             return "a negative weight decay lets the weights grow.", f"weight_decay {decay:g}", "weight_decay=0.01"
         decoupled = (
             bool(group.get("decoupled_weight_decay")) or "betas" not in group or "AdamW" in type(optimizer).__name__
         )
-        if decoupled and rate * decay > SHRINK:
+        if decoupled and decay > 1.0 and rate * decay > SHRINK:
             evidence = f"weight_decay {decay:g} x lr {rate:g} takes {rate * decay:.0%} of every weight in each step"
             return "the weight decay is far too large.", evidence, "weight_decay=0.01"
         ratio = decay_against_gradient(probe, group, decay)

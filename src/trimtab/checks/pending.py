@@ -30,6 +30,9 @@ class Pending:
         self._moved: set[int] = set()  # backwards after which weights moved without a step
         self._ids: dict[int, tuple[int, ...]] = {}
         self.by_hand = False
+        self._used_up: dict[int, tuple[Any, ...]] = {}  # by optimizer: the gradients as its last step left them
+        self._idle: set[int] = set()  # optimizers that stepped on no backward pass
+        self._left: dict[int, tuple[Any, ...]] = {}  # by optimizer: the gradients as backward or clipping left them
 
     def know(self, optimizer: Any) -> None:
         """Follow this one, too."""
@@ -57,6 +60,7 @@ class Pending:
                 self._new[key] += 1
                 self.given.setdefault(num, set()).add(key)
             self._ids[key] = tuple(id(p.grad) for p in self._params[key])
+            self._left[key] = self._mark(key)
         self._versions[num] = self._num_changes()
         touched = {id(p) for o in optimizers for p in self._params[id(o)] if p.grad is not None}
         if self.backwards[num].facts.get("scaled"):
@@ -70,6 +74,8 @@ class Pending:
         if self._holds[key] and self._ids.get(key) != tuple(id(p.grad) for p in params):
             self.by_hand |= any(p.grad is not None for p in params)
         norms = dict(zip([id(p) for p in params], _norms([p.grad for p in params]), strict=True))
+        if not self._holds[key]:
+            self._idle.add(key)
         for num in self._holds[key]:
             self.used.setdefault(num, set()).add(key)
         return Gradients(norms, len(self._old[key]) if self._new[key] else 0, self._served_another(key))
@@ -88,6 +94,7 @@ class Pending:
         key = id(optimizer)
         left = {id(p): id(p.grad) for p in self._params[key] if p.grad is not None and _any(p.grad)}
         self._old[key], self._new[key] = left, 0
+        self._used_up[key] = self._mark(key)
         self._steps.append((len(self.backwards), key))
         if self._versions:
             self._versions[max(self._versions)] = self._num_changes()
@@ -96,7 +103,9 @@ class Pending:
     def discarded(self) -> list[int]:
         """Backward passes that gave gradients, which no step used before they were cleared."""
         held = {n for holds in self._holds.values() for n in holds}
-        return [n for n in self.given if not self.used.get(n) and n not in held and n not in self._moved]
+        lost = [n for n in self.given if not self.used.get(n) and n not in held and n not in self._moved]
+        # With several players a pass may be for the others; it is lost for one that then steps on nothing.
+        return [n for n in lost if len(self._params) == 1 or self.given[n] & self._idle]
 
     def _look_for_moves(self) -> None:
         last = len(self.backwards) - 1
@@ -109,6 +118,21 @@ class Pending:
     def made_of(self, optimizer: Any) -> list[int]:
         """The backward passes that its gradients are made of now."""
         return list(self._holds[id(optimizer)])
+
+    def look(self) -> None:
+        """Something is about to change the gradients: what was cleared before that?"""
+        for key in self._params:
+            self._forget_cleared(key)
+
+    def clipped(self) -> None:
+        """Gradients were changed, but not cleared."""
+        for key in self._params:
+            if self._holds[key]:
+                self._left[key] = self._mark(key)
+
+    def is_used_up(self, optimizer: Any) -> bool:
+        """Whether these are the very gradients that its last step used, untouched."""
+        return self._used_up.get(id(optimizer)) == self._mark(id(optimizer))
 
     def num_new(self, optimizer: Any) -> int:
         """How many backward passes there were since its last step."""
@@ -131,6 +155,8 @@ class Pending:
                 for p in params
                 if id(p) in old and p.grad is not None and id(p.grad) == old[id(p)] and _any(p.grad)
             }
+        if self._mark(key) == self._left.get(key):
+            return  # nobody touched them: where they are zero, backward made them so
         if self._holds[key] and not any(p.grad is not None and _any(p.grad) for p in params):
             self._holds[key] = []
             self._scaled -= {id(p) for p in params}

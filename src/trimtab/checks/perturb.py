@@ -17,8 +17,17 @@ def other_inputs(probe: Probe) -> Any:
 
 
 def other_targets(probe: Probe) -> Any:
-    """The first batch with the targets of other samples; None where nothing could be changed."""
-    return _replaced(probe, probe.roles.targets)
+    """The first batch with one target for all its samples; None where nothing could be changed."""
+    changed: list[str] = []
+
+    def change(path: str, tensor: Tensor) -> Tensor:
+        if path not in probe.roles.targets or tensor.numel() < 2 or not bool((tensor != tensor.reshape(-1)[0]).any()):
+            return tensor
+        changed.append(path)
+        return torch.zeros_like(tensor) + tensor.reshape(-1)[0]
+
+    out = mapped(probe.batch(0), change)
+    return out if changed else None
 
 
 def _replaced(probe: Probe, paths: tuple[str, ...]) -> Any:

@@ -44,11 +44,35 @@ class Probe:
         self.target, self.options = target, options or Options()
         self.calls: list[Call] = []
         self.ours = True
+        self.watched_only = ""
+        self.nonfinite_at_start: tuple[str, ...] = ()
+        self.split_twins: tuple[str, ...] = ()
+        self.broken_ties: tuple[str, ...] = ()
+        self.average_at_start: float | None = None
+        self.num_ties = 0
         self.watch: Watch
         self.rewind: Callable[[], None]
         self._stack = ExitStack()
         self._cache: dict[Any, Any] = {}
         self._began = time.perf_counter()
+
+    @classmethod
+    def seen(
+        cls, model: nn.Module, optimizers: list[Any], watch: Watch, options: Options, schedulers: tuple[Any, ...]
+    ) -> Probe:
+        """A training that was only watched: nothing of it can be run again."""
+        target = Target(model=model, optimizer=optimizers, loader=[], step_fn=lambda model, batch: None)
+        probe = cls(target, options)
+        probe.rewind, probe.watch, probe.ours = (lambda: None), watch, False
+        probe.calls = [c for c in watch.calls if c.events or c.failure is not None]
+        for call in probe.calls:
+            call.note_losses()
+        probe.watched_only = "the training is a script: its steps cannot be made again"
+        probe.scan = scan([tuple(c.inputs) for c in probe.calls if c.inputs], budget_s=SCAN_S)
+        probe.nonfinite_at_start, probe.average_at_start = (), None
+        probe.split_twins, probe.num_ties, probe.broken_ties = (), len(_ties(model)), ()
+        probe.schedulers = schedulers
+        return probe
 
     def __enter__(self) -> Probe:
         self.rewind = self._stack.enter_context(untouched(self.target, deep=True))
@@ -236,6 +260,8 @@ class Probe:
     @property
     def too_slow(self) -> str:
         """Why there are no experiments; empty where there are."""
+        if self.watched_only:
+            return self.watched_only
         if not self.through:
             return "no step came to its end"
         if self.step_s > SLOW_S and not self.options.full:

@@ -34,7 +34,7 @@ class RepeatedBatch:
     def run(self, probe: Probe) -> Iterator[Line]:
         """Report batches that came before."""
         scan = probe.scan
-        if scan.num < 2 or not scan.leaves:
+        if scan.num < 2 or not scan.leaves or probe.watched_only:
             yield not_applicable(self, f"{scan.num} batch was seen")
             return
         varied = [leaf for leaf in scan.leaves.values() if len(leaf.prints) == scan.num]

@@ -15,11 +15,15 @@ from trimtab.checks.target_steps import TARGET_KEYS
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Roles:
-    """Paths of a batch: those that feed the model, those the loss compares with; `sure` says that it was seen."""
+    """Paths of a batch: inputs, and targets that the loss compares with.
+
+    `sure` says that targets were seen there, or are there by contract; `fed` is what was seen to go into the model.
+    """
 
     inputs: tuple[str, ...]
     targets: tuple[str, ...]
     sure: bool
+    fed: tuple[str, ...] = ()
 
 
 def roles_of(batch: Any, given: list[Tensor], compared: Tensor | None, *, by_contract: bool) -> Roles:
@@ -28,16 +32,16 @@ def roles_of(batch: Any, given: list[Tensor], compared: Tensor | None, *, by_con
     Example:
         >>> x, y = torch.randn(4, 2), torch.arange(4)
         >>> roles_of((x, y), [x], y, by_contract=False)
-        Roles(inputs=('0',), targets=('1',), sure=True)
+        Roles(inputs=('0',), targets=('1',), sure=True, fed=('0',))
     """
     found = dict(leaves(batch))
     seen = tuple(p for p, t in found.items() if any(same_values(t, g) for g in given))
     wanted = tuple(p for p, t in found.items() if compared is not None and p not in seen and same_values(t, compared))
     if wanted:
-        return Roles(inputs=tuple(p for p in found if p not in wanted), targets=wanted, sure=True)
+        return Roles(inputs=tuple(p for p in found if p not in wanted), targets=wanted, sure=True, fed=seen)
     guessed = _by_place(batch)
     guess = tuple(p for p in found if guessed and (p == guessed or p.startswith(f"{guessed}.")) and p not in seen)
-    return Roles(inputs=tuple(p for p in found if p not in guess), targets=guess, sure=by_contract)
+    return Roles(inputs=tuple(p for p in found if p not in guess), targets=guess, sure=by_contract, fed=seen)
 
 
 def _by_place(batch: Any) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 
@@ -59,10 +60,21 @@ def examine(
     if options.batch_size is not None:
         target = smaller(target, options.batch_size)
     began = time.perf_counter()
-    with Probe(target, options, again) as probe:
+    with warnings.catch_warnings(), Probe(target, options, again) as probe:
+        warnings.simplefilter("ignore")  # what a training says in experiments is no news
         lines = [line for check in chosen for line in _run(check, probe)]
         traces = tuple(c.failure.trace for c in probe.calls if c.failure is not None)
         steps = tuple(view(call, probe.batch(i)) for i, call in enumerate(probe.calls))
+    return Report(lines=tuple(explained(lines)), steps=steps, seconds=time.perf_counter() - began, traces=traces)
+
+
+def examine_seen(probe: Probe, *, select: Iterable[str] = (), ignore: Iterable[str] = ()) -> Report:
+    """Run the checks on a training that was only watched."""
+    chosen = select_checks(tuple(select), tuple(ignore))
+    began = time.perf_counter()
+    lines = [line for check in chosen for line in _run(check, probe)]
+    steps = tuple(view(call, tuple(call.inputs)) for call in probe.calls)
+    traces = tuple(c.failure.trace for c in probe.calls if c.failure is not None)
     return Report(lines=tuple(explained(lines)), steps=steps, seconds=time.perf_counter() - began, traces=traces)
 
 

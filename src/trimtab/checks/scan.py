@@ -43,6 +43,8 @@ class Leaf:
     prints: list[int] = field(default_factory=list)
     first_rows: set[int] = field(default_factory=set)
     counts: dict[int, int] = field(default_factory=dict)
+    runs: int = 0
+    last: float | None = None
 
     @property
     def is_float(self) -> bool:
@@ -147,6 +149,10 @@ def _note(leaf: Leaf, tensor: Tensor, index: int) -> None:
     leaf.flat_batches += bool((rows == rows[:1]).all())
     leaf.first_rows.add(mark(rows[0]))
     leaf.prints.append(mark(tensor))
+    if is_label_like(tensor) and tensor.dim() == 1:
+        flat = tensor.detach().cpu()
+        leaf.runs += int((flat[1:] != flat[:-1]).sum()) + (leaf.last is not None and leaf.last != float(flat[0]))
+        leaf.last = float(flat[-1])
     if is_label_like(tensor) and len(leaf.counts) < MAX_CLASSES:
         values, counts = np.unique(tensor.detach().cpu().numpy().reshape(-1)[:MAX_VALUES], return_counts=True)
         for value, count in zip(values.tolist(), counts.tolist(), strict=True):

@@ -8,6 +8,7 @@ from typing import ClassVar
 
 from trimtab.checks.alignment import misplaced, shift_of_tokens, shifted_rows
 from trimtab.checks.outcome import Line, failed, not_applicable, passed
+from trimtab.checks.predict import Relation, relation
 from trimtab.checks.probe import Probe
 
 
@@ -22,7 +23,9 @@ class TargetsDoNotPredict:
     ## How it is checked
     What the loss was given is held against the batch: the same targets in another order are out of step. For tokens,
     the shift between inputs and targets is measured; a causal model must be given the next token. For samples in their
-    stored order, whether targets follow from the inputs beside them and not from their own.
+    stored order, whether targets follow from the inputs beside them and not from their own. Where neither a regression
+    nor nearest neighbours find any relation, the model is trained on some batches, and the loss of others compared with
+    the loss of the same inputs with their targets in another order.
 
     ## What to try
     1. Print a few pairs as the model sees them.
@@ -69,7 +72,19 @@ class TargetsDoNotPredict:
         elif rows is not None:
             yield passed(self, f"targets follow from their own inputs with a score of {rows.here:.2f}")
         else:
-            yield not_applicable(self, "nothing about inputs and targets could be compared")
+            yield self._related(relation(probe))
+
+    def _related(self, found: Relation | None) -> Line:
+        if found is None:
+            return not_applicable(self, "nothing about inputs and targets could be compared")
+        if not found.none:
+            return passed(self, f"targets follow from their inputs: {max(found.model, found.neighbours):.1f} sigma")
+        return self._wrong(
+            "nothing leads from the inputs to the targets: they are in another order, or of other samples.",
+            f"targets in any other order do as well: after {found.num_steps} steps on other batches "
+            f"({found.model:+.1f} sigma), for nearest neighbours ({found.neighbours:+.1f} sigma) and for a regression",
+            "print(list(zip(x[:5], y[:5])))  # one order for both: x, y = x[order], y[order]",
+        )
 
     def _wrong(self, cause: str, evidence: str, fix: str) -> Line:
         return failed(self, cause, evidence, fix, ("targets",))

@@ -39,8 +39,11 @@ class Watch:
         self._scaled: dict[int, Any] = {}
         self._in_scaler = 0
         self._before: dict[int, Tensor] = {}
+        self._first: dict[int, dict[int, Tensor]] = {}
+        self._after: dict[int, dict[int, Tensor]] = {}
         self.graphs_left = NUM_GRAPHS
         self.keep_gradients = False
+        self.gate: Callable[[], None] | None = None
         self.gradients: list[dict[int, Tensor]] = []
 
     @property
@@ -72,6 +75,8 @@ class Watch:
             for home, name, around in (
                 (torch.autograd, "backward", self._backward),
                 (clip_grad, "_clip_grads_with_norm_", self._clip),
+                (clip_grad, "clip_grad_value_", self._clip_value),
+                (torch.nn.utils, "clip_grad_value_", self._clip_value),
                 (Optimizer, "zero_grad", self._zero),
                 (torch.amp.GradScaler, "scale", self._scale),
                 (torch.amp.GradScaler, "unscale_", self._unscale),
@@ -99,6 +104,8 @@ class Watch:
             if own and not any(id(p) in self._mine for p in own) and self.running:
                 self.now.strangers.append(module)
             return
+        if not self.running and self.gate is not None:
+            self.gate()
         if not self.running:
             device = next((p.device.type for p in self._model.parameters()), "cpu")
             on = torch.is_autocast_enabled(device)
@@ -123,11 +130,7 @@ class Watch:
             return
         self.running.pop()
         if not self.running:
-            found = output
-            if isinstance(output, dict):
-                found = next((v for k, v in output.items() if isinstance(v, Tensor) and k != "loss"), None)
-            elif isinstance(output, list | tuple):
-                found = next((v for v in output if isinstance(v, Tensor) and v.dim()), None)
+            found = _main(output)
             if isinstance(found, Tensor):
                 self.now.output = found.detach()
 
@@ -144,6 +147,7 @@ class Watch:
                 "kind": "",
                 "factors": [],
                 "in_step": bool(self._depth),
+                "root": loss.grad_fn,
                 "scale": self._scaled[id(loss)][2] if id(loss) in self._scaled else 1.0,
             }
             facts = read_graph(loss, detailed=self.graphs_left > 0)
@@ -182,7 +186,16 @@ class Watch:
             after=last.kind if last is not None else "",
             scaled=self.pending.is_scaled(held),
         )
-        return inner(params, max_norm, total, *rest, **kw)
+        self.pending.look()
+        out = inner(params, max_norm, total, *rest, **kw)
+        self.pending.clipped()
+        return out
+
+    def _clip_value(self, inner: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        self.pending.look()
+        out = inner(*args, **kwargs)
+        self.pending.clipped()
+        return out
 
     def _zero(self, inner: Callable[..., Any], optimizer: Any, *args: Any, **kwargs: Any) -> Any:
         self.put("zero", id(optimizer))
@@ -226,6 +239,8 @@ class Watch:
         closure = (len(args) > 1 and args[1] is not None) or kwargs.get("closure") is not None
         gradients = self.pending.before_step(optimizer)
         self._before = {id(p): p.detach().clone() for g in optimizer.param_groups for p in g["params"] if not p.is_meta}
+        first = self._first.setdefault(id(optimizer), self._before)
+        outside = _outside(self._before, self._after.get(id(optimizer)), first)
         self.put(
             "step",
             id(optimizer),
@@ -234,8 +249,10 @@ class Watch:
             in_scaler=bool(self._in_scaler),
             scaled=self.pending.is_scaled(set(gradients.norms)) and not self._in_scaler,
             fresh=self.pending.num_new(optimizer),
+            again=self.pending.is_used_up(optimizer),
             moved=False,
             leap=0.0,
+            outside=outside,
             made_of=self.pending.made_of(optimizer),
             rates=tuple(float(g["lr"]) for g in optimizer.param_groups if "lr" in g),
         )
@@ -250,6 +267,7 @@ class Watch:
             event.facts["gradients"] = self.pending.before_step(optimizer)
             event.facts["fresh"] = self.pending.num_new(optimizer)
         params = [p for g in optimizer.param_groups for p in g["params"] if id(p) in self._before]
+        self._after[id(optimizer)] = {id(p): p.detach().clone() for p in params}
         by, size = _distance(params, self._before)
         event.facts["moved"], event.facts["leap"] = by > 0, by / size if size > 0 else 0.0
         self.pending.after_step(optimizer)
@@ -257,6 +275,21 @@ class Watch:
     def _schedule(self, who: int, inner: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         self.put("schedule", who)
         return inner(*args, **kwargs)
+
+
+def _main(output: Any) -> Any:
+    """What a model says, in whatever it is wrapped: not its loss, which has no row for each sample."""
+    if isinstance(output, Tensor):
+        return output
+    if not isinstance(output, dict | list | tuple) and hasattr(output, "__dict__"):
+        output = vars(output)
+    if isinstance(output, dict):
+        return next((v for k, v in output.items() if isinstance(v, Tensor) and v.dim() and k != "loss"), None)
+    return (
+        next((v for v in output if isinstance(v, Tensor) and v.dim()), None)
+        if isinstance(output, list | tuple)
+        else None
+    )
 
 
 def _size(grads: Any) -> float:
@@ -273,6 +306,26 @@ def _distance(params: list[Tensor], before: dict[int, Tensor]) -> tuple[float, f
             by += number((p.detach() - old).abs().double().square().sum())
             size += number(old.abs().double().square().sum())
     return math.sqrt(by), math.sqrt(size)
+
+
+def _outside(now: dict[int, Tensor], left: dict[int, Tensor] | None, first: dict[int, Tensor]) -> str:
+    """What happened to the weights since the last step left them: nothing, `back`, `scaled` or `changed`."""
+    if left is None or set(left) != set(now) or all(torch.equal(now[k], left[k]) for k in now):
+        return ""
+    moved = [k for k in now if not torch.equal(left[k], first[k])]
+    if moved and all(torch.equal(now[k], first[k]) for k in moved):
+        return "back"
+    ratios = []
+    for key, tensor in now.items():
+        one, other = tensor.double().reshape(-1), left[key].double().reshape(-1)
+        size = number(other.square().sum())
+        if size > 0:
+            ratio = number((one * other).sum()) / size
+            if number((one - ratio * other).abs().max()) > 1e-5 * number(other.abs().max()):
+                return "changed"
+            ratios.append(ratio)
+    same = ratios and max(ratios) - min(ratios) < 1e-4 and abs(ratios[0] - 1.0) > 1e-4
+    return "scaled" if same else "changed"
 
 
 def _wrap(home: Any, name: str, around: Callable[..., Any]) -> Callable[[], None]:

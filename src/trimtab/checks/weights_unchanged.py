@@ -50,6 +50,16 @@ class WeightsUnchanged:
                 ("optimizer",),
             )
             return
+        idle = _never_stepped(probe)
+        if idle:
+            yield failed(
+                self,
+                "an optimizer is never stepped, though its parameters get gradients.",
+                f"{idle}; others made {probe.num_steps} steps",
+                "optimizer.step()  # of each optimizer",
+                ("optimizer",),
+            )
+            return
         given = {key for e in probe.events("step") for key, norm in e.facts["gradients"].present.items() if norm > 0}
         calls = probe.through
         if not any(r > 0 for e in probe.events("step") for r in e.facts["rates"]) and not probe.too_slow:
@@ -81,3 +91,19 @@ class WeightsUnchanged:
                 f"{sum(key in moved for key in live)} of {len(live)} moved, typically by {typical:.1e} of their size",
                 update_ratio=typical,
             )
+
+
+def _never_stepped(probe: Probe) -> str:
+    """An optimizer of the target that no call steps, though some backward pass gave it gradients."""
+    if probe.ours or probe.failure is not None:
+        return ""
+    stepped = {e.who for e in (*probe.events("step"), *probe.events("scaler-step"))}
+    reached = {key for c in probe.calls for key in c.reached}
+    for one in probe.target.optimizers:
+        mine = [p for g in one.param_groups for p in g["params"]]
+        if id(one) in stepped or not any(id(p) in reached for p in mine) or len(probe.target.optimizers) < 2:
+            continue
+        later = () if probe.too_slow else probe.varied
+        if not any(e.who == id(one) for c in later for e in (*c.of("step"), *c.of("scaler-step"))):
+            return f"{type(one).__name__} with {len(mine)} parameters: 0 steps in {len(probe.calls) + len(later)} calls"
+    return ""

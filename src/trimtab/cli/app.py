@@ -49,6 +49,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     known = typer.main.get_command(app)
     if given[:1] == [run.NAME]:
         given, script = run.split(given, options_of(known.commands[run.NAME]))  # type: ignore[attr-defined]
+    if given[:1] == [doctor.NAME]:
+        ours, rest = run.split(given, options_of(known.commands[doctor.NAME]))  # type: ignore[attr-defined]
+        given, script = (ours, rest) if rest and doctor.is_script(rest[0]) else (given, script)
     words = [*normalise(given, options_of(known)), *(["--", *script] if script else [])]
     try:
         app(args=words, prog_name="trimtab")

@@ -81,6 +81,8 @@ def run(
         clip_grad_norm=clip_grad_norm,
         full=full,
     )
+    if target and is_script(target[0]):
+        return _script(target, options, select, ignore, strict=strict, as_json=as_json)
     spec = _spec(target)
     loaded = load_target(spec, lenient=True)
     report = examine(
@@ -96,6 +98,32 @@ def run(
         emit(_plain(spec, where, report, passed=not failed))
     else:
         _show(console(), spec, where, report, options.grad_log_interval, passed=not failed)
+    return DIFFERENT if failed else OK
+
+
+def is_script(word: str) -> bool:
+    """Whether a target is a script to run, and not a function to call."""
+    return word.endswith(".py") and not word.startswith("-")
+
+
+def _script(words_: list[str], options: Any, select: str, ignore: str, *, strict: bool, as_json: bool) -> int:
+    from trimtab.checks.banner import environment
+    from trimtab.core.config_read import words
+    from trimtab.launch.preflight import examine_script
+    from trimtab.launch.script import Program
+
+    report, seen = examine_script(
+        Program(target=words_[0], args=words_[1:]),
+        options,
+        select=words(select, "--select"),
+        ignore=words(ignore, "--ignore"),
+    )
+    failed = not report.ok or (strict and any(line.status.value == "warn" for line in report.lines))
+    where = environment(options, seen)
+    if as_json:
+        emit(_plain(words_[0], where, report, passed=not failed))
+    else:
+        _show(console(), words_[0], where, report, options.grad_log_interval, passed=not failed)
     return DIFFERENT if failed else OK
 
 

@@ -1,4 +1,4 @@
-"""`trimtab explain`: what a rule sees and what to try about it, or what to do about a symptom."""
+"""`trimtab explain`: what a rule or a check sees and what to try about it, or what to do about a symptom."""
 
 from __future__ import annotations
 
@@ -57,7 +57,14 @@ def _rule(name: str, *, as_json: bool) -> None:
     from trimtab.core.recommendations import recommendations_for
     from trimtab.core.registry import find_rule
 
-    found = find_rule(name)
+    from trimtab.core.errors import ConfigError
+
+    try:
+        found = find_rule(name)
+    except ConfigError:
+        if not _check(name, as_json=as_json):
+            raise
+        return
     text = inspect.getdoc(found) or ""
     points = recommendations_for(found.name)
     if as_json:
@@ -84,6 +91,29 @@ def _rule(name: str, *, as_json: bool) -> None:
         _by_evidence(out, points, width)
     else:
         print("\n".join((text, *_in_markdown(points, width))))
+
+
+def _check(name: str, *, as_json: bool) -> bool:
+    """Explain a check of `trimtab doctor` that is no rule; False where there is none of this name."""
+    from trimtab.checks.registry import find_check
+
+    found = find_check(name)
+    if found is None:
+        return False
+    text = inspect.getdoc(type(found)) or ""
+    if as_json:
+        emit({"code": found.code, "name": found.name, "severity": "check", "text": text, "by_evidence": []})
+        return True
+    from rich.markdown import Markdown
+    from rich.rule import Rule
+
+    out = console()
+    out.print(Rule(f"[bold]{found.code}[/bold] {found.name}", align="left"))
+    if out.is_terminal:
+        out.print(Markdown(text), width=min(out.width, MOST_COLUMNS))
+    else:
+        print(text)
+    return True
 
 
 def _in_markdown(points: tuple[Recommendation, ...], width: int) -> Iterator[str]:

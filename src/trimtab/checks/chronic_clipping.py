@@ -1,0 +1,54 @@
+"""GRAD007: clipping leaves next to nothing of the gradient."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import ClassVar
+
+from trimtab.checks.outcome import Line, failed, not_applicable, passed
+from trimtab.checks.probe import Probe
+
+MOST = 3_000.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChronicClipping:
+    """Clipping leaves next to nothing of the gradient.
+
+    ## What it means
+    A threshold thousands of times below the usual norm is a hidden factor on the learning rate, and with Adam the
+    gradient drowns in its epsilon.
+
+    ## How it is checked
+    The norm at each clipping against its threshold.
+
+    ## What to try
+    1. `clip_grad_norm_(model.parameters(), 1.0)`; `trimtab tune clip RUN` suggests one.
+    """
+
+    code: ClassVar[str] = "GRAD007"
+    name: ClassVar[str] = "chronic-clipping"
+    title: ClassVar[str] = "clipping leaves most of the gradient"
+    causes: ClassVar[tuple[str, ...]] = ("not-learning", "learning-rate", "weights-unchanged", "update-ratio")
+
+    def run(self, probe: Probe) -> Iterator[Line]:
+        """Report thresholds far below the norm."""
+        clips = [e for e in probe.events("clip") if e.facts["num"] and not e.facts["scaled"]]
+        if not clips:
+            yield not_applicable(self, "nothing is clipped by its norm")
+            return
+        ratios = sorted(e.facts["norm"] / max(e.facts["max_norm"], 1e-30) for e in clips)
+        typical = ratios[len(ratios) // 2]
+        told = f"norm {clips[0].facts['norm']:.3g} against {clips[0].facts['max_norm']:g}, {len(clips)} times"
+        if ratios[0] > MOST:
+            yield failed(
+                self,
+                f"clipping leaves one part in {typical:.0f} of the gradient.",
+                told,
+                "clip_grad_norm_(model.parameters(), 1.0)",
+                ("clip_grad_norm_",),
+                ratio=typical,
+            )
+        else:
+            yield passed(self, told)
