@@ -19,6 +19,8 @@ NUM_ORDERS = 12
 SURE = 3.0
 """Standard deviations from what targets in any other order give."""
 MIN_ROWS = 150
+STRUCTURE = 2.0
+"""Squared correlations between columns, as a multiple of those of noise."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,6 +42,8 @@ def relation(probe: Probe) -> Relation | None:
     """What leads from inputs to targets; None where it cannot be asked: few samples, no numbers, too slow."""
     if probe.no_steps or probe.too_slow or len(probe.scan.batches) < 4 or not _one_input(probe):
         return None
+    if not _structured([dict(leaves(b))[probe.roles.inputs[0]] for b in probe.scan.batches]):
+        return None  # inputs drawn at random: somebody tries his code, and knows that there is nothing to learn
     try:
         pairs = _stored(probe)
     except Exception:  # an item that cannot be read is another check's business
@@ -58,6 +62,20 @@ def _one_input(probe: Probe) -> bool:
     seen = [p for p in probe.roles.inputs if any(same_values(batch[p], g) for g in given)]
     known = probe.roles.sure and len(probe.roles.targets) == 1
     return known and len(given) == 1 and seen == list(probe.roles.inputs[:1])
+
+
+def _structured(inputs: list[Tensor]) -> bool:
+    """Whether the columns of the inputs have more to do with each other than those of noise."""
+    if len({x.shape[1:] for x in inputs}) > 1 or not inputs[0].is_floating_point() or inputs[0].dim() < 2:
+        return False
+    x = torch.nan_to_num(torch.cat([x.detach().cpu() for x in inputs]).flatten(1)[:, :256].double())
+    x = x[:, x.std(0) > 0]
+    if x.shape[1] < 3 or len(x) < 30:
+        return False
+    x = (x - x.mean(0)) / x.std(0)
+    alike = (x.T @ x / len(x)).square()
+    apart = ~torch.eye(x.shape[1], dtype=torch.bool)
+    return number(alike[apart].mean()) * len(x) > STRUCTURE
 
 
 def _trained(probe: Probe, line: float, near: float) -> Relation | None:
