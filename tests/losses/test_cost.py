@@ -93,7 +93,7 @@ def test_a_loss_that_cannot_end_well_is_refused_before_anything_is_allocated() -
 def test_bytes_alone_can_be_too_many_and_budgets_can_be_raised() -> None:
     xs = [torch.ones(12, 8)] * 4
     told: dict[str, Any] = {"objective": "full", "backend": "materialize"}
-    with pytest.raises(TooCostly, match="raise budget_s and budget_bytes"):
+    with pytest.raises(TooCostly, match="Raise budget_s and budget_bytes"):
         nway_loss(xs, budget_bytes=1000.0, **told)
     assert nway_loss(xs, budget_bytes=1e9, **told).isfinite()
     assert issubclass(TooCostly, ValueError)

@@ -282,13 +282,3 @@ def test_what_is_wrong_is_said(xs: Any, told: dict[str, Any], message: str) -> N
 def test_what_is_of_the_wrong_type_is_said(xs: Any, told: dict[str, Any], message: str) -> None:
     with pytest.raises(TypeError, match=message):
         nway_loss(xs, **told)
-
-
-def test_a_contraction_that_is_not_certified_is_refused_by_name_and_replaced_otherwise() -> None:
-    xs = [x.detach().float() for x in rows(3, 5)]
-    told: dict[str, Any] = {"similarity": "paircos", "objective": "full", "precision": "fp32", "logit_scale": 2000.0}
-    with pytest.raises(ValueError, match="range too widely"):
-        nway_loss(xs, backend="contract", **told)
-    out = nway_loss(xs, details=True, **told)
-    assert out.backend == "gram"
-    assert out.loss.isfinite()

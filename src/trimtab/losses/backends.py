@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from importlib import import_module
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -17,6 +18,8 @@ from trimtab.losses.problem import Kind, Problem
 
 if TYPE_CHECKING:
     from trimtab.losses.distributed import Reduce, Team
+
+log = logging.getLogger("trimtab")
 
 OFFSET = ("dense", "materialize", "stream")
 """Backends that know `Problem.offset`."""
@@ -46,12 +49,9 @@ def pick(
     if backend == "auto":
         name = choose(n, batch, problem.similarity, objective, device)
     if name == "contract" and not _certified(problem):
-        if backend == "contract":
-            raise ValueError(
-                f"the logits of {problem.similarity!r} range too widely for the exact contraction at this logit_scale; "
-                "use backend='auto', 'gram' or 'stream'."
-            )
+        # What is asked for is the loss, and the scale is learned: a run must not end because it grew.
         name = choose(n, batch, problem.similarity, objective, device, linear=False)
+        _tell_once(problem.similarity, name)
     if name == "triton":
         one = problem if objective != "pairwise" else replace(problem, xs=problem.xs[:2], present=None)
         module = _triton(one, "lse")
@@ -63,22 +63,19 @@ def pick(
                 f"(here: {device}, {problem.scale.dtype}, similarity {problem.similarity!r}, {n} modalities); use "
                 f"backend='auto', or precision='fp32'."
             )
-    cost = nway_cost(
-        n,
-        batch,
-        width,
-        similarity=problem.similarity,
-        objective=objective,
-        backend=name,
-        device=device,
-        precision={"ieee": "fp32"}.get(problem.precision, problem.precision),
-        chunk=problem.chunk,
-        num_samples=num_samples,
-        world=1 if team is None else team.world,
-    )
+    same: dict[str, Any] = {
+        "backend": name,
+        "precision": {"ieee": "fp32"}.get(problem.precision, problem.precision),
+        "chunk": problem.chunk,
+        "num_samples": num_samples,
+        "world": 1 if team is None else team.world,
+    }
+    cost = nway_cost(n, batch, width, similarity=problem.similarity, objective=objective, device=device, **same)
+    if backend == "auto" and name == choose(n, batch, problem.similarity, objective, device):
+        same["backend"] = "auto"  # of a smaller problem it may be another one; where it had to give way, it may not
     refusal: TooCostly | None = None
     try:
-        afford(cost, (n, batch, width), problem.similarity, objective, device, budget_s, budget_bytes, backend)
+        afford(cost, (n, batch, width), problem.similarity, objective, device, budget_s, budget_bytes, same)
     except TooCostly as error:
         refusal = error
     if team is not None:
@@ -97,6 +94,8 @@ def reduce_with(name: str, objective: str, problem: Problem, kind: Kind) -> Tens
         return reduce_lines(problem, kind, "axis" if objective == "axis" else "joint")
     if name == "triton":
         name = _triton(problem, kind)
+    if name == "contract" and kind != "lse":
+        name = "gram"
     values: Tensor = import_module(f"trimtab.losses.{name}").reduce_tuples(problem, kind)
     # Of two modalities, the line along one is all tuples of the other.
     return values.flip(0) if objective == "axis" else values
@@ -114,6 +113,11 @@ def _kernels_run(device: torch.device) -> bool:
     """On a card, or anywhere in Triton's interpreter."""
     interpreted = os.environ.get("TRITON_INTERPRET") == "1"
     return interpreted or bool(import_module("trimtab.losses.triton_stream").available(device))
+
+
+@cache
+def _tell_once(similarity: str, name: str) -> None:
+    log.info("the logits of %r spread too far for the exact contraction; %r takes its place", similarity, name)
 
 
 def _certified(problem: Problem) -> bool:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -23,17 +24,44 @@ def products_in(precision: Precision, device: torch.device) -> Iterator[None]:
         if device.type != "cuda":
             yield
             return
-        switch: Any = torch.backends.cuda.matmul
-        name = "fp32_precision" if hasattr(switch, "fp32_precision") else "allow_tf32"
-        before = getattr(switch, name)
-        wanted: Any = precision == "tf32"
-        if name == "fp32_precision":  # torch 2.9 and later; reading the old name there mixes two interfaces
-            wanted = "tf32" if wanted else "ieee"
-        setattr(switch, name, wanted)
+        wanted = _Wanted(tf32=precision == "tf32")
+        wanted.enter()
         try:
             yield
         finally:
-            setattr(switch, name, before)
+            wanted.leave()
+
+
+class _Wanted:
+    """One use of the switch, which is the whole process's: the last one to leave puts back what the first one found.
+
+    Backward passes of several cards run in threads of their own. Were each to put back what it found, the setting of
+    one that ended later could stay for good.
+    """
+
+    lock = threading.Lock()
+    inside: ClassVar[list[_Wanted]] = []
+    before: ClassVar[Any] = None
+
+    def __init__(self, *, tf32: bool) -> None:
+        self.switch: Any = torch.backends.cuda.matmul
+        # torch 2.9 and later have the first; reading the old name there mixes two interfaces.
+        self.name = "fp32_precision" if hasattr(self.switch, "fp32_precision") else "allow_tf32"
+        self.value: Any = tf32 if self.name == "allow_tf32" else "tf32" if tf32 else "ieee"
+
+    def enter(self) -> None:
+        """Set the switch."""
+        with self.lock:
+            if not self.inside:
+                type(self).before = getattr(self.switch, self.name)
+            self.inside.append(self)
+            setattr(self.switch, self.name, self.value)
+
+    def leave(self) -> None:
+        """Set it for whoever entered last and is still inside, or as it was."""
+        with self.lock:
+            self.inside.remove(self)
+            setattr(self.switch, self.name, self.inside[-1].value if self.inside else self.before)
 
 
 def operand(x: Tensor, precision: Precision) -> Tensor:
