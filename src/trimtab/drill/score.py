@@ -1,0 +1,148 @@
+"""Judges runs: found or not, by what, how late; harmed or not, and how; recall, latency, false alarms."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from statistics import median
+
+from trimtab.drill.outcome import FOUND, MISSED, NA, NOT_RUN, OTHERWISE, Fault, Report, Result, Row
+
+HARM = 1.25
+GIVEN_BACK = 0.25
+"""A quarter of what the clean run had gained: a loss that lies high may never be 1.25 times as high."""
+SAME = 1e-6
+END = 10
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Score:
+    """The drill in numbers. `recall` is over all faults that could be put in, `recall_harmful` over those that hurt."""
+
+    num_found: int
+    num_faults: int
+    found_harmful: int
+    num_harmful: int
+    num_harmless: int
+    num_not_applicable: int
+    num_not_run: int
+    recall: float
+    recall_harmful: float
+    median_latency: float | None
+    num_false_alarms: int
+
+
+def judge(fault: Fault, seed: int, onset: int, clean: Result, run: Result, unguarded: Result | None = None) -> Row:
+    """The row of one fault. `unguarded` is the same run without a guard, where the guard may have changed it."""
+    row = Row(fault=fault.name, group=fault.group, what=fault.what, seed=seed, status=NA)
+    if run.reason:
+        return replace(row, reason=run.reason)
+    if run.could_not:
+        return replace(row, status=NOT_RUN, reason=run.could_not)
+    onset = 0 if fault.from_start else onset
+    alone = run if unguarded is None else unguarded
+    harm = harm_of(clean, alone, onset)
+    row = replace(row, harmful=harm.worse or (fault.silent and harm.changed), harm=harm.text)
+    if unguarded is not None:
+        row = replace(row, kept=harm_of(clean, run, onset).text)
+    heard = {(told.name, told.step) for told in clean.told}
+    new = [told for told in run.told if told.said_at >= onset and (told.name, told.step) not in heard]
+    right = [told for told in new if told.name in fault.names]
+    if not new:
+        return replace(row, status=MISSED)
+    first = (right or new)[0]
+    return replace(
+        row,
+        status=FOUND if right else OTHERWISE,
+        by=first.name,
+        code=first.code,
+        others=tuple(dict.fromkeys(told.name for told in new if told.name != first.name)),
+        latency=first.said_at - onset,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Harm:
+    """What a fault did to a run: clearly worse, or merely other than the clean one."""
+
+    text: str
+    worse: bool
+    changed: bool
+
+
+def harm_of(clean: Result, run: Result, onset: int) -> Harm:
+    """Hold a run against the clean one of the same seed.
+
+    Example:
+        >>> harm_of(Result(losses=(1.0, 0.5)), Result(losses=(1.0, 0.9)), 1).text
+        'loss 0.9 at the end, clean 0.5'
+    """
+    if run.error:
+        return Harm(text=f"stopped at step {len(run.losses)}: {run.error}", worse=True, changed=True)
+    lost = next((i for i, loss in enumerate(run.losses) if i >= onset and not math.isfinite(loss)), None)
+    sick = [part for part in run.sick if part not in clean.sick]
+    end, good = end_loss(run.losses), end_loss(clean.losses)
+    if lost is not None and not math.isfinite(end):
+        return Harm(text=f"loss not finite from step {lost}, never again", worse=True, changed=True)
+    if sick:
+        return Harm(text=f"not finite at the end: {', '.join(sick)}", worse=True, changed=True)
+    start = clean.losses[0] if clean.losses else good
+    bound = good + min((HARM - 1) * abs(good), GIVEN_BACK * abs(start - good))
+    worse = end > bound and end - good > SAME * abs(good)
+    text = f"loss {end:.3g} at the end, clean {good:.3g}"
+    if lost is not None:
+        text = f"loss not finite at step {lost}; {text.removeprefix('loss ')}"
+    changed = worse or lost is not None or run.mark != clean.mark or not _alike(clean.losses, run.losses)
+    return Harm(text=text if changed else "nothing: the run is the same", worse=worse, changed=changed)
+
+
+def end_loss(losses: Sequence[float]) -> float:
+    """The mean of the last ten losses; of the last tenth of a short run."""
+    last = losses[-min(END, max(len(losses) // 4, 1)) :]
+    return sum(last) / len(last) if last else math.nan
+
+
+def _alike(one: Sequence[float], two: Sequence[float]) -> bool:
+    return len(one) == len(two) and all(math.isclose(a, b, rel_tol=SAME) for a, b in zip(one, two, strict=True))
+
+
+def score(rows: Iterable[Row], num_false_alarms: int = 0) -> Score:
+    """Count. What is not applicable or was not run is in no ratio."""
+    rows = tuple(rows)
+    ran = [row for row in rows if row.status in (FOUND, OTHERWISE, MISSED)]
+    found = [row for row in ran if row.status == FOUND]
+    hurt = [row for row in ran if row.harmful]
+    hurt_found = [row for row in found if row.harmful]
+    latencies = [row.latency for row in hurt_found if row.latency is not None]
+    return Score(
+        num_found=len(found),
+        num_faults=len(ran),
+        found_harmful=len(hurt_found),
+        num_harmful=len(hurt),
+        num_harmless=len(ran) - len(hurt),
+        num_not_applicable=sum(row.status == NA for row in rows),
+        num_not_run=sum(row.status == NOT_RUN for row in rows),
+        recall=len(found) / len(ran) if ran else math.nan,
+        recall_harmful=len(hurt_found) / len(hurt) if hurt else math.nan,
+        median_latency=float(median(latencies)) if latencies else None,
+        num_false_alarms=num_false_alarms,
+    )
+
+
+def sentence(report: Report) -> str:
+    """The whole drill in one line."""
+    got = score(report.rows, len(report.false_alarms))
+    parts = [f"Found {got.found_harmful} of {got.num_harmful} harmful faults"]
+    if got.median_latency is not None:
+        num = got.median_latency
+        parts.append("median in the step they began" if num == 0 else f"median {num:g} {_steps(num)} after onset")
+    alarms = got.num_false_alarms
+    parts.append(f"{alarms} false alarm{'s' if alarms != 1 else ''} in {report.clean_steps} clean steps")
+    if report.cost_percent is not None:
+        parts.append(f"cost {report.cost_percent:.1f} % of a step")
+    return "; ".join(parts)
+
+
+def _steps(num: float) -> str:
+    return "step" if num == 1 else "steps"
