@@ -95,7 +95,7 @@ def constant_input(model, x, y, optimizer):
         (without_grad, "no-grad"),
         (detached, "loss-detached"),
         (never_stepped, "weights-unchanged"),
-        (put_back, "weights-unchanged"),
+        (put_back, "weight-corrupted"),
         (constant_input, "loss-ignores-input"),
     ],
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
@@ -42,7 +43,9 @@ class InputScale:
         first = next((m for m in probe.model.modules() if not list(m.children())), None)
         normed = first is not None and "Norm" in type(first).__name__
         image = len(worst.shape) == 4
-        if not normed and (max(abs(worst.low), abs(worst.high)) > (60.0 if image else 1e4)):
+        if not normed and (
+            math.isfinite(worst.high) and max(abs(worst.low), abs(worst.high)) > (60.0 if image else 1e4)
+        ):
             yield warned(
                 self,
                 "the inputs are far from unit scale.",

@@ -51,7 +51,7 @@ class LossIgnoresTarget:
         plain, other = probe.once(probe.batch(0)), probe.once(changed)
         if plain.failure is not None or other.failure is not None or plain.loss is None or other.loss is None:
             yield not_applicable(self, "a step with other targets ended with an exception")
-        elif plain.loss == other.loss and _norms(plain) == _norms(other):
+        elif plain.loss == other.loss and _norms(plain) == _norms(other) and any(_norms(plain)):
             yield failed(
                 self,
                 "the loss is the same whatever the targets are.",

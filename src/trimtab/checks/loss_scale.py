@@ -46,8 +46,9 @@ class LossScale:
             return
         first = passes[0].facts
         factor = abs(first["factors"][0]) / first["scale"]
+        leap = max((e.facts["leap"] for e in probe.events("step")), default=0.0)
         told = f"the {first['kind']} loss ({first['reduction'] or 'unknown'}) enters with a factor of {factor:.3g}"
-        if first["reduction"] == "mean" and not LOW < factor < HIGH:
+        if first["reduction"] == "mean" and factor > 0 and not LOW < factor < HIGH:
             yield failed(
                 self,
                 f"the loss is multiplied by {factor:.3g}.",
@@ -56,11 +57,11 @@ class LossScale:
                 ("loss",),
                 factor=factor,
             )
-        elif first["reduction"] == "sum" and first["kind"] == "nll" and factor > 0.5 and (probe.scan.size or 0) > 1:
+        elif first["reduction"] == "sum" and first["kind"] == "nll" and factor > 0.5 and leap > 0.05:
             yield warned(
                 self,
                 "the loss is a sum over the batch: steps grow with the batch size.",
-                told,
+                f"{told}; a step moves the weights by {leap:.0%} of their size",
                 'F.cross_entropy(output, y, reduction="mean")',
                 ("loss",),
                 factor=factor,

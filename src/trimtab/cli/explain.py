@@ -54,10 +54,9 @@ def run(
 
 
 def _rule(name: str, *, as_json: bool) -> None:
+    from trimtab.core.errors import ConfigError
     from trimtab.core.recommendations import recommendations_for
     from trimtab.core.registry import find_rule
-
-    from trimtab.core.errors import ConfigError
 
     try:
         found = find_rule(name)
