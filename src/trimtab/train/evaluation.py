@@ -1,0 +1,89 @@
+"""Measures a model on a loader, and puts batches where the model is."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from trimtab.core.errors import InputError
+from trimtab.sample.observed import batch_size
+
+LossFn = Callable[[Any, Any], Tensor]
+StepFn = Callable[[nn.Module, Any], Tensor]
+Metrics = Callable[[Tensor, Tensor], Mapping[str, float]]
+
+
+def to_device(batch: Any, device: torch.device) -> Any:
+    """The batch with every tensor on the device; what is there already is not copied.
+
+    Example:
+        >>> to_device({"x": torch.ones(1), "name": "a"}, torch.device("cpu"))
+        {'x': tensor([1.]), 'name': 'a'}
+    """
+    if isinstance(batch, Tensor):
+        return batch.to(device, non_blocking=True)
+    if isinstance(batch, Mapping):
+        return {key: to_device(one, device) for key, one in batch.items()}
+    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
+        return type(batch)(*(to_device(one, device) for one in batch))
+    if isinstance(batch, list | tuple):
+        return type(batch)(to_device(one, device) for one in batch)
+    return batch
+
+
+def loss_of(model: nn.Module, batch: Any, loss_fn: LossFn | None, step_fn: StepFn | None) -> tuple[Tensor, Any]:
+    """The loss of one batch, and the model's output where it is known."""
+    if step_fn is not None:
+        return step_fn(model, batch), None
+    if loss_fn is None or not isinstance(batch, list | tuple) or len(batch) < 2:
+        raise InputError(
+            f"the batch is a {type(batch).__name__}; expected a pair (input, target) for loss_fn. "
+            "Give step_fn(model, batch) -> loss where batches look otherwise"
+        )
+    output = model(batch[0])
+    return loss_fn(output, batch[1]), output
+
+
+@torch.no_grad()
+def evaluate_model(
+    model: nn.Module,
+    loader: Iterable[Any],
+    *,
+    loss_fn: LossFn | None = None,
+    step_fn: StepFn | None = None,
+    metrics: Metrics | None = None,
+    device: torch.device | None = None,
+) -> dict[str, float]:
+    """The mean loss over samples as `loss`, and the metrics over all outputs; the model's mode is put back.
+
+    Example:
+        >>> from torch.utils.data import DataLoader, TensorDataset
+        >>> loader = DataLoader(TensorDataset(torch.ones(3, 1), torch.zeros(3, 1)), batch_size=2)
+        >>> evaluate_model(nn.Identity(), loader, loss_fn=nn.functional.mse_loss)
+        {'loss': 1.0}
+    """
+    modes = {module: module.training for module in model.modules()}
+    model.eval()
+    total, num = 0.0, 0
+    outputs: list[Tensor] = []
+    targets: list[Tensor] = []
+    try:
+        for batch in loader:
+            batch = batch if device is None else to_device(batch, device)
+            loss, output = loss_of(model, batch, loss_fn, step_fn)
+            size = batch_size(batch) or 1
+            total, num = total + float(loss) * size, num + size
+            if metrics is not None and isinstance(output, Tensor):
+                outputs.append(output.float().cpu())
+                targets.append(batch[1].cpu())
+    finally:
+        for module, mode in modes.items():
+            module.training = mode
+    found = {"loss": total / num if num else math.nan}
+    if metrics is not None and outputs:
+        found |= metrics(torch.cat(outputs), torch.cat(targets))
+    return found

@@ -1,0 +1,295 @@
+"""The trainer: epochs and stages, accumulation, precision, averaging, early stopping; every update through a guard."""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from trimtab.core.errors import InputError
+from trimtab.core.types import Snapshot
+from trimtab.monitor.stability import get_training_stats, monitor_training_health
+from trimtab.record.lines import epoch_metrics
+from trimtab.recover import documented
+from trimtab.recover.loader import resumable
+from trimtab.train.averaging import averaged_or
+from trimtab.train.course import Course
+from trimtab.train.early_stopping import EarlyStopping
+from trimtab.train.evaluation import LossFn, Metrics, StepFn, evaluate_model, to_device
+from trimtab.train.history import History, epoch_row
+from trimtab.train.rig import Rig, Surroundings, build_rig
+from trimtab.train.saving import AUTO, HISTORY, folder_of, go_on, save_after_epoch, save_best, tell_how_to_go_on
+from trimtab.train.settings import TrainConfig
+from trimtab.train.stages import Stage, freeze, num_steps, set_training
+from trimtab.train.steps import complete_tail, micro_batch, update
+
+log = logging.getLogger("trimtab")
+Evaluate = Callable[[nn.Module, Any], Mapping[str, float]]
+Hook = Callable[["Trainer"], None]
+
+
+class Trainer:
+    """Trains a model under a guard, from `train` to `close`.
+
+    There is `loss_fn(output, target)` or `step_fn(model, batch) -> loss`; `metrics(outputs, targets)` or
+    `evaluate(model, loader)` (with the key `loss`) say how good it is. `stages` replace the one of the config.
+    `around` says where to record and to save; `before_step` and `after_step` are called with the trainer around every
+    optimizer step.
+
+    Example:
+        >>> from torch.utils.data import DataLoader, TensorDataset
+        >>> _ = torch.manual_seed(0)
+        >>> x = torch.randn(64, 3)
+        >>> data = DataLoader(TensorDataset(x, x.sum(1, keepdim=True)), batch_size=8)
+        >>> config = TrainConfig(num_epochs=20, learning_rate=0.1)
+        >>> trainer = Trainer(nn.Linear(3, 1), nn.functional.mse_loss, config, around=Surroundings(run_dir=False))
+        >>> history = trainer.train(data, data)
+        >>> len(history.epochs), history.column("val_loss")[-1] < 1e-3
+        (20, True)
+        >>> trainer.monitor_training_health()["overall_healthy"]
+        True
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        loss_fn: LossFn | None = None,
+        config: TrainConfig | None = None,
+        *,
+        step_fn: StepFn | None = None,
+        metrics: Metrics | None = None,
+        evaluate: Evaluate | None = None,
+        stages: Sequence[Stage] = (),
+        around: Surroundings | None = None,
+        before_step: Hook | None = None,
+        after_step: Hook | None = None,
+    ) -> None:
+        if loss_fn is None and step_fn is None:
+            raise InputError("there is neither loss_fn(output, target) nor step_fn(model, batch); give one of them")
+        self.config = config or TrainConfig()
+        wanted = self.config.device
+        self.device = torch.device(_usual_device() if wanted == AUTO else wanted)
+        self.model = model.to(self.device)  # before any optimizer is built
+        self.stages = tuple(stages) or (Stage(epochs=self.config.num_epochs),)
+        if len({stage.name for stage in self.stages}) != len(self.stages):
+            raise InputError("two stages have the same name; give each its own: checkpoints lie under them")
+        self.around = around or Surroundings()
+        self.history = History()
+        self.stopping = EarlyStopping(
+            self.config.monitor, patience=self.config.patience, min_delta=self.config.min_delta
+        )
+        self.course = Course(self.history, self.stopping)
+        self.rig: Rig | None = None
+        self._last: Rig | None = None
+        self.findings: list[Any] = []
+        self.outcomes: list[Any] = []
+        self.rejected = 0
+        self.run_dirs: list[Path] = []
+        self._loss_fn, self._step_fn, self._metrics, self._evaluate = loss_fn, step_fn, metrics, evaluate
+        self._before, self._after = before_step, after_step
+        self._stage = 0
+
+    # -- training ------------------------------------------------------------------------------------------------
+
+    def train(
+        self,
+        train_loader: Any,
+        val_loader: Iterable[Any] | None = None,
+        *,
+        resume: str | os.PathLike[str] | None = None,
+    ) -> History:
+        """Train through all stages; `resume` goes on from the newest sound checkpoint (`auto`) or from a path."""
+        loader = resumable(train_loader) if self.around.guarded else train_loader
+        self._stage = 0
+        try:
+            if resume is not None:
+                enter, root = partial(self._enter, loader=loader), self.around.checkpoint_dir
+                self._stage = go_on(resume, root, self.stages, enter, self._leave, self.load_checkpoint)
+            while self._stage < len(self.stages):
+                rig = self.rig or self._enter(self._stage, loader)
+                while not self._over(rig):
+                    self._epoch(rig, loader, val_loader)
+                self._leave()
+                self._stage += 1
+        except BaseException as error:
+            self._failed(error)
+            raise
+        return self.history
+
+    def _enter(self, index: int, loader: Any) -> Rig:
+        stage = self.stages[index]
+        freeze(self.model, stage)
+        self.course.begin_stage()
+        self.rig = build_rig(
+            self.model,
+            stage,
+            self.config,
+            self.course,
+            self.around,
+            loader=loader,
+            total_steps=num_steps(stage, self.config, len(loader)),
+            device=self.device,
+            checkpoint_dir=folder_of(self.around.checkpoint_dir, self.stages, index),
+        )
+        return self.rig
+
+    def _leave(self, reason: str = "closed") -> None:
+        rig, self.rig = self.rig, None
+        if rig is None:
+            return
+        try:
+            rig.close(reason)
+        finally:
+            self._last = rig
+            self.findings += rig.guard.findings
+            self.outcomes += rig.meter.outcomes
+            self.rejected += rig.guard.rejected
+            if rig.guard.run_dir is not None:
+                self.run_dirs.append(Path(rig.guard.run_dir))
+            self.history.complete(rig.meter, rig.stage.name)
+            self._save_history()
+
+    def _failed(self, error: BaseException) -> None:
+        self._leave(type(error).__name__)
+        tell_how_to_go_on(error, self.around.checkpoint_dir)
+
+    def _over(self, rig: Rig) -> bool:
+        if self.stopping.stop and not self.course.finished:
+            log.info("no improvement for %d epochs: stage %s ends here", self.stopping.patience, rig.stage.name)
+            self.stopping.epochs_without_improvement = 0  # the next stage has patience of its own
+            return True
+        return self.course.finished or self.course.epoch >= rig.stage.epochs or self._enough()
+
+    def _enough(self) -> bool:
+        return self.config.max_steps is not None and self.course.steps_done >= self.config.max_steps
+
+    def _epoch(self, rig: Rig, loader: Any, val_loader: Iterable[Any] | None) -> None:
+        """One epoch, or what is left of it after a resume."""
+        began, course = time.perf_counter(), self.course
+        set_training(self.model, rig.stage)
+        progress = self.around.progress
+        if progress is not None:
+            done = (course.step - course.first_step) * self.config.accumulation_steps + course.micro
+            progress.begin(course.epoch + 1, rig.stage.epochs, len(loader), done)
+        for batch in loader:
+            batch = to_device(batch, self.device)
+            loss = micro_batch(self.model, batch, rig, self.config, self.device, self._loss_fn, self._step_fn)
+            course.add(loss)
+            if progress is not None:
+                progress.advance()
+            if course.micro >= self.config.accumulation_steps:
+                self._update(rig, loss)
+                if self._enough():
+                    break
+        if course.micro and not self._enough():
+            complete_tail(self.model, self.config.accumulation_steps / course.micro)
+            self._update(rig, course.last_loss)
+        self._end_epoch(rig, val_loader, began)
+
+    def _update(self, rig: Rig, loss: Tensor) -> None:
+        if self._before is not None:
+            self._before(self)
+        update(self.model, rig, loss)
+        if self._after is not None:
+            self._after(self)
+        rig.schedule.step()
+        self.course.step_done()
+
+    def _end_epoch(self, rig: Rig, val_loader: Iterable[Any] | None, began: float) -> None:
+        course, around = self.course, self.around
+        train_loss, num_bad = course.take_mean()
+        rig.flush()
+        if around.progress is not None:
+            around.progress.end(train_loss)
+        measured = {} if val_loader is None else self.evaluate(val_loader)
+        if measured:
+            others = {name: value for name, value in measured.items() if name != "loss"}
+            rig.guard.validate(measured["loss"], **others)
+            if not around.guarded and around.say is not None:
+                around.say(epoch_metrics({"Loss": train_loss, "Val loss": measured["loss"], **others}))
+        issues: list[str] | None = None
+        if self.config.corrective and around.guarded:
+            told = math.nan if num_bad else train_loss  # one NaN is news; the mean of the others stays a number
+            issues = rig.stability.check_training_stability(told, measured.get("loss"))
+        rig.schedule.epoch_done(measured.get("loss", train_loss))
+        row = epoch_row(course, rig, train_loss, measured, num_bad, issues, self.device, began)
+        course.epoch_done(row, last=course.epoch + 1 >= rig.stage.epochs or self._enough())
+        rig.flush()
+        self.history.complete(rig.meter, rig.stage.name)
+        numbers = {name: row[name] for name in ("train_loss", "val_loss", *measured) if name in row}
+        if self.stopping.update(numbers) and around.guarded:
+            save_best(around.checkpoint_dir, averaged_or(self.model, rig.ema), self.config.to_dict(), numbers)
+        save_after_epoch(rig, numbers, course.step)
+        self._save_history()
+
+    def evaluate(self, loader: Iterable[Any]) -> dict[str, float]:
+        """Loss and metrics of the average where there is one, else of the model; key `loss` and the metrics' own."""
+        model = averaged_or(self.model, self.rig.ema if self.rig is not None else None)
+        if self._evaluate is not None:
+            return dict(self._evaluate(model, loader))
+        return evaluate_model(
+            model, loader, loss_fn=self._loss_fn, step_fn=self._step_fn, metrics=self._metrics, device=self.device
+        )
+
+    # -- what the documents ask a trainer for --------------------------------------------------------------------
+
+    def save_checkpoint(self, path: str | os.PathLike[str], include_optimizer: bool = True, **how: Any) -> Snapshot:
+        """Save everything at `path`; a state with a NaN or Inf is refused. `how`: see `recover.save_checkpoint`."""
+        return documented.save_checkpoint(
+            path,
+            self.model,
+            include_optimizer=include_optimizer,
+            config=self.config.to_dict(),
+            step=self.course.steps_done,
+            extra={"stage": self.stages[min(self._stage, len(self.stages) - 1)].name},
+            train_history=self.history.column("train_loss"),
+            val_history=self.history.column("val_loss"),
+            **self._kept(),
+            **how,
+        )
+
+    def load_checkpoint(self, path: str | os.PathLike[str], load_optimizer: bool = True) -> bool:
+        """Load what `save_checkpoint` wrote, all of it or nothing; False where there is nothing sound at `path`."""
+        return documented.load_checkpoint(path, self.model, load_optimizer=load_optimizer, **self._kept())
+
+    def _kept(self) -> dict[str, Any]:
+        rig = self.rig or self._last
+        return {} if rig is None else {k: v for k, v in rig.kept.items() if k not in ("model", "guard", "loader")}
+
+    def monitor_training_health(self) -> dict[str, bool]:
+        """The five documented booleans about model, gradients, losses, parameters, and all of them."""
+        rig = self.rig or self._last
+        losses = {name: self.history.column(f"{name}_loss") for name in ("train", "val")}
+        return monitor_training_health(self.model, losses, None if rig is None else rig.optimizer)
+
+    def get_training_stats(self) -> dict[str, Any]:
+        """The documented numbers; the rate is the one really used, the norm that of the last step."""
+        rig = self.rig or self._last
+        stats = get_training_stats(
+            self.model,
+            None if rig is None else rig.optimizer,
+            training_history=self.history.column("train_loss"),
+            validation_history=self.history.column("val_loss"),
+            amp_enabled=self.config.use_amp,
+            learning_rate=None if rig is None else next(iter(rig.stability.keeper.rates), None),
+        )
+        if rig is not None and all(p.grad is None for p in self.model.parameters()):
+            stats["current_gradient_norm"] = rig.meter.last_norm
+        return stats
+
+    def _save_history(self) -> None:
+        folder = self.around.checkpoint_dir or next(reversed(self.run_dirs), None)
+        if folder is not None:
+            self.history.save(folder / HISTORY)
+
+
+def _usual_device() -> str:
+    return "cuda" if torch.cuda.is_available() else "cpu"
