@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from trimtab.cli import checkpoint, demo, doctor, explain, presets, replay, report, rules, run, selftest, tune
+from trimtab.cli import checkpoint, demo, doctor, drill, explain, presets, replay, report, rules, run, selftest, tune
 from trimtab.cli._argv import normalise, options_of
 
 app = typer.Typer(
@@ -20,7 +20,7 @@ app = typer.Typer(
     rich_markup_mode="rich",
     pretty_exceptions_show_locals=False,
 )
-for module in (demo, run, doctor, report, replay, rules, explain, presets, selftest):
+for module in (demo, run, doctor, drill, report, replay, rules, explain, presets, selftest):
     app.command(module.NAME)(module.run)
 app.add_typer(tune.app, name=tune.NAME)
 app.add_typer(checkpoint.app, name=checkpoint.NAME)
