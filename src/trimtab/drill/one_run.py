@@ -89,8 +89,7 @@ class Run:
         """Take leave: the guard judges what is still under way."""
         if self.guard is not None:
             self.guard.close()
-        while self._undo:
-            self._undo.pop()()
+        self.unlisten()
 
     # -- one step ------------------------------------------------------------------------------------------------
 
@@ -149,7 +148,7 @@ class Run:
         grads = (p.grad for one in self.optimizers for p in params_of(one))
         self.theirs = bool(stepped) or any(grad is not None for grad in grads)
         if not self.theirs:
-            self._unlisten()
+            self.unlisten()
             if not isinstance(loss, Tensor) or loss.numel() != 1 or not loss.requires_grad:
                 raise InputError("step_fn returned no loss with a gradient and made no step; expected one or the other")
             self.backward(loss)
@@ -223,13 +222,14 @@ class Run:
         hook = register_optimizer_step_pre_hook(lambda one, *_: self._pass_on(losses, one))
         self._undo = [losses.remove, hook.remove, wrap_clip_grad_norm(self._clipped)]
 
-    def _unlisten(self) -> None:
+    def unlisten(self) -> None:
+        """Hear no more of a loop that is not ours; the next step listens again."""
         while self._undo:
             self._undo.pop()()
 
     def _pass_on(self, losses: Losses, optimizer: Any) -> None:
-        for loss in losses.take(id(optimizer), id(self.guard)):
-            if self.guard is not None:
+        if self.guard is not None and any(optimizer is one for one in self.optimizers):
+            for loss in losses.take(id(optimizer), id(self.guard)):
                 self.guard.observe(loss=loss)
 
     def _clipped(self, params: list[Tensor], norm: Tensor | float) -> bool:

@@ -1,0 +1,145 @@
+"""`trimtab drill`: put known faults into a training and see what the guard makes of them."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from trimtab.cli._shell import DIFFERENT, OK, command, console, emit, fail
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from trimtab.drill.outcome import Report, Row
+
+NAME = "drill"
+STYLES = {"good": "green", "bad": "bold red", "unclear": "yellow"}
+
+
+@command
+def run(
+    target: Annotated[
+        str | None,
+        typer.Argument(metavar="[TARGET]", help="module:function or path/to/file.py:function.", show_default=False),
+    ] = None,
+    num_steps: Annotated[int, typer.Option("--steps", min=2, help="Steps of every run.")] = 120,
+    onset: Annotated[int, typer.Option("--onset", min=1, help="The step at which a fault begins.")] = 40,
+    select: Annotated[str, typer.Option("--select", help="Only these faults or groups.")] = "",
+    ignore: Annotated[str, typer.Option("--ignore", help="All but these.")] = "",
+    seeds: Annotated[int, typer.Option("--seeds", min=1, help="Runs of every fault, each with other chance.")] = 1,
+    jobs: Annotated[int, typer.Option("--jobs", min=1, help="Runs at the same time.")] = 1,
+    budget_s: Annotated[float, typer.Option("--budget-s", help="Seconds for all of it.")] = 300.0,
+    mode: Annotated[str, typer.Option("--mode", help="The guard's: observe, advise or act.")] = "observe",
+    min_recall: Annotated[
+        float, typer.Option("--min-recall", min=0.0, max=1.0, help="Exit 1 where less of what hurts is found.")
+    ] = 0.8,
+    html: Annotated[Path | None, typer.Option("--html", help="Also write a page here.", show_default=False)] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> int:
+    """Put known faults into your own training, one by one, and measure what the guard makes of each.
+
+    Every run is made in a child process from a fresh build of the target (the same as for `trimtab doctor`; without
+    one: `doctor` in [tool.trimtab], else a bundled sample). Exit code 0: no false alarm, and enough of the harmful
+    faults found; 1: not so; 2: could not run.
+    """
+    from trimtab.cli.doctor import _spec
+    from trimtab.core.config_read import words as split
+    from trimtab.drill import words
+    from trimtab.drill.faults import choose
+    from trimtab.drill.outcome import Task
+    from trimtab.drill.page import write_page
+    from trimtab.drill.run import drill
+
+    spec = _spec([target] if target else None)
+    faults = choose(split(select, "--select"), split(ignore, "--ignore"))
+    task = Task(target=spec, num_steps=num_steps, onset=onset, mode=mode)
+    progress = _Progress(len(faults) * seeds, silent=as_json)
+    report = drill(task, faults, seeds=seeds, jobs=jobs, budget_s=budget_s, on_row=progress)
+    progress.clear()
+    page = None if html is None else write_page(report, html, min_recall)
+    if not words.ran(report):
+        parts = [*words.not_applicable(report), *words.not_run(report)]
+        fail(f"no fault could be put into {spec}: {'; '.join(f'{names}: {reason}' for reason, names in parts)}")
+    held = words.holds(report, min_recall)
+    if as_json:
+        emit({"report": report, "score": words.counted(report), "passed": held, "html": page and str(page)})
+    else:
+        _show(console(), report, passed=held)
+        if page is not None:
+            print(f"page: {page}")
+    return OK if held else DIFFERENT
+
+
+class _Progress:
+    """A line on a terminal's stderr that says how far it is; nothing anywhere else."""
+
+    def __init__(self, num: int, *, silent: bool) -> None:
+        self._num, self._done = num, 0
+        self._on = not silent and sys.stderr.isatty()
+
+    def __call__(self, row: Row) -> None:
+        self._done += 1
+        self._say(f"{self._done} of {self._num}: {row.fault} {row.status}")
+
+    def clear(self) -> None:
+        """Leave no trace."""
+        self._say("")
+
+    def _say(self, text: str) -> None:
+        if self._on:
+            print(f"\r\x1b[K{text}", end="", file=sys.stderr, flush=True)
+
+
+def _show(out: Console, report: Report, *, passed: bool) -> None:
+    from rich.text import Text
+
+    from trimtab.drill import words
+    from trimtab.drill.score import sentence
+    from trimtab.report.text import wrapped
+
+    width = min(out.width, 110)
+    num = len({row.fault for row in report.rows})
+    out.print(
+        Text(
+            f"{report.target}: {num} fault{'s' if num != 1 else ''}, {report.num_steps} steps each, "
+            f"from step {report.onset} on, mode {report.mode}\n",
+            style="dim",
+        )
+    )
+    _table(out, report)
+    out.print()
+    for title, parts in (("not applicable", words.not_applicable(report)), ("NOT RUN", words.not_run(report))):
+        for reason, names in parts:
+            out.print(wrapped(f"{names}: {reason}", width, f"{title}  ", style="dim"))
+    for text in words.alarms(report):
+        out.print(wrapped(text, width, "FALSE ALARM  ", style="bold red"))
+    out.print(wrapped(words.in_all(report), width, "", style="dim"))
+    if report.cost_percent is None:
+        out.print(wrapped(f"The cost was {words.cost(report)}.", width, "", style="dim"))
+    out.print(Text(f"{report.seconds:.0f} s; all of it in child processes.", style="dim"))
+    out.print(Text(sentence(report), style="bold green" if passed else "bold red"), soft_wrap=True)
+
+
+def _table(out: Console, report: Report) -> None:
+    from rich.table import Table
+    from rich.text import Text
+
+    from trimtab.drill import words
+
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    several, changed = len(report.seeds) > 1, report.mode != "observe"
+    for title in ("fault", "group", *(["seed"] if several else []), "found by"):
+        table.add_column(title, no_wrap=title != "found by", overflow="fold")
+    table.add_column("after", justify="right", no_wrap=True)
+    table.add_column("unguarded")
+    if changed:
+        table.add_column("guarded")
+    for row in words.ran(report):
+        said = Text(words.found_by(row), style=STYLES[words.tone(row)])
+        parts = [Text(row.fault), Text(row.group), *([Text(str(row.seed))] if several else []), said]
+        parts += [Text(words.after(row)), Text(words.lost(row), style="" if row.harmful else "dim")]
+        table.add_row(*parts, *([Text(row.kept)] if changed else []))
+    out.print(table)
