@@ -135,7 +135,7 @@ MUTATIONS = (
         "loss-ignores-input",
         ("out = model(rows)", "out = model(loader.dataset.tensors[0][: len(y)])"),
     ),
-    broken("loss-times-zero", "loop", "zero-gradient", (IN_LOOP, "loss = 0.0 * criterion(logits, y)\n")),
+    broken("loss-times-zero", "loop", "loss-scale zero-gradient", (IN_LOOP, "loss = 0.0 * criterion(logits, y)\n")),
     broken(
         "loss-unreduced", "mlp", "loss-not-scalar", ("nn.CrossEntropyLoss()", 'nn.CrossEntropyLoss(reduction="none")')
     ),

@@ -195,7 +195,7 @@ MUTATIONS = (
     broken(
         "no-scaler",
         "fp16",
-        "gradient-underflow",
+        "gradient-underflow loss-scale",
         ('"cpu", init_scale=2.0**10', '"cpu", enabled=False'),
         ("loss = criterion(model(x), y)", "loss = 1e-5 * criterion(model(x), y)"),
     ),

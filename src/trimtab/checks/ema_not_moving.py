@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import ClassVar
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
 
 from trimtab.checks.outcome import Line, failed, not_applicable, passed
 from trimtab.checks.probe import Probe, tensors_of
+from trimtab.checks.watch import _wrap_own
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,6 +59,14 @@ class EmaNotMoving:
             )
         elif not moved:
             yield not_applicable(self, "the weights themselves did not move")
+        elif idle := self._idle(probe, tensors):
+            yield failed(
+                self,
+                "the average is updated and stays what it was: its decay is 1, or it is of another model.",
+                f"{idle} updates after the first changed nothing, while the model moved",
+                "ema = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.999))",
+                ("ema",),
+            )
         elif len(set(marks)) > 1:
             yield passed(self, f"it changed in {_num_changes(marks)} of {len(marks) - 1} steps")
         elif not probe.too_slow and len({c.average for c in probe.varied} | set(marks)) > 1:
@@ -67,6 +79,30 @@ class EmaNotMoving:
                 "ema.update_parameters(model)  # after optimizer.step(), with a decay below 1",
                 ("ema",),
             )
+
+    @staticmethod
+    def _idle(probe: Probe, tensors: list[Tensor]) -> int:
+        """How many updates after the first one, which may be a copy, did nothing; 0 where any did something."""
+        average = probe.target.ema
+        name = next((n for n in ("update_parameters", "update") if callable(getattr(average, n, None))), "")
+        if not name or probe.too_slow:
+            return 0
+        changes: list[bool] = []
+
+        def watched(inner: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+            before = [t.detach().clone() for t in tensors]
+            out = inner(*args, **kwargs)
+            changes.append(any(not torch.equal(a, t) for a, t in zip(before, tensors, strict=True)))
+            return out
+
+        with probe.trial():
+            take_off = _wrap_own(average, name, watched)
+            try:
+                calls = probe.run([probe.batch(i) for i in range(5)], listen=True)
+            finally:
+                take_off()
+        moved = all(any(e.facts["moved"] for e in c.of("step")) for c in calls)
+        return 0 if any(changes[1:]) or not moved else len(changes[1:])
 
 
 def _num_changes(marks: list[float | None]) -> int:
