@@ -59,7 +59,8 @@ if os.environ.get("TRITON_INTERPRET") != "1" or find_spec("triton") is None:
             "weights": f"tensordesc<bf16[{tiles.bm}, {tiles.bn // tiles.halves}]>",
         }
         whole = ("num_rows", "num_columns", "begin_row", "P", "begin_column", "Q", "shift", "SL", "SR")
-        kinds |= dict.fromkeys((*whole, "num_blocks", "strip"), "i32") | dict.fromkeys(constants, "constexpr")
+        whole += ("num_blocks", "num_strips", "strip", "group")
+        kinds |= dict.fromkeys(whole, "i32") | dict.fromkeys(constants, "constexpr")
         names = function.arg_names
         source = ASTSource(
             fn=function,
@@ -72,7 +73,8 @@ if os.environ.get("TRITON_INTERPRET") != "1" or find_spec("triton") is None:
 
 else:
     from tests.losses.negatives import close, compare, cotangent, gradients, inputs
-    from trimtab.losses import triton_gram, triton_rows, triton_stream
+    from trimtab.losses import materialize, triton_gram, triton_kernels, triton_rows, triton_stream, triton_unit
+    from trimtab.losses.prepare import make_problem
     from trimtab.losses.problem import Kind, Problem
     from trimtab.losses.reduce import lse
     from trimtab.losses.superrows import outer
@@ -89,6 +91,7 @@ else:
         monkeypatch.setattr(triton_stream, "LARGE", 2**12)
         monkeypatch.setattr(triton_stream, "PARTS_BYTES", 2**9)
         monkeypatch.setattr(triton_stream, "PROGRAMS", 4)
+        monkeypatch.setattr(triton_stream, "GROUP", 3)
         monkeypatch.setattr(triton_gram, "TILES", (512, 256))
         monkeypatch.setattr(triton_gram, "PROGRAMS", 4)
 
@@ -170,6 +173,80 @@ else:
             seen = torch.ones(4, 3, dtype=torch.bool)
             seen[0, :2] = False  # the only anchors whose tuples never use the bad row
             assert torch.equal(~torch.isfinite(value), seen), (similarity, value)
+
+    @pytest.mark.parametrize("similarity", ["mip", "norm"])
+    def test_a_factor_of_nothing(similarity: str) -> None:
+        # The weights have the factor inside, and the gradient of the factor is found by taking it out again.
+        xs, scale = single(3, 4), torch.zeros((), requires_grad=True)
+        value = triton_stream.reduce_tuples(Problem(xs=xs, similarity=similarity, scale=scale), "lse")
+        found = torch.autograd.grad((value * cotangent(3, 4)).sum(), [*xs, scale])
+        wide, one = [x.detach().double().requires_grad_() for x in xs], torch.zeros((), dtype=torch.float64)
+        whole = Problem(xs=tuple(wide), similarity=similarity, scale=one.requires_grad_())
+        want = torch.autograd.grad((materialize.reduce_tuples(whole, "lse") * cotangent(3, 4)).sum(), [*wide, one])
+        close(found[-1], want[-1], 1e-5)
+        assert all(float(g.abs().max()) < 1e-15 for g in found[:-1])
+
+    @pytest.mark.parametrize("first", [True, False])
+    def test_partial_sums_are_merged(first: bool) -> None:
+        parts = torch.randn(70, 100) * 40
+        parts[:, 3], parts[5, 4], parts[:, 5] = -math.inf, math.nan, -1e4
+        out = torch.full((100,), 7.0 if not first else math.nan)
+        triton_kernels.merge_partials[(2,)](parts, out, 70, 100, TALL=32, BLOCK=64, FIRST=first)
+        every = parts if first else torch.cat([parts, torch.full((1, 100), 7.0)])
+        want = torch.logsumexp(every.double() * math.log(2), 0) / math.log(2)
+        assert torch.allclose(out.double(), want, rtol=1e-5, equal_nan=True)
+
+    def test_every_tile_is_done_once(monkeypatch: pytest.MonkeyPatch) -> None:
+        # Groups of blocks that do not divide evenly, strips that do not either.
+        for group, together in ((1, 7), (2, 50), (5, 1), (100, 9)):
+            monkeypatch.setattr(triton_stream, "GROUP", group)
+            monkeypatch.setattr(triton_stream, "PROGRAMS", together)
+            compare(triton_stream.reduce_tuples, single(2, 100), "mip", "lse", tolerance=3e-5)
+
+    @pytest.mark.parametrize("apart", [True, False])
+    @pytest.mark.parametrize("how", ["l2", "rms"])
+    def test_unit_rows_are_those_of_plain_operations(how: str, apart: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(triton_unit, "APART", 0 if apart else 2**20)
+        xs = [torch.randn(9, 70) * size for size in (1e-30, 1.0, 1e30)]
+        xs[1] = xs[1].bfloat16()
+        xs[2] = torch.randn(70, 9).T  # columns side by side
+        xs[0][2], xs[1][3], xs[2][4] = 0.0, math.nan, math.inf
+        present = torch.ones(3, 9, dtype=torch.bool)
+        present[1, 3], present[0, 0] = False, False  # the NaN is of a row that is not there
+        leaves, others = ([x.clone().requires_grad_() for x in xs] for _ in range(2))
+        mine = triton_unit.unit_rows(leaves, how, present)
+        theirs = make_problem(others, "mip", normalize=how, mask=present).xs
+        weights = torch.randn(3, 9, 70)
+        weights[2, 4] = 0.0
+        for got, want in zip(mine, theirs, strict=True):
+            assert got.dtype == torch.float32
+            assert torch.allclose(got, want, rtol=1e-5, atol=1e-7, equal_nan=True)
+        for out in (mine, theirs):
+            sum((x * w).nan_to_num().sum() for x, w in zip(out, weights, strict=True)).backward()
+        for got, want in zip(leaves, others, strict=True):
+            assert got.grad.dtype == got.dtype
+            size = want.grad.nan_to_num().abs().max()
+            near = 2**-7 if got.dtype == torch.bfloat16 else 1e-5  # the interpreter cuts off
+            assert torch.allclose(got.grad / size, want.grad / size, rtol=near, atol=near, equal_nan=True)
+
+    def test_unit_rows_of_one_modality_alone_in_the_gradient() -> None:
+        xs = [torch.randn(4, 6, requires_grad=True), torch.randn(4, 6)]
+        first, _ = triton_unit.unit_rows(xs, "l2", None)
+        g = torch.randn(4, 6)
+        (found,) = torch.autograd.grad((first * g).sum(), xs[0])
+        (want,) = torch.autograd.grad((torch.nn.functional.normalize(xs[0], dim=-1) * g).sum(), xs[0])
+        assert torch.allclose(found, want, atol=1e-6)
+        assert not triton_unit.supports(xs, torch.float32)  # no card
+
+    def test_rows_that_lie_together_are_not_copied() -> None:
+        rows = torch.randn(3, 4, 64)
+        form = triton_rows.form_of("mip", 6)
+        views = rows.unbind(0)
+        assert triton_rows.build(views, None, form, (0, 64)).parts.data_ptr() == rows.data_ptr()
+        for apart in (views[::-1], [rows[0], rows[0], rows[0]], [x.T.contiguous().T for x in views]):
+            parts = triton_rows.build(apart, None, form, (0, 64)).parts
+            assert torch.equal(parts, torch.stack(list(apart)))
+            assert parts.data_ptr() != rows.data_ptr()
 
     def test_equal_inputs_give_equal_bits() -> None:
         xs = single(3, 5)

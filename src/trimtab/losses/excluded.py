@@ -51,10 +51,13 @@ def masked_mean(values: Tensor, counted: Tensor | None) -> Tensor:
 
 def combine(values: Tensor, per_modality: Tensor, chosen: Sequence[int], reduction: str) -> Tensor:
     """What the caller asked for: the mean over the chosen anchor modalities, their sum, or all values."""
+    # One by one: an index that is a list goes to the device first, and the host waits for all that is queued there.
     if reduction == "mean":
-        return per_modality[list(chosen)].mean()
+        some = len(chosen) < len(per_modality)
+        return torch.stack([per_modality[m] for m in chosen]).mean() if some else per_modality.mean()
     if len(chosen) < values.shape[0]:
         keep = torch.zeros(values.shape[0], 1, dtype=values.dtype, device=values.device)
-        keep[list(chosen)] = 1.0
+        for m in chosen:
+            keep[m] = 1.0
         values = values * keep
     return values.sum() if reduction == "sum" else values

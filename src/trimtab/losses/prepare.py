@@ -117,16 +117,25 @@ def as_factor(what: str, value: float | Tensor, like: Tensor, *, positive: bool)
 
 def normalise(x: Tensor, how: str | None) -> Tensor:
     """Rows of length 1 (l2) or root mean square 1 (rms), at any magnitude; a zero row stays zero, its gradient too."""
-    return x if how is None else _stacked([x], x.dtype, how, None)[0]
+    return x if how is None else _comparable([x], x.dtype, how, None)[0]
 
 
-def _stacked(xs: Sequence[Tensor], dtype: torch.dtype, how: str | None, present: Tensor | None) -> Tensor:
-    """``[N, .., D]``: the modalities as ``dtype``, absent rows zero, all rows normalised."""
-    if how is not None:
-        rows: Tensor = _Normalised.apply(dtype, how, present, *xs)  # type: ignore[no-untyped-call]
-        return rows
-    rows = torch.stack([x.to(dtype) for x in xs])
-    return rows if present is None else rows.masked_fill(~present.unsqueeze(-1), 0.0)
+def _comparable(
+    xs: Sequence[Tensor], dtype: torch.dtype, how: str | None, present: Tensor | None
+) -> tuple[Tensor, ...]:
+    """The modalities as ``dtype``, absent rows zero, all rows normalised."""
+    if how is None:
+        rows = tuple(x.to(dtype) for x in xs)
+        if present is None:
+            return rows
+        return tuple(x.masked_fill(~there.unsqueeze(-1), 0.0) for x, there in zip(rows, present, strict=True))
+    if xs[0].is_cuda:
+        from trimtab.losses import triton_unit
+
+        if triton_unit.supports(xs, dtype):
+            return triton_unit.unit_rows(xs, how, present)
+    together: Tensor = _Normalised.apply(dtype, how, present, *xs)  # type: ignore[no-untyped-call]
+    return together.unbind(0)
 
 
 class _Normalised(torch.autograd.Function):
@@ -197,17 +206,17 @@ def make_problem(
     how = SIMILARITIES[similarity].normalize if normalize == "auto" else normalize
     if similarity == "paircos":
         how = "l2"  # a cosine, whatever was asked for
-    rows = _stacked(xs, dtype, how, present)
-    scale = as_factor("logit_scale", logit_scale, rows, positive=True)
+    rows = _comparable(xs, dtype, how, present)
+    scale = as_factor("logit_scale", logit_scale, rows[0], positive=True)
     if similarity == "mip" and how == "rms":
-        scale = scale / rows.shape[-1]  # the mean over the width instead of the sum
+        scale = scale / rows[0].shape[-1]  # the mean over the width instead of the sum
     return Problem(
-        xs=rows.unbind(0),
+        xs=rows,
         similarity=similarity,
         scale=scale,
-        bias=None if logit_bias is None else as_factor("logit_bias", logit_bias, rows, positive=False),
+        bias=None if logit_bias is None else as_factor("logit_bias", logit_bias, rows[0], positive=False),
         present=present,
-        precision=_precision(precision, dtypes, rows),
+        precision=_precision(precision, dtypes, rows[0]),
         chunk=chunk,
     )
 

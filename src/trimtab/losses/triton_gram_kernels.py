@@ -7,8 +7,6 @@ left modalities (the `lead`). ``tables`` holds the ``H_m [B, Q]`` one after the 
 ``settings = [c log2(e), fast, middle]`` are read on the device, as in `triton_kernels.py`.
 """
 
-# mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False, disallow-untyped-decorators=False
-
 from __future__ import annotations
 
 import triton

@@ -21,6 +21,7 @@ from trimtab.losses.triton_row_kernels import round_tf32
 
 _NONE = tl.constexpr(float("-inf"))
 _TINY = tl.constexpr(1e-37)
+_ANY = ("num_blocks", "num_strips", "strip", "group")  # compiled once for all of them
 
 
 @triton.jit
@@ -43,6 +44,19 @@ def _similar(
 
 
 @triton.jit
+def _place(program, num_blocks, num_strips, group):
+    """The block of columns and the strip of a program.
+
+    What runs at the same time are the strips of `group` neighbouring blocks: few rows and few columns, each of them
+    read by many programs while it is in the cache.
+    """
+    first = (program // (group * num_strips)) * group
+    wide = tl.minimum(group, num_blocks - first)
+    rest = program % (group * num_strips)
+    return first + rest % wide, rest // wide
+
+
+@triton.jit
 def _positives(row, column, SL, SR, BM: tl.constexpr, BN: tl.constexpr):
     """Whether the tile that begins at super-rows (row, column) holds a positive: ``(i SL, i SR)``."""
     low = tl.maximum(tl.cdiv(row, SL), tl.cdiv(column, SR))
@@ -61,7 +75,7 @@ def _kept(rows, columns, P, Q, row_keep, column_keep, shift, SL, SR, MASKED: tl.
     return kept
 
 
-@triton.jit
+@triton.jit(do_not_specialize=_ANY)
 def forward_tiles(
     x_rows,
     y_rows,
@@ -79,7 +93,9 @@ def forward_tiles(
     SL,
     SR,
     num_blocks,
+    num_strips,
     strip,
+    group,
     D: tl.constexpr,
     FAST: tl.constexpr,
     ADD: tl.constexpr,
@@ -102,8 +118,7 @@ def forward_tiles(
     if (tl.load(settings + 1) != 0) != FAST:
         return
     factor = tl.load(settings)
-    block = tl.program_id(0) % num_blocks  # neighbours read the same rows at the same time: they stay in the cache
-    part = tl.program_id(0) // num_blocks
+    block, part = _place(tl.program_id(0), num_blocks, num_strips, group)
     column = begin_column + block * BN
     columns = column + tl.arange(0, BN)
     own = tl.zeros([WARPS, 8, BN], tl.float32)
@@ -146,26 +161,31 @@ def forward_tiles(
 
 
 @triton.jit
-def merge_partials(parts, out, count, size, BLOCK: tl.constexpr, FIRST: tl.constexpr):
+def merge_partials(parts, out, count, size, TALL: tl.constexpr, BLOCK: tl.constexpr, FIRST: tl.constexpr):
     """``out [size]``: log-sum-exp (base 2) of ``parts [count, size]`` and, unless FIRST, of what ``out`` holds."""
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = at < size
-    top = tl.full([BLOCK], _NONE, tl.float32)
-    below = tl.zeros([BLOCK], tl.float32)
-    if not FIRST:
-        top = tl.load(out + at, mask=inside, other=_NONE)
-        below += tl.where(top == _NONE, 0.0, 1.0)
-    for _ in range(count):
-        z = tl.load(parts + at, mask=inside, other=_NONE)
-        parts += size
+    top = tl.full([TALL, BLOCK], _NONE, tl.float32)
+    below = tl.zeros([TALL, BLOCK], tl.float32)
+    for start in range(0, count, TALL):
+        line = start + tl.arange(0, TALL)
+        where = parts + line.to(tl.int64)[:, None] * size + at[None, :]
+        z = tl.load(where, mask=(line < count)[:, None] & inside[None, :], other=_NONE)
         new = tl.maximum(top, z)
         shift = tl.where(new == _NONE, 0.0, new)
         below = below * tl.exp2(top - shift) + tl.exp2(z - shift)
         top = new
-    tl.store(out + at, tl.where(top == _NONE, 0.0, top) + tl.log2(below), mask=inside)
+    high = tl.max(top, 0)
+    before = tl.full([BLOCK], _NONE, tl.float32)
+    if not FIRST:
+        before = tl.load(out + at, mask=inside, other=_NONE)
+    new = tl.maximum(high, before)
+    shift = tl.where(new == _NONE, 0.0, new)
+    total = tl.sum(below * tl.exp2(top - shift[None, :]), 0) + tl.exp2(before - shift)
+    tl.store(out + at, shift + tl.log2(total), mask=inside)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=_ANY)
 def weight_tiles(
     x_rows,
     y_rows,
@@ -190,7 +210,9 @@ def weight_tiles(
     SL,
     SR,
     num_blocks,
+    num_strips,
     strip,
+    group,
     D: tl.constexpr,
     FAST: tl.constexpr,
     ADD: tl.constexpr,
@@ -213,8 +235,7 @@ def weight_tiles(
     if (tl.load(settings + 1) != 0) != FAST:
         return
     factor = tl.load(settings)
-    block = tl.program_id(0) % num_blocks  # neighbours read the same rows at the same time: they stay in the cache
-    part = tl.program_id(0) // num_blocks
+    block, part = _place(tl.program_id(0), num_blocks, num_strips, group)
     column = begin_column + block * BN
     columns = column + tl.arange(0, BN)
     row_weights = row_pulls + (2 if FAST else 1) * num_rows

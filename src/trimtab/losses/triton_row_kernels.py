@@ -1,7 +1,5 @@
 """The small Triton kernels around the stream: super-rows of rows, anchors of super-rows, and the way back."""
 
-# mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False, disallow-untyped-decorators=False
-
 from __future__ import annotations
 
 import triton
@@ -9,6 +7,7 @@ import triton.language as tl
 
 _NONE = tl.constexpr(float("-inf"))
 _LOG2E = tl.constexpr(1.4426950408889634)
+_SMALL = tl.constexpr(2.0**-60)
 
 
 @triton.jit
@@ -105,7 +104,7 @@ def fold_rows(
 
 @triton.jit
 def bound_settings(left, num_left, right, num_right, scale, limit, out, BLOCK: tl.constexpr):
-    """``out = [c log2(e), whether |z| <= limit, 0]`` for logits ``c <X, Y>`` of rows with these squared lengths."""
+    """``out = [c log2(e), whether |z| <= limit, 0, c]`` for logits ``c <X, Y>`` of rows with these squared lengths."""
     lane = tl.arange(0, BLOCK)
     tops = tl.zeros([BLOCK], tl.float32)
     others = tl.zeros([BLOCK], tl.float32)
@@ -118,6 +117,7 @@ def bound_settings(left, num_left, right, num_right, scale, limit, out, BLOCK: t
     tl.store(out, factor * _LOG2E)
     tl.store(out + 1, tl.where(bound <= limit, 1.0, 0.0))
     tl.store(out + 2, 0.0)
+    tl.store(out + 3, tl.where(factor == 0, _SMALL, factor))
 
 
 @triton.jit
@@ -145,12 +145,14 @@ def anchor_sums(rows, out, B, others, K: tl.constexpr, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def pull_rows(values, grads, settings, out, first, count, B, K: tl.constexpr, BLOCK: tl.constexpr):
+def pull_rows(
+    values, grads, settings, out, first, count, B, K: tl.constexpr, SCALED: tl.constexpr, BLOCK: tl.constexpr
+):
     """What pulls at every super-row p: ``M_p = min_m L_m[p_m]`` and ``sum_m g_m[p_m] exp2(M_p - L_m[p_m])``.
 
     With them ``sum_m g_m[p_m] exp2(z - L_m[p_m])`` is one exponential of at most 1, whatever the size of z and L.
     Anchors without tuples (``-inf``) are left out. The fast weight has the shift inside: times
-    ``exp2(settings[2] - M_p)``.
+    ``exp2(settings[2] - M_p)``. SCALED: all weights times ``c``, which is what the logits are multiplied with.
     """
     row = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = row < count
@@ -169,6 +171,8 @@ def pull_rows(values, grads, settings, out, first, count, B, K: tl.constexpr, BL
         grad = tl.load(grads + at, mask=inside, other=0.0)
         total += tl.where(value == _NONE, 0.0, grad * tl.exp2(low - value))
         digits = digits // B
+    if SCALED:
+        total *= tl.load(settings + 3)
     tl.store(out + row, low, mask=inside)
     tl.store(out + count + row, total, mask=inside)
     tl.store(out + 2 * count + row, total * tl.exp2(tl.load(settings + 2) - low), mask=inside)

@@ -13,6 +13,8 @@ from trimtab.losses.problem import Precision
 from trimtab.losses.superrows import diagonal_stride, outer
 
 LOG2E = math.log2(math.e)
+SMALL = 2.0**-60
+"""Stands for a factor of 0: what is multiplied with it is as good as nothing, and can be divided by it."""
 
 __all__ = ["FORMS", "Form", "Side", "anchors", "bounds", "build", "fold", "form_of", "marginal_sums", "pulls"]
 
@@ -91,7 +93,7 @@ def build(
     """The super-rows ``span`` of ``xs``, rounded to the precision; those with an absent part are zero."""
     from trimtab.losses import triton_row_kernels
 
-    parts = torch.stack([x.detach() for x in xs]) if len(xs) > 1 else xs[0].detach().contiguous().unsqueeze(0)
+    parts = _together([x.detach() for x in xs])
     k, batch, width = parts.shape
     first, end = span
     padded = -(-width // 64) * 64
@@ -109,13 +111,27 @@ def build(
     return Side(parts=parts, rows=rows, base=base, squares=squares, keep=keep, first=first, factor=factor)
 
 
+def _together(xs: Sequence[Tensor]) -> Tensor:
+    """``[K, B, D]``: without a copy where the modalities already lie one after the other."""
+    first, size = xs[0], xs[0].numel()
+    if not all(x.is_contiguous() for x in xs):
+        return torch.stack(list(xs))
+    here = [(x.untyped_storage().data_ptr(), x.storage_offset() - m * size) for m, x in enumerate(xs)]
+    if len(set(here)) > 1:
+        return torch.stack(list(xs))
+    return first.as_strided((len(xs), *first.shape), (size, *first.stride()))
+
+
 def bounds(form: Form, left: Side, right: Side, scale: Tensor, limit: float) -> Tensor:
-    """What the kernels read on the device: the factor in base 2, whether every ``|z| <= limit``, and 0."""
+    """What the kernels read on the device: the factor in base 2, whether every ``|z| <= limit``, 0, and the factor.
+
+    A factor of 0 is there as `SMALL`: weights that have it inside can still be divided by it.
+    """
     from trimtab.losses import triton_row_kernels
 
     factor = scale.detach() * form.factor
     if not form.add:
-        out = left.squares.new_empty(3)
+        out = left.squares.new_empty(4)
         triton_row_kernels.bound_settings[(1,)](
             left.squares, left.count, right.squares, right.count, factor, limit, out, BLOCK=4096, num_warps=8
         )
@@ -123,7 +139,8 @@ def bounds(form: Form, left: Side, right: Side, scale: Tensor, limit: float) -> 
     lengths = left.squares.amax().sqrt() + right.squares.amax().sqrt()
     bound = lengths if form.root else lengths.square() + left.base.abs().amax() + right.base.abs().amax()
     bounded = (factor * bound).abs() <= limit  # NaN is not
-    return torch.stack([factor * LOG2E, bounded.to(factor.dtype), torch.zeros_like(factor)])
+    inside = factor.masked_fill(factor == 0, SMALL)
+    return torch.stack([factor * LOG2E, bounded.to(factor.dtype), torch.zeros_like(factor), inside])
 
 
 def fold(side: Side, grads: Tensor, form: Form) -> Tensor:
@@ -158,14 +175,17 @@ def anchors(sides: Sequence[Tensor], n: int) -> Tensor:
     return out
 
 
-def pulls(values: Tensor, grads: Tensor, settings: Tensor, first: int, count: int) -> Tensor:
-    """``[3, count]``: shifts, weights and fast weights of super-rows ``first ..``, from their anchors ``[K, B]``."""
+def pulls(values: Tensor, grads: Tensor, settings: Tensor, first: int, count: int, *, scaled: bool = False) -> Tensor:
+    """``[3, count]``: shifts, weights and fast weights of super-rows ``first ..``, from their anchors ``[K, B]``.
+
+    ``scaled``: the weights times the factor of the logits, ``settings[3]``.
+    """
     from trimtab.losses import triton_row_kernels
 
     k, batch = values.shape
     out = values.new_empty(3, count)
     triton_row_kernels.pull_rows[(-(-count // 256),)](
-        values, grads.contiguous(), settings, out, first, count, batch, K=k, BLOCK=256
+        values, grads.contiguous(), settings, out, first, count, batch, K=k, SCALED=scaled, BLOCK=256
     )
     return out
 

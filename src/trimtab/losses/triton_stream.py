@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from importlib.util import find_spec
 from typing import Any
 
@@ -30,8 +31,12 @@ LARGE = 2**30
 """Tuples beyond which a problem is large: the super-rows themselves take more memory than a larger block."""
 PARTS_BYTES = 2**26
 """Memory for partial row sums in the forward pass."""
-PROGRAMS = 528
-"""Programs that keep a large card busy: only beyond that does one program take several tiles."""
+PROGRAMS = 264
+"""Programs that run at the same time on a large card: two on each of 132 multiprocessors."""
+GROUP = 16
+"""Blocks of columns whose strips run at the same time: few enough to stay in the cache with the rows of the strips."""
+START = 0.3
+"""What it takes to start a program, in tiles."""
 
 __all__ = ["available", "reduce_tuples", "supports"]
 
@@ -54,8 +59,8 @@ class Tiles:
 
 
 TILES: dict[tuple[str, str], Tiles] = {
-    ("forward", "bf16"): Tiles(bm=128, bn=128, bk=64, warps=4, stages=3, flat=True, strip=8),
-    ("weights", "bf16"): Tiles(bm=128, bn=128, bk=64, warps=4, stages=3, flat=True, strip=8, halves=2),
+    ("forward", "bf16"): Tiles(bm=128, bn=128, bk=64, warps=4, stages=3, flat=True, strip=32),
+    ("weights", "bf16"): Tiles(bm=128, bn=128, bk=64, warps=4, stages=3, flat=True, strip=32, halves=2),
     ("forward", "fp32"): Tiles(bm=128, bn=128, bk=32, warps=8, stages=3),
     ("weights", "fp32"): Tiles(bm=128, bn=128, bk=32, warps=8, stages=3),
     ("product", "fp32"): Tiles(bm=128, bn=128, bk=32, warps=8, stages=3),
@@ -72,9 +77,13 @@ def available(device: torch.device | str) -> bool:
         False
     """
     device = torch.device(device)
-    if device.type != "cuda" or find_spec("triton") is None or find_spec("triton.tools.tensor_descriptor") is None:
-        return False
-    return torch.cuda.get_device_capability(device)[0] >= 8
+    return device.type == "cuda" and _installed() and torch.cuda.get_device_capability(device)[0] >= 8
+
+
+@cache
+def _installed() -> bool:
+    """Searched for once: every search goes through the file system."""
+    return find_spec("triton") is not None and find_spec("triton.tools.tensor_descriptor") is not None
 
 
 def supports(problem: Problem, kind: Kind) -> bool:
@@ -100,8 +109,11 @@ class _Stream(torch.autograd.Function):
         masks = (None, None) if problem.present is None else (problem.present[:half], problem.present[half:])
         left = build(xs[:half], masks[0], form, span, problem.precision)
         right = build(xs[half:], masks[1], form, (0, problem.batch ** (n - half)), problem.precision, 1 + form.add)
-        rows, columns = left.base.new_full((problem.batch**half,), -torch.inf), torch.full_like(right.base, -torch.inf)
+        rows, columns = left.base.new_empty(problem.batch**half), torch.empty_like(right.base)
         settings = left.base.new_empty(0)
+        if left.count < len(rows):  # those of other parts, or all there are
+            rows.fill_(-torch.inf)
+            columns.fill_(-torch.inf)
         if left.count:
             settings = bounds(form, left, right, scale, SAFE_NATS)
             _sums(problem, left, right, settings, rows[slice(*span)], columns)
@@ -121,7 +133,7 @@ class _Stream(torch.autograd.Function):
             empty = [torch.zeros_like(x) for side in (left, right) for x in side.parts]
             return None, torch.zeros_like(scale), *empty
         pull = [
-            pulls(values[part], grad[part], settings, side.first, side.count)
+            pulls(values[part], grad[part], settings, side.first, side.count, scaled=True)
             for side, part in ((left, slice(half)), (right, slice(half, n)))
         ]
         raw, sums, moments = _weigh(form, precision, left, right, settings, pull)
@@ -136,17 +148,22 @@ class _Stream(torch.autograd.Function):
         moment: Tensor | None = None
         if ctx.needs_input_grad[1]:
             # The sum of weight times similarity. Of a product it is already there: each row times its own gradient.
-            own = grads[0][0].reshape(-1).dot(left.parts[0].reshape(-1))
-            moment = moments.sum() * form.factor if form.add else own
-        factor = scale * form.factor
-        return None, moment, *(g for part in grads for g in part.mul_(factor).unbind(0))
+            own = moments.sum() if form.add else grads[0][0].reshape(-1).dot(left.parts[0].reshape(-1))
+            moment = own * form.factor / settings[3]  # the weights had the factor of the logits inside
+        return None, moment, *(g for part in grads for g in part.unbind(0))
 
 
 def _strips(tiles: Tiles, rows: int, columns: int) -> tuple[int, int, int]:
     """Blocks of columns, strips of row tiles, and tiles in a strip."""
     blocks, down = -(-columns // tiles.bn), -(-rows // tiles.bm)
-    strip = max(1, min(tiles.strip, blocks * down // PROGRAMS))
+    strip = _strip(blocks, down, tiles.strip, PROGRAMS)
     return blocks, -(-down // strip), strip
+
+
+@cache
+def _strip(blocks: int, down: int, most: int, together: int) -> int:
+    """Tiles in a strip, at most so many: the number that ends first where so many strips run together."""
+    return min(range(1, most + 1), key=lambda strip: -(-blocks * -(-down // strip) // together) * (strip + START))
 
 
 def _tiles(kernel: str, precision: Precision) -> Tiles:
@@ -183,12 +200,14 @@ def _sums(problem: Problem, left: Side, right: Side, settings: Tensor, rows: Ten
         for fast in (True, False):
             triton_kernels.forward_tiles[(blocks * strips,)](
                 x_rows, y_rows, left.base, right.base, left.keep, right.keep, settings, row_parts, column_parts,
-                left.count, q, end, left.first, left.stride, right.stride, blocks, strip,
+                left.count, q, end, left.first, left.stride, right.stride, blocks, strips, strip, GROUP,
                 FAST=fast, WARPS=min(tiles.warps, tiles.bm // 16), **common,
             )  # fmt: skip
         for parts, out, first in ((row_parts, rows, q == 0), (column_parts, columns[q:end], True)):
-            grid = (-(-out.shape[0] // 256),)
-            triton_kernels.merge_partials[grid](parts, out, parts.shape[0], out.shape[0], BLOCK=256, FIRST=first)
+            grid = (-(-out.shape[0] // 64),)
+            triton_kernels.merge_partials[grid](
+                parts, out, parts.shape[0], out.shape[0], TALL=32, BLOCK=64, FIRST=first
+            )
 
 
 def _weigh(
@@ -222,7 +241,8 @@ def _weigh(
                 triton_kernels.weight_tiles[(blocks * strips,)](
                     x_rows, y_rows, w_rows, left.base, right.base, left.keep, right.keep, *pull, settings,
                     parts[0], parts[-1], column_parts, left.count, right.count, p, down.stop, q, along.stop,
-                    left.first, left.stride, right.stride, blocks, strip, FAST=fast, HALVES=tiles.halves, **common,
+                    left.first, left.stride, right.stride, blocks, strips, strip, GROUP,
+                    FAST=fast, HALVES=tiles.halves, **common,
                 )  # fmt: skip
             if form.add:
                 sums[0][down] += parts[0].sum(0)
