@@ -9,7 +9,7 @@ import pytest
 from tests.doctor.bench import PROJECTS, Mutation, examined
 from tests.doctor.mutations import MISSED, MUTATIONS
 
-PER_CAUSE = 2
+PER_CAUSE = 1
 
 
 def lean() -> list[Mutation]:
