@@ -117,8 +117,7 @@ def _show(out: Console, report: Report, *, passed: bool) -> None:
     for text in words.alarms(report):
         out.print(wrapped(text, width, "FALSE ALARM  ", style="bold red"))
     out.print(wrapped(words.in_all(report), width, "", style="dim"))
-    if report.cost_percent is None:
-        out.print(wrapped(f"The cost was {words.cost(report)}.", width, "", style="dim"))
+    out.print(wrapped(f"Cost: {words.cost(report)}.", width, "", style="dim"))
     out.print(Text(f"{report.seconds:.0f} s; all of it in child processes.", style="dim"))
     out.print(Text(sentence(report), style="bold green" if passed else "bold red"), soft_wrap=True)
 

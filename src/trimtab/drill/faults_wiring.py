@@ -118,4 +118,5 @@ def exception_in_step(run: Run) -> None:
     def fail(module: nn.Module, args: Any) -> None:
         raise torch.OutOfMemoryError("tried to allocate 20.00 GiB")
 
-    run.model.register_forward_pre_hook(fail)
+    for module in run.model.modules():  # the root itself may never be called
+        module.register_forward_pre_hook(fail)

@@ -74,12 +74,17 @@ class Result:
     could_not: str = ""
     cost_percent: float | None = None
     step_ms: float | None = None
+    cpu_time: bool = False
     seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """One fault in one run: whether it was found, by what, how late, and what it did to the run."""
+    """One fault in one run: whether it was found, by what, how late, and what it did to the run.
+
+    `hidden` says that the harm is not in the training loss. `kept` is what the run came to with the guard, where that
+    can be another thing.
+    """
 
     fault: str
     group: str
@@ -87,6 +92,7 @@ class Row:
     seed: int
     status: str
     harmful: bool = False
+    hidden: bool = False
     harm: str = ""
     kept: str = ""
     by: str = ""
@@ -111,5 +117,6 @@ class Report:
     clean_end: float
     cost_percent: float | None
     step_ms: float | None
+    cpu_time: bool
     cost_reason: str
     seconds: float

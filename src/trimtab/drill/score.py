@@ -43,7 +43,8 @@ def judge(fault: Fault, seed: int, onset: int, clean: Result, run: Result, ungua
     onset = 0 if fault.from_start else onset
     alone = run if unguarded is None else unguarded
     harm = harm_of(clean, alone, onset)
-    row = replace(row, harmful=harm.worse or (fault.silent and harm.changed), harm=harm.text)
+    hidden = fault.silent and harm.changed and not harm.worse
+    row = replace(row, harmful=harm.worse or hidden, hidden=hidden, harm=harm.text)
     if unguarded is not None:
         row = replace(row, kept=harm_of(clean, run, onset).text)
     heard = {(told.name, told.step) for told in clean.told}

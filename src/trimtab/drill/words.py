@@ -41,6 +41,8 @@ def after(row: Row) -> str:
 
 def lost(row: Row) -> str:
     """What the run came to with nobody watching."""
+    if row.hidden:
+        return f"hidden: {row.harm}"
     return row.harm if row.harmful else f"harmless here ({row.harm})"
 
 
@@ -96,4 +98,5 @@ def cost(report: Report) -> str:
     """What the guard costs, or why nobody knows."""
     if report.cost_percent is None:
         return f"not measured ({report.cost_reason})"
-    return f"{report.cost_percent:.1f} % of a step of {report.step_ms:.3g} ms"
+    how = " (of CPU time: the machine is busy)" if report.cpu_time else ""
+    return f"{report.cost_percent:.1f} % of a step of {report.step_ms:.3g} ms{how}"
