@@ -24,8 +24,6 @@ MUTATIONS: tuple[Mutation, ...] = (
 MISSED: dict[str, str] = {
     "pairs-shuffled": "nothing is compared where a batch has no target, only pairs",
     "visible-asked-for": "which positions are asked for is drawn inside the step",
-    "optimizer-each-step": "no check for moments that are thrown away",
-    "seed-in-step": "no check for random numbers that repeat",
     "likelihood-not-negated": "a log-likelihood of one's own has no sign that could be known",
     "multiplied-not-added": "the layers that never leave zero are named, not the product that keeps them there",
 }

@@ -113,7 +113,7 @@ UNSEEN: tuple[Mutation, ...] = (
     broken(
         "seed-in-step",
         "loop",
-        "rng-reset not-reproducible",
+        "random-numbers-repeat not-reproducible",
         ("        model.train()\n", "        torch.manual_seed(0)\n        model.train()\n"),
     ),
     broken(

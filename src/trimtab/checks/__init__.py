@@ -50,7 +50,9 @@ from trimtab.checks.not_learning import NotLearning
 from trimtab.checks.not_reproducible import NotReproducible
 from trimtab.checks.optimizer_misses_parameters import OptimizerMissesParameters
 from trimtab.checks.optimizer_settings import OptimizerSettings
+from trimtab.checks.optimizer_state_lost import OptimizerStateLost
 from trimtab.checks.outcome import Check
+from trimtab.checks.random_numbers_repeat import RandomNumbersRepeat
 from trimtab.checks.repeated_batch import RepeatedBatch
 from trimtab.checks.resume_differs import ResumeDiffers
 from trimtab.checks.samples_mixed import SamplesMixed
@@ -118,6 +120,7 @@ BUILTIN: tuple[type[Check], ...] = (
     GradientUnderflow,
     SchedulerOrder,
     OptimizerSettings,
+    OptimizerStateLost,
     LossIgnoresInput,
     LossIgnoresTarget,
     ZeroGradient,
@@ -131,6 +134,7 @@ BUILTIN: tuple[type[Check], ...] = (
     InitialLoss,
     NotLearning,
     EmaNotMoving,
+    RandomNumbersRepeat,
     NotReproducible,
     CheckpointRoundTrip,
     ResumeDiffers,
