@@ -87,3 +87,19 @@ def test_the_tf32_switch_is_as_it_was_after_interleaved_uses_and_errors(monkeypa
         assert getattr(switch, name) == user
     finally:
         setattr(switch, name, before)
+
+
+@pytest.mark.parametrize(
+    ("objective", "backend"),
+    [("axis", "dense"), ("joint", "dense"), ("sampled", "dense"), ("full", "gram"), ("full", "materialize")],
+)
+def test_volumes_of_near_vectors_keep_their_digits_in_float32(objective: str, backend: str) -> None:
+    near = [XS[0] + 0.05 * x for x in XS[1:4]]
+    grads = []
+    for precision in ("fp32", "fp64"):
+        xs = [x.clone().requires_grad_() for x in near]
+        told: dict[str, Any] = {"objective": objective, "backend": backend, "precision": precision}
+        told["generator"] = torch.Generator().manual_seed(0)
+        nway_loss(xs, similarity="volume", logit_scale=400.0, **told).backward()
+        grads.append(torch.stack([x.grad for x in xs]))  # type: ignore[misc]
+    assert (grads[0] - grads[1]).norm() < 1e-5 * grads[1].norm()  # it was 1e-4 to 1e-3

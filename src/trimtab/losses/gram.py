@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -27,6 +27,7 @@ from trimtab.losses.gram_formulas import Formula, formula_tables
 from trimtab.losses.gram_tiles import Block, Family, Lattice, Summed, blocks_of, summed_tables
 from trimtab.losses.pairs import FORMULAS, SUMMED, pair_tables
 from trimtab.losses.problem import Kind, Problem
+from trimtab.losses.similarity import wide
 
 SIMILARITIES = SUMMED + FORMULAS
 CHUNK_HOST, CHUNK_DEVICE = 1 << 18, 1 << 24
@@ -47,10 +48,14 @@ def reduce_tuples(problem: Problem, kind: Kind) -> Tensor:
     """
     if problem.similarity not in SIMILARITIES:
         raise ValueError(f"similarity is {problem.similarity!r}: the gram backend has {', '.join(SIMILARITIES)}.")
+    dtype = problem.xs[0].dtype
+    if problem.similarity == "volume":  # the little that near vectors span is a difference of inner products
+        xs, bias = tuple(wide(x) for x in problem.xs), None if problem.bias is None else wide(problem.bias)
+        problem = replace(problem, xs=xs, scale=wide(problem.scale), bias=bias)
     with torch.autocast(problem.xs[0].device.type, enabled=False):
         entries = entries_of(problem)
         if 0 in entries.sizes:
-            return no_tuples(problem, kind)
+            return no_tuples(problem, kind).to(dtype)
         lattice = Lattice(sizes=entries.sizes, left=(problem.num_modalities + 1) // 2)
         tables, build = _tables(problem, entries, lattice)
         chunk = problem.chunk or (CHUNK_HOST if tables[0].device.type == "cpu" else CHUNK_DEVICE)
@@ -58,7 +63,7 @@ def reduce_tuples(problem: Problem, kind: Kind) -> Tensor:
         bias = problem.bias if kind == "softplus" and problem.bias is not None else tables[0].new_zeros(())
         rows, columns = _Reduce.apply(plan, bias.to(tables[0].dtype), *tables)  # type: ignore[no-untyped-call]
         values = anchors(rows, lattice.sizes[: lattice.left], kind) + anchors(columns, lattice.right_sizes, kind)
-        return entries.place(values, problem.batch, kind)
+        return entries.place(values, problem.batch, kind).to(dtype)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from trimtab.losses.cost import check_tuples
 from trimtab.losses.prepare import make_problem
-from trimtab.losses.similarity import SIMILARITIES, of_pairs, of_total, positives
+from trimtab.losses.similarity import SIMILARITIES, heights, of_pairs, of_total, positives, safe_sqrt, wide
 from trimtab.losses.superrows import outer
 
 __all__ = ["all_line_similarities", "line_similarity", "nway_logits", "tuple_similarity"]
@@ -55,13 +55,16 @@ def tuple_similarity(xs: Sequence[Tensor], name: str) -> Tensor:
     if name == "mip":
         left, right = outer(xs[: n // 2], product=True), outer(xs[n // 2 :], product=True)
         return (left @ right.T).reshape([batch] * n)
+    dtype = xs[0].dtype
+    if name == "volume":
+        xs = [wide(x) for x in xs]
     squares = [x.square().sum(-1) for x in xs]
 
     def pair(m: int, k: int) -> Tensor:
         shape = [batch if axis in (m, k) else 1 for axis in range(n)]
         return (squares[m] if m == k else xs[m] @ xs[k].T).reshape(shape)
 
-    return of_pairs(name, functools.cache(pair), n)
+    return of_pairs(name, functools.cache(pair), n).to(dtype)
 
 
 def line_similarity(rest: Sequence[Tensor], single: Tensor, name: str) -> Tensor:
@@ -71,6 +74,11 @@ def line_similarity(rest: Sequence[Tensor], single: Tensor, name: str) -> Tensor
         merged = functools.reduce(_operation(name), rest)
         squares = torch.stack([x.square().sum(-1) for x in rest]).sum(0) if name != "mip" else None
         return _of_merged(merged, squares, single, name, n)
+    if name == "volume":
+        # Samples whose modalities agree span next to nothing: their inner products would not know how little.
+        volume, basis = heights(rest)
+        over = single.square().sum(-1) - sum((e @ single.T).square() for e in basis)
+        return -volume.unsqueeze(1) * safe_sqrt(over)
 
     def pair(m: int, k: int) -> Tensor:
         if m == n - 1:

@@ -24,6 +24,8 @@ from itertools import combinations
 import torch
 from torch import Tensor
 
+from trimtab.losses.similarity import wide
+
 SUMMED = ("norm", "sqnorm", "paircos", "dist2")
 """Similarities that are a sum of the tables (norm: its root)."""
 
@@ -82,11 +84,11 @@ def _inner(rows: Tensor, factor: Tensor | float) -> Tensor:
 
 
 def _distances(rows: Tensor, factor: Tensor | float, *, with_node: bool) -> tuple[Tensor, Tensor]:
-    wide = rows if rows.device.type == "mps" else rows.double()
-    square = wide.square().sum(-1)
+    exact = wide(rows)
+    square = exact.square().sum(-1)
     both = torch.stack([square[m, :, None] + square[n, None] for m, n in pair_list(len(rows))])
-    apart = both - _inner(wide, 2)
+    apart = both - _inner(exact, 2)
     # Below the rounding of its parts a distance is zero, so that equal rows are equal.
-    apart = torch.where(apart.detach() < 16 * torch.finfo(wide.dtype).eps * both.detach(), 0.0, apart)
+    apart = torch.where(apart.detach() < 16 * torch.finfo(exact.dtype).eps * both.detach(), 0.0, apart)
     node = square if with_node else torch.zeros_like(square)
     return node.to(rows.dtype) * factor, apart.to(rows.dtype) * factor

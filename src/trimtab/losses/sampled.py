@@ -20,6 +20,7 @@ from torch import Tensor
 from trimtab.losses.dense import reduce_anchors
 from trimtab.losses.logits import line_similarity
 from trimtab.losses.problem import Kind, Problem
+from trimtab.losses.similarity import wide
 
 __all__ = ["draw_permutations", "reduce_sampled", "sampled_count"]
 
@@ -42,12 +43,14 @@ def reduce_sampled(problem: Problem, kind: Kind, permutations: Tensor) -> Tensor
     def block(m: int, tile: tuple[int, int], xs: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
         others = [k for k in range(len(xs)) if k != m]
         columns = permutations[:, m].movedim(1, 0).reshape(len(xs), -1)  # [N, R * B]
+        if problem.similarity == "volume":  # chance puts rows of one sample side by side, which span next to nothing
+            xs = [wide(x) for x in xs]
         s = line_similarity([xs[k][columns[k]] for k in others], xs[m][slice(*tile)], problem.similarity).T
         i = torch.arange(*tile, device=s.device).unsqueeze(1)
         j = torch.arange(problem.batch, device=s.device).repeat(count)
         same, there = _columns(problem, columns, others)
         valid = (i != j) & ~(same & (columns[others[0]] == i))
-        return s, valid if there is None else valid & there
+        return s.to(problem.scale.dtype), valid if there is None else valid & there
 
     return reduce_anchors(problem, kind, count * problem.batch, block)
 

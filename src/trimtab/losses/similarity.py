@@ -29,7 +29,7 @@ from torch import Tensor
 Family = Literal["product", "additive", "gram"]
 Pair = Callable[[int, int], Tensor]
 
-__all__ = ["SIMILARITIES", "Similarity", "of_pairs", "of_total", "positives", "safe_sqrt"]
+__all__ = ["SIMILARITIES", "Similarity", "heights", "of_pairs", "of_total", "positives", "safe_sqrt", "wide"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,7 +116,7 @@ def positives(xs: Sequence[Tensor], name: str) -> Tensor:
         lengths = [torch.linalg.vector_norm(x, dim=-1) for x in xs]
         return _cosmean([(x * total).sum(-1) for x in xs], lengths, torch.linalg.vector_norm(total, dim=-1))
     if name == "volume":
-        return -_volume_of_rows(xs)
+        return -heights(xs)[0]
     raise ValueError(f"unknown similarity {name!r}.")
 
 
@@ -141,8 +141,16 @@ def _cosmean(dots: Sequence[Tensor], lengths: Sequence[Tensor], total: Tensor) -
     return result
 
 
-def _volume_of_rows(xs: Sequence[Tensor]) -> Tensor:
-    """Product of the heights, by orthogonalisation done twice; a height lost in rounding counts as 0, gradient too."""
+def wide(x: Tensor) -> Tensor:
+    """In float64 (where there is one): inner products of near vectors, whose differences are looked at."""
+    return x if x.device.type == "mps" else x.double()
+
+
+def heights(xs: Sequence[Tensor]) -> tuple[Tensor, list[Tensor]]:
+    """The product of the heights, which is the volume, and a basis of what the rows span.
+
+    By orthogonalisation done twice; a height lost in rounding counts as 0, its gradient and direction too.
+    """
     tolerance = 8 * torch.finfo(xs[0].dtype).eps
     basis: list[Tensor] = []
     volume = torch.ones_like(xs[0][..., 0])
@@ -156,7 +164,7 @@ def _volume_of_rows(xs: Sequence[Tensor]) -> Tensor:
         volume = volume * height.masked_fill(flat, 0.0)
         unit = rest / height.masked_fill(flat, 1.0).unsqueeze(-1)
         basis.append(unit.masked_fill(flat.unsqueeze(-1), 0.0))
-    return volume
+    return volume, basis
 
 
 def _volume_of_pairs(pair: Pair, n: int) -> Tensor:
