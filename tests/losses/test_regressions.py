@@ -103,3 +103,13 @@ def test_volumes_of_near_vectors_keep_their_digits_in_float32(objective: str, ba
         nway_loss(xs, similarity="volume", logit_scale=400.0, **told).backward()
         grads.append(torch.stack([x.grad for x in xs]))  # type: ignore[misc]
     assert (grads[0] - grads[1]).norm() < 1e-5 * grads[1].norm()  # it was 1e-4 to 1e-3
+
+
+def test_what_cannot_be_computed_is_said_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ValueError, match="meta device and hold no numbers"):
+        nway_loss([x.to("meta") for x in XS[:2]])
+    with pytest.raises(TypeError, match=r"logit_scale is None; expected a number"):
+        nway_loss(XS[:2], logit_scale=None)
+    monkeypatch.setattr(torch.jit, "is_tracing", lambda: True)  # tracing itself warns of its end
+    with pytest.raises(TypeError, match=r"recorded by torch\.jit\.trace"):
+        nway_loss(XS[:2])

@@ -59,6 +59,10 @@ def check_xs(xs: Sequence[Tensor]) -> tuple[Tensor, ...]:
             raise ValueError(f"modality {m} has shape {tuple(x.shape)}; expected [B, D]: one row per sample.")
         if x.dtype not in (torch.float16, torch.bfloat16, torch.float32, torch.float64):
             raise TypeError(f"modality {m} is {x.dtype}; expected float16, bfloat16, float32 or float64.")
+    if torch.jit.is_tracing():  # type: ignore[attr-defined, no-untyped-call]
+        raise TypeError("a loss cannot be recorded by torch.jit.trace: its steps depend on sizes; use torch.compile.")
+    if any(x.device.type == "meta" for x in xs):
+        raise ValueError("the modalities are on the meta device and hold no numbers; nway_cost needs the sizes alone.")
     shapes = [tuple(x.shape) for x in xs]
     if len(set(shapes)) > 1:
         raise ValueError(f"the modalities differ in shape: {shapes}; all must be [B, D] with the same B and D.")
@@ -109,7 +113,10 @@ def as_factor(what: str, value: float | Tensor, like: Tensor, *, positive: bool)
         if not value.dtype.is_floating_point:
             raise TypeError(f"{what} is a tensor of {value.dtype}; expected a floating-point one.")
         return value.reshape(()).to(device=like.device, dtype=like.dtype)
-    number = float(value)
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        raise TypeError(f"{what} is {value!r}; expected a number or a tensor with one element.") from None
     if math.isnan(number) or (positive and not 0 < number < math.inf):
         raise ValueError(f"{what} is {value!r}; expected a {'positive, finite ' if positive else ''}number.")
     return torch.full((), number, dtype=like.dtype, device=like.device)

@@ -23,6 +23,8 @@ __all__ = ["FORMS", "StableLossFunctions"]
 class StableLossFunctions:
     """Stable operations and N-way similarities, all with a finite gradient at every finite input.
 
+    (Of products of features that are not normalised this holds with `use_log_space`; plain ones can overflow.)
+
     One rule for `eps`: from `eps` up every operation is exact; below it something straight takes over (a ramp through
     zero, for the logarithm its tangent, for a denominator a constant), so that no gradient is steeper than at `eps`.
     Half precision is computed in float32, with an `eps` whose inverse float16 can hold; the operations return the dtype
