@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
+from trimtab.checks.initial_loss import FAR, chance_of, first_loss
 from trimtab.checks.outcome import Line, failed, not_applicable, passed
 from trimtab.checks.probe import Probe
 
@@ -41,7 +42,7 @@ class ChronicClipping:
         ratios = sorted(e.facts["norm"] / max(e.facts["max_norm"], 1e-30) for e in clips)
         typical = ratios[len(ratios) // 2]
         told = f"norm {clips[0].facts['norm']:.3g} against {clips[0].facts['max_norm']:g}, {len(clips)} times"
-        if ratios[0] > MOST:
+        if ratios[0] > MOST and not _first_loss_is_far(probe):
             yield failed(
                 self,
                 f"clipping leaves one part in {typical:.0f} of the gradient.",
@@ -52,3 +53,9 @@ class ChronicClipping:
             )
         else:
             yield passed(self, told)
+
+
+def _first_loss_is_far(probe: Probe) -> bool:
+    """Whether the gradient is large because the first loss is: then that is the trouble, and clipping the help."""
+    first, chance = first_loss(probe.facts), chance_of(probe.facts)
+    return first is not None and chance is not None and first > FAR * chance

@@ -10,8 +10,9 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from trimtab.checks.aside import tensors_of
 from trimtab.checks.outcome import Line, failed, not_applicable, passed
-from trimtab.checks.probe import Probe, tensors_of
+from trimtab.checks.probe import Probe
 from trimtab.checks.watch import _wrap_own
 
 

@@ -44,7 +44,7 @@ class InitialLoss:
     def run(self, probe: Probe) -> Iterator[Line]:
         """Report a loss that guessing would beat."""
         facts = probe.facts
-        first, chance = _first(facts), _chance(facts)
+        first, chance = first_loss(facts), chance_of(facts)
         if first is None or chance is None:
             yield not_applicable(self, "no chance level is known for this loss")
             return
@@ -67,13 +67,14 @@ class InitialLoss:
         )
 
 
-def _chance(facts: LossFacts) -> float | None:
+def chance_of(facts: LossFacts) -> float | None:
+    """The loss of guessing; None where it is not known."""
     if facts.kind == "nll" and facts.num_classes is not None and facts.num_classes > 1:
         return math.log(facts.num_classes)
     return math.log(2.0) if facts.kind in ("bce", "bce-logits") and not facts.weighted else None
 
 
-def _first(facts: LossFacts) -> float | None:
+def first_loss(facts: LossFacts) -> float | None:
     """The mean loss of the first batch, before any weight or factor."""
     scores, target = facts.scores, facts.target
     if scores is None or target is None or not target.numel():

@@ -36,6 +36,8 @@ class LossScale:
         "initial-loss",
         "weights-unchanged",
         "optimizer-settings",
+        "zero-gradient",
+        "gradient-underflow",
     )
 
     def run(self, probe: Probe) -> Iterator[Line]:

@@ -6,22 +6,21 @@ import random
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from trimtab.checks.aside import is_bad, standing_still, tensors_of
 from trimtab.checks.drive import Options, make_call
 from trimtab.checks.events import Call, Event, Failure
 from trimtab.checks.failures import named
 from trimtab.checks.graph import LossFacts
-from trimtab.checks.keep import Memory
 from trimtab.checks.leaves import fresh, leaves
 from trimtab.checks.roles import Roles, holds, roles_of
-from trimtab.checks.scan import Scan, scan
+from trimtab.checks.scan import scan
 from trimtab.checks.target import Target
 from trimtab.checks.untouched import remembered, untouched
 from trimtab.checks.watch import Watch
@@ -78,7 +77,7 @@ class Probe:
         self.rewind = self._stack.enter_context(untouched(self.target, deep=True))
         self._memory = remembered(self.target, deep=True)
         named = [*self.model.named_parameters(), *self.model.named_buffers()]
-        self.nonfinite_at_start = tuple(n for n, t in named if _is_bad(t))
+        self.nonfinite_at_start = tuple(n for n, t in named if is_bad(t))
         ties = _ties(self.model)
         self.split_twins, self.num_ties = tuple(_split_twins(self.model)), len(ties)
         self._seed()
@@ -283,7 +282,7 @@ class Probe:
             if rates and self.schedulers:
                 self._set_rates(self.peak_rates)
                 for scheduler in self.schedulers:
-                    stack.enter_context(_standing_still(scheduler))
+                    stack.enter_context(standing_still(scheduler))
             try:
                 yield
             finally:
@@ -386,72 +385,3 @@ class Probe:
         torch.manual_seed(value)
         random.seed(value)
         np.random.seed(value)
-
-
-def _is_bad(tensor: Tensor) -> bool:
-    """Whether it holds NaN or Inf and is no mask of 0 and -inf."""
-    if tensor.is_meta or not tensor.is_floating_point() or bool(torch.isfinite(tensor).all()):
-        return False
-    return (
-        bool(torch.isnan(tensor).any())
-        or bool(tensor[torch.isfinite(tensor)].any())
-        or bool((tensor == torch.inf).any())
-    )
-
-
-@contextmanager
-def _standing_still(scheduler: Any) -> Iterator[None]:
-    had = vars(scheduler).get("step")
-    scheduler.step = lambda *args, **kwargs: None
-    try:
-        yield
-    finally:
-        if had is None:
-            vars(scheduler).pop("step", None)
-        else:
-            scheduler.step = had
-
-
-def tensors_of(average: Any) -> list[Tensor]:
-    """The averaged weights, wherever an average keeps them."""
-    if average is None:
-        return []
-    if isinstance(average, nn.Module):
-        return [p for p in average.parameters() if not p.is_meta]
-    memory = Memory(average)
-    found: list[Tensor] = [t for m in memory.modules for t in m.parameters(recurse=False)]
-    shadows = (
-        [v for v in vars(average).values() if isinstance(v, dict | list | tuple)]
-        if hasattr(average, "__dict__")
-        else []
-    )
-    for held in shadows:
-        found += [t for t in (held.values() if isinstance(held, dict) else held) if isinstance(t, Tensor)]
-    return [t for t in found if t.is_floating_point()]
-
-
-def _head(size: int, num: int | None, path: str, tensor: Tensor) -> Tensor:
-    return tensor[:size] if tensor.dim() and tensor.shape[0] == num else tensor
-
-
-def smaller(target: Target, size: int) -> Target:
-    """The same training with batches of another size, where the loader can be made anew; else the first samples."""
-    from torch.utils.data import DataLoader, RandomSampler
-
-    from trimtab.checks.leaves import mapped, num_samples
-
-    loader = target.loader
-    if isinstance(loader, DataLoader) and loader.batch_size is not None:
-        shuffled = isinstance(loader.sampler, RandomSampler)
-        made: Any = DataLoader(loader.dataset, size, shuffle=shuffled, collate_fn=loader.collate_fn)
-        return replace(target, loader=made)
-
-    class Sliced:
-        def __iter__(self) -> Iterator[Any]:
-            for batch in loader:
-                yield mapped(batch, partial(_head, size, num_samples(batch)))
-
-    return replace(target, loader=Sliced())
-
-
-__all__ = ["Options", "Probe", "Scan", "smaller"]

@@ -10,7 +10,8 @@ from dataclasses import dataclass, field, replace
 
 from trimtab.checks.drive import Options
 from trimtab.checks.outcome import Check, Line, Status, not_applicable
-from trimtab.checks.probe import Probe, smaller
+from trimtab.checks.probe import Probe
+from trimtab.checks.rebatch import smaller
 from trimtab.checks.registry import all_checks, select_checks
 from trimtab.checks.steps import StepView, view
 from trimtab.checks.target import Target
