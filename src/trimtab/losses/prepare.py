@@ -61,13 +61,13 @@ def check_xs(xs: Sequence[Tensor]) -> tuple[Tensor, ...]:
             raise TypeError(f"modality {m} is {x.dtype}; expected float16, bfloat16, float32 or float64.")
     if torch.jit.is_tracing():  # type: ignore[attr-defined, no-untyped-call]
         raise TypeError("a loss cannot be recorded by torch.jit.trace: its steps depend on sizes; use torch.compile.")
-    if any(x.device.type == "meta" for x in xs):
-        raise ValueError("the modalities are on the meta device and hold no numbers; nway_cost needs the sizes alone.")
     shapes = [tuple(x.shape) for x in xs]
     if len(set(shapes)) > 1:
         raise ValueError(f"the modalities differ in shape: {shapes}; all must be [B, D] with the same B and D.")
     if len({x.device for x in xs}) > 1:
         raise ValueError(f"the modalities are on different devices: {[str(x.device) for x in xs]}; move them to one.")
+    if xs[0].device.type == "meta":
+        raise ValueError("the modalities are on the meta device and hold no numbers; nway_cost needs the sizes alone.")
     if 0 in shapes[0]:
         raise ValueError(f"the modalities have shape {shapes[0]}; B and D must be at least 1.")
     return tuple(xs)
