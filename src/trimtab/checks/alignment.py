@@ -14,7 +14,8 @@ from trimtab.checks.probe import Probe
 from trimtab.checks.roles import same_values
 from trimtab.sample.host import number
 
-SHIFTS = (1, 0, -1, 2, -2, 3, -3)
+SHIFTS = (1, 0, -1, 2)
+"""Slips of the pen; what lies farther off is a task: copying after a pause, for one."""
 CLEAR = 0.9
 NUM_ROWS, MIN_ROWS = 400, 64
 MAX_CLASSES = 20

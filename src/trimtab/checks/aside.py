@@ -1,4 +1,4 @@
-"""Small helps of an examination: what is no number, a schedule that stands still, where an average keeps its weights."""
+"""Small helps: what is no number, a schedule that stands still, where an average keeps its weights."""
 
 from __future__ import annotations
 

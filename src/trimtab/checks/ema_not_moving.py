@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from trimtab.checks.aside import tensors_of
+from trimtab.checks.listening import wrap_own
 from trimtab.checks.outcome import Line, failed, not_applicable, passed
 from trimtab.checks.probe import Probe
-from trimtab.checks.watch import _wrap_own
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,7 +97,7 @@ class EmaNotMoving:
             return out
 
         with probe.trial():
-            take_off = _wrap_own(average, name, watched)
+            take_off = wrap_own(average, name, watched)
             try:
                 calls = probe.run([probe.batch(i) for i in range(5)], listen=True)
             finally:

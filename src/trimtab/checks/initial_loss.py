@@ -52,6 +52,9 @@ class InitialLoss:
         if first <= 2.0 * chance + 1.0 or not math.isfinite(first):
             yield passed(self, told, loss=first, chance=chance)
             return
+        if _tied(probe):
+            yield passed(self, f"{told}; the output layer is an embedding, whose scale is that of its tokens")
+            return
         here = None if probe.too_slow else course(probe)
         if here is not None and first < FAR * chance and here.last < 0.7 * here.first:
             yield passed(self, f"{told}; it falls to {here.last:.4g} within {here.num} steps on one batch")
@@ -65,6 +68,13 @@ class InitialLoss:
             loss=first,
             chance=chance,
         )
+
+
+def _tied(probe: Probe) -> bool:
+    """Whether an embedding is used as another layer, too: then logits begin large, and that is a common habit."""
+    tables = {id(m.weight) for m in probe.model.modules() if isinstance(m, torch.nn.Embedding)}
+    others = (m for m in probe.model.modules() if not isinstance(m, torch.nn.Embedding))
+    return any(id(p) in tables for m in others for p in m.parameters(recurse=False))
 
 
 def chance_of(facts: LossFacts) -> float | None:

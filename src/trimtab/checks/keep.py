@@ -30,7 +30,7 @@ class Memory:
 
     Example:
         >>> counter = {"calls": 0}
-        >>> memory = Memory(lambda: counter)
+        >>> memory = Memory(counter)
         >>> counter["calls"] = 5
         >>> memory.undo()
         >>> counter

@@ -45,6 +45,7 @@ class LearningRate:
         """Report rates that move nothing or too much."""
         peaks = [r for rates in probe.peak_rates for r in rates]
         told = _told(probe)
+        used = [r for e in probe.events("step") for r in e.facts["rates"]]  # a loop may set them itself
         bad = [r for r in peaks if not math.isfinite(r) or r < 0]
         if bad:
             yield self._wrong(f"the learning rate is {bad[0]}.", told, bad[0])
@@ -52,7 +53,7 @@ class LearningRate:
             yield not_applicable(self, "the optimizer has no learning rate")
         elif idle := _idle_groups(probe):
             yield self._wrong("a group that gets gradients has a learning rate of 0.", f"{told}; {idle}", 0.0)
-        elif max(peaks) == 0 or _stays_zero(probe):
+        elif max([*peaks, *used]) == 0 or _stays_zero(probe):
             yield self._wrong("every learning rate is 0, and no schedule is stepped that would raise it.", told, 0.0)
         elif probe.too_slow or probe.no_steps:
             high = max(peaks) > 1.0 and any("betas" in g for o in probe.optimizers for g in o.param_groups)
@@ -63,7 +64,7 @@ class LearningRate:
             else:
                 yield passed(self, told)
         else:
-            yield from self._by_effect(probe, told, max(peaks))
+            yield from self._by_effect(probe, told, max([*peaks, *(r for r in used if math.isfinite(r))]))
 
     def _by_effect(self, probe: Probe, told: str, top: float) -> Iterator[Line]:
         leaps = [e.facts["leap"] for c in (*probe.calls, *probe.fixed) for e in c.of("step")]
@@ -118,6 +119,7 @@ def _idle_groups(probe: Probe) -> str:
     given = {k for e in probe.events("step") for k, v in e.facts["gradients"].present.items() if v > 0}
     for optimizer, peaks in zip(probe.optimizers, probe.peak_rates, strict=True):
         for i, (group, peak) in enumerate(zip(optimizer.param_groups, peaks, strict=True)):
-            if peak == 0 and max(peaks) > 0 and any(id(p) in given for p in group["params"]):
+            moved = any(e.facts["rates"][i : i + 1] > (0.0,) for e in probe.events("step") if e.who == id(optimizer))
+            if peak == 0 and max(peaks) > 0 and not moved and any(id(p) in given for p in group["params"]):
                 return f"group {i} with {len(group['params'])} parameters is at 0"
     return ""

@@ -76,9 +76,8 @@ def _unsure(probe: Probe) -> str:
     if size < 3:
         return "fewer than three samples in a batch"
     stacked = isinstance(loader, DataLoader) and loader.collate_fn is default_collate and loader.batch_size == size
-    wanted = [t for path, t in leaves(probe.batch(0)) if path in probe.roles.targets]
-    if not stacked and not any(t.dim() == 1 and t.shape[0] == size for t in wanted):
-        return "nothing says that the first dimension counts samples"
+    if not stacked or probe.scan.num < 2:  # a single batch may be one thing, such as a graph
+        return "nothing says that the first dimension counts samples of their own"
     norms = [m for m in probe.model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
     return "a BatchNorm looks at the batch in evaluation, too" if any(m.running_mean is None for m in norms) else ""
 
@@ -114,7 +113,7 @@ def _by_sample(probe: Probe, one: Given, size: int) -> bool:
     tensors = [t for _, t in leaves([one[1], one[2]]) if t.dim()]
     own = [t for _, t in leaves(probe.batch(0))]
     for t in tensors:
-        plain = any(t.shape == o.shape and t.dtype == o.dtype and torch.equal(t, o) for o in own)
+        plain = len(tensors) == 1 and any(t.shape == o.shape and t.dtype == o.dtype and torch.equal(t, o) for o in own)
         if t.shape[0] != size or (t.dim() > 1 and t.shape[1] == size and not plain):
             return False
     return bool(tensors)

@@ -40,8 +40,11 @@ class Slope:
         return abs(self.measured - self.claimed) < OFF * self.claimed
 
 
-def slopes(probe: Probe) -> list[Slope] | str:
-    """Measure, or say why it cannot be measured."""
+def slopes(probe: Probe, *, nudged: bool = False) -> list[Slope] | str:
+    """Measure, or say why it cannot be measured; `nudged`: a little beside where the training begins.
+
+    Zeros put a training on the kink of a ReLU, where a gradient is right and the loss bends all the same.
+    """
     if any(p.dtype in (torch.float16, torch.bfloat16) or p.is_complex() for p in probe.model.parameters()):
         return "the weights are of low precision or complex"
     if not probe.ours and any(e.facts["autocast"] is not None for e in probe.events("forward")):
@@ -50,7 +53,7 @@ def slopes(probe: Probe) -> list[Slope] | str:
         return "the loss is scaled, or computed in a closure"
     if len(probe.calls[0].of("backward")) != 1:
         return f"one call has {len(probe.calls[0].of('backward'))} backward passes"
-    at = _Point(probe)
+    at = _Point(probe, nudged=nudged)
     loss = at.loss({})
     grads = {k: g for k, g in at.gradients.items() if g.layout is torch.strided}
     if loss is None or not grads or not all(bool(torch.isfinite(g).all()) for g in grads.values()):
@@ -67,8 +70,9 @@ def slopes(probe: Probe) -> list[Slope] | str:
 class _Point:
     """Computes the loss of the first batch at displaced weights; all else is as it was."""
 
-    def __init__(self, probe: Probe) -> None:
+    def __init__(self, probe: Probe, *, nudged: bool) -> None:
         self._probe = probe
+        self._nudges = [(p, _nudge(p, i)) for i, p in enumerate(probe.trainable.values())] if nudged else []
         self._options = replace(probe.options, amp_dtype="none", clip_grad_norm=0.0)
         self.gradients: dict[int, Tensor] = {}
 
@@ -77,7 +81,7 @@ class _Point:
         probe = self._probe
         with probe.trial(rates=False):
             with torch.no_grad():
-                for param, shift in by.values():
+                for param, shift in (*self._nudges, *by.values()):
                     param.add_(shift)
             probe._seed()
             watch = Watch(probe.model)
@@ -92,6 +96,12 @@ class _Point:
             backwards = call.of("backward")
             value = backwards[0].facts.get("value") if backwards and call.failure is None else None
         return value if value is None or math.isfinite(value) else None
+
+
+def _nudge(param: Tensor, seed: int) -> Tensor:
+    size = float(param.detach().double().square().mean().sqrt()) if param.numel() else 0.0
+    noise = torch.randn(param.shape, generator=torch.Generator().manual_seed(seed))
+    return noise.to(param.device, param.dtype) * (0.02 * size if size > 1e-6 else 0.02)
 
 
 def _parts(probe: Probe, grads: dict[int, Tensor]) -> dict[str, list[Tensor]]:

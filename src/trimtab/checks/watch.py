@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -17,6 +16,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 from trimtab.checks.events import Call, Event
 from trimtab.checks.graph import read_graph
+from trimtab.checks.listening import change_outside, distance, main_of, size_of, wrap, wrap_own
 from trimtab.checks.pending import Pending
 from trimtab.sample.host import number
 
@@ -83,10 +83,10 @@ class Watch:
                 (torch.amp.GradScaler, "step", self._scaler_step),
                 (torch.amp.GradScaler, "update", self._update),
             ):
-                stack.callback(_wrap(home, name, around))
+                stack.callback(wrap(home, name, around))
             for scheduler in self._schedulers:
                 if callable(getattr(scheduler, "step", None)):
-                    stack.callback(_wrap_own(scheduler, "step", functools.partial(self._schedule, id(scheduler))))
+                    stack.callback(wrap_own(scheduler, "step", functools.partial(self._schedule, id(scheduler))))
             yield self
 
     def put(self, kind: str, who: int = 0, **facts: Any) -> Event:
@@ -130,7 +130,7 @@ class Watch:
             return
         self.running.pop()
         if not self.running:
-            found = _main(output)
+            found = main_of(output)
             if isinstance(found, Tensor):
                 self.now.output = found.detach()
 
@@ -155,7 +155,7 @@ class Watch:
             event.facts["target"] = None if facts.target is None else facts.target.data_ptr()
             if facts.node is not None:
                 told = event.facts["factors"]
-                handle = facts.node.register_prehook(lambda grads: told.append(_size(grads)))
+                handle = facts.node.register_prehook(lambda grads: told.append(size_of(grads)))
             else:
                 handle = None
             if not self.now.facts.num_nodes:
@@ -240,7 +240,7 @@ class Watch:
         gradients = self.pending.before_step(optimizer)
         self._before = {id(p): p.detach().clone() for g in optimizer.param_groups for p in g["params"] if not p.is_meta}
         first = self._first.setdefault(id(optimizer), self._before)
-        outside = _outside(self._before, self._after.get(id(optimizer)), first)
+        outside = change_outside(self._before, self._after.get(id(optimizer)), first)
         self.put(
             "step",
             id(optimizer),
@@ -268,86 +268,10 @@ class Watch:
             event.facts["fresh"] = self.pending.num_new(optimizer)
         params = [p for g in optimizer.param_groups for p in g["params"] if id(p) in self._before]
         self._after[id(optimizer)] = {id(p): p.detach().clone() for p in params}
-        by, size = _distance(params, self._before)
+        by, size = distance(params, self._before)
         event.facts["moved"], event.facts["leap"] = by > 0, by / size if size > 0 else 0.0
         self.pending.after_step(optimizer)
 
     def _schedule(self, who: int, inner: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         self.put("schedule", who)
         return inner(*args, **kwargs)
-
-
-def _main(output: Any) -> Any:
-    """What a model says, in whatever it is wrapped: not its loss, which has no row for each sample."""
-    if isinstance(output, Tensor):
-        return output
-    if not isinstance(output, dict | list | tuple) and hasattr(output, "__dict__"):
-        output = vars(output)
-    if isinstance(output, dict):
-        return next((v for k, v in output.items() if isinstance(v, Tensor) and v.dim() and k != "loss"), None)
-    return (
-        next((v for v in output if isinstance(v, Tensor) and v.dim()), None)
-        if isinstance(output, list | tuple)
-        else None
-    )
-
-
-def _size(grads: Any) -> float:
-    found = [g for g in (grads if isinstance(grads, tuple) else (grads,)) if isinstance(g, Tensor) and g.numel() == 1]
-    return number(found[0].detach().float()) if found else float("nan")
-
-
-def _distance(params: list[Tensor], before: dict[int, Tensor]) -> tuple[float, float]:
-    """How far all of them went together, and how large those that went were."""
-    by = size = 0.0
-    for p in params:
-        old = before[id(p)]
-        if not torch.equal(p.detach(), old):
-            by += number((p.detach() - old).abs().double().square().sum())
-            size += number(old.abs().double().square().sum())
-    return math.sqrt(by), math.sqrt(size)
-
-
-def _outside(now: dict[int, Tensor], left: dict[int, Tensor] | None, first: dict[int, Tensor]) -> str:
-    """What happened to the weights since the last step left them: nothing, `back`, `scaled` or `changed`."""
-    if left is None or set(left) != set(now) or all(torch.equal(now[k], left[k]) for k in now):
-        return ""
-    moved = [k for k in now if not torch.equal(left[k], first[k])]
-    if moved and all(torch.equal(now[k], first[k]) for k in moved):
-        return "back"
-    ratios = []
-    for key, tensor in now.items():
-        one, other = tensor.double().reshape(-1), left[key].double().reshape(-1)
-        size = number(other.square().sum())
-        if size > 0:
-            ratio = number((one * other).sum()) / size
-            if number((one - ratio * other).abs().max()) > 1e-5 * number(other.abs().max()):
-                return "changed"
-            ratios.append(ratio)
-    same = ratios and max(ratios) - min(ratios) < 1e-4 and abs(ratios[0] - 1.0) > 1e-4
-    return "scaled" if same else "changed"
-
-
-def _wrap(home: Any, name: str, around: Callable[..., Any]) -> Callable[[], None]:
-    inner = getattr(home, name)
-
-    @functools.wraps(inner)
-    def wrapper(*args: Any, **kwargs: Any) -> Any:
-        if torch.compiler.is_compiling():
-            return inner(*args, **kwargs)
-        return around(inner, *args, **kwargs)
-
-    setattr(home, name, wrapper)
-    return lambda: setattr(home, name, inner)
-
-
-def _wrap_own(thing: Any, name: str, around: Callable[..., Any]) -> Callable[[], None]:
-    """On this one object, and off again without a trace."""
-    had, inner = vars(thing).get(name), getattr(thing, name)
-
-    @functools.wraps(inner)
-    def wrapper(*args: Any, **kwargs: Any) -> Any:
-        return around(inner, *args, **kwargs)
-
-    setattr(thing, name, wrapper)
-    return lambda: delattr(thing, name) if had is None else setattr(thing, name, had)
