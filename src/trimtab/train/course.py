@@ -23,14 +23,12 @@ class Course:
         self.history, self.stopping = history, stopping
         self.stability: Any = None
         self.epoch = self.step = self.steps_done = self.micro = self.first_step = 0
-        self.finished = False
         self.last_loss = torch.zeros(())
         self._sums: Tensor | None = None  # of finite losses, how many they are, how many were not finite
 
     def begin_stage(self) -> None:
         """Epochs and steps of a stage count from 0."""
         self.epoch = self.step = self.micro = self.first_step = 0
-        self.finished = False
         self._sums = None
 
     def add(self, loss: Tensor) -> None:
@@ -48,10 +46,10 @@ class Course:
         self.step += 1
         self.steps_done += 1
 
-    def epoch_done(self, row: Mapping[str, Any], *, last: bool) -> None:
-        """An epoch is over; `last`: so is its stage."""
+    def epoch_done(self, row: Mapping[str, Any]) -> None:
+        """An epoch is over."""
         self.history.add(row)
-        self.epoch, self.first_step, self.finished = self.epoch + 1, self.step, last
+        self.epoch, self.first_step = self.epoch + 1, self.step
 
     def take_mean(self) -> tuple[float, int]:
         """The mean of the finite losses of this epoch, and how many were not finite; then a new epoch begins."""
@@ -67,7 +65,6 @@ class Course:
             "steps_done": self.steps_done,
             "micro": self.micro,
             "first_step": self.first_step,
-            "finished": self.finished,
             "last_loss": float(self.last_loss.detach()),
             "sums": None if self._sums is None else self._sums.tolist(),
             "history": self.history.state_dict(),
@@ -80,7 +77,6 @@ class Course:
         for name in ("epoch", "step", "steps_done", "micro", "first_step"):
             setattr(self, name, int(state[name]))
         self.last_loss = torch.tensor(float(state["last_loss"]))
-        self.finished = bool(state["finished"])
         self._sums = None if state["sums"] is None else torch.tensor(state["sums"], dtype=torch.float64)
         self.history.load_state_dict(state["history"])
         self.stopping.load_state_dict(state["stopping"])

@@ -14,6 +14,7 @@ from trimtab.core.config import PolicyConfig
 from trimtab.guard import Guard
 from trimtab.monitor.stability import StabilityMonitor
 from trimtab.record.line_sink import LineSink
+from trimtab.record.training_tags import TrainingTagsSink
 from trimtab.recover.checkpointer import Checkpointer
 from trimtab.train.averaging import make_average
 from trimtab.train.course import Course
@@ -36,6 +37,8 @@ class Surroundings:
     say: Callable[[str], object] | None = None
     progress: Progress | None = None
     policy: PolicyConfig | None = None
+    tags: Any = None
+    """Gets the documented TensorBoard tags: a SummaryWriter, anything with `.log()`, or a function of one dict."""
     on_finding: Callable[[Any], object] | None = None
 
 
@@ -97,6 +100,7 @@ def build_rig(
     else:
         if checkpoint_dir is not None:
             checkpointer = Checkpointer(checkpoint_dir, keep_last=config.keep_last, keep_best=config.monitor)
+        tags = [TrainingTagsSink(around.tags)] if around.tags is not None else []
         lines = [LineSink(config.lines, write=around.say, bar=around.progress)] if config.lines else []
         settings: dict[str, Any] = {"full_every": config.full_every, "checkpoint_every": config.checkpoint_every}
         if around.policy is not None:
@@ -114,12 +118,12 @@ def build_rig(
             ema=ema,
             loader=loader,
             checkpoint=checkpointer,
-            sinks=[meter, *lines, *around.sinks],
+            sinks=[meter, *lines, *tags, *around.sinks],
             on_finding=around.on_finding,
             run_dir=around.run_dir,
         )
         kept["guard"] = guard
-    stability = StabilityMonitor(model, optimizer, clip or float("inf"), scaler, policy=around.policy)
+    stability = StabilityMonitor(model, optimizer, clip or float("inf"), scaler, around.tags, policy=around.policy)
     course.stability = stability
     return Rig(
         stage=stage,

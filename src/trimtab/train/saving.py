@@ -39,6 +39,7 @@ def save_after_epoch(rig: Rig, metrics: Mapping[str, float], step: int) -> None:
     if rig.checkpointer is None:
         return
     given = {name: one for name, one in rig.kept.items() if one is not None}
+    given["optimizer"] = {"": rig.optimizer}  # under the label that a guard resumes by
     try:
         rig.checkpointer.save(step, metrics=metrics, **given)
     except CheckpointError as error:

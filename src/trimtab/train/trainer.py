@@ -21,6 +21,7 @@ from trimtab.record.lines import epoch_metrics
 from trimtab.recover import documented
 from trimtab.recover.loader import resumable
 from trimtab.train.averaging import averaged_or
+from trimtab.train.corrections import correct
 from trimtab.train.course import Course
 from trimtab.train.early_stopping import EarlyStopping
 from trimtab.train.evaluation import LossFn, Metrics, StepFn, evaluate_model, to_device
@@ -162,11 +163,11 @@ class Trainer:
         tell_how_to_go_on(error, self.around.checkpoint_dir)
 
     def _over(self, rig: Rig) -> bool:
-        if self.stopping.stop and not self.course.finished:
+        if self.stopping.stop:
             log.info("no improvement for %d epochs: stage %s ends here", self.stopping.patience, rig.stage.name)
             self.stopping.epochs_without_improvement = 0  # the next stage has patience of its own
             return True
-        return self.course.finished or self.course.epoch >= rig.stage.epochs or self._enough()
+        return self.course.epoch >= rig.stage.epochs or self._enough()
 
     def _enough(self) -> bool:
         return self.config.max_steps is not None and self.course.steps_done >= self.config.max_steps
@@ -218,10 +219,11 @@ class Trainer:
         issues: list[str] | None = None
         if self.config.corrective and around.guarded:
             told = math.nan if num_bad else train_loss  # one NaN is news; the mean of the others stays a number
-            issues = rig.stability.check_training_stability(told, measured.get("loss"))
+            issues, outcomes = correct(rig.stability, told, measured.get("loss"))
+            self.outcomes += [outcome for outcome in outcomes if outcome.applied]
         rig.schedule.epoch_done(measured.get("loss", train_loss))
         row = epoch_row(course, rig, train_loss, measured, num_bad, issues, self.device, began)
-        course.epoch_done(row, last=course.epoch + 1 >= rig.stage.epochs or self._enough())
+        course.epoch_done(row)
         rig.flush()
         self.history.complete(rig.meter, rig.stage.name)
         numbers = {name: row[name] for name in ("train_loss", "val_loss", *measured) if name in row}

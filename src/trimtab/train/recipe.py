@@ -1,0 +1,281 @@
+"""A recipe is a whole training under one name: data, model, settings, faults to inject, and how good it became.
+
+How to write one: a file `recipes/NAME.py` with
+
+- `RECIPE = Recipe(name=..., summary=..., options=(Option(...), ...), quick={...}, score="r2", build=build, faults=...)`
+  where each `Option` becomes a flag `--the-name` and an entry `settings["the_name"]`, `quick` holds what `--quick`
+  changes (a run under 20 s), and `score` names the metric that `--compare` compares (`-mae`: less is better);
+- `build(settings) -> Parts`: everything seeded by `settings["seed"]` alone (torch's generator is seeded before it);
+- `faults`: each `Fault` gets the finished `Parts` and returns them changed (`dataclasses.replace`): other data, other
+  settings, or `before_step`/`after_step` that do something to the run;
+- `target() -> dict`, that is `return doctor_target(RECIPE)`, for `trimtab doctor trimtab.train.recipes.NAME:target`;
+
+and one line in `recipes/__init__.py`. `Parts.finish(trainer)` may return facts for the result (samples of text, a
+diagnosis); texts for people go through the `say` in `settings`. Nothing else is needed for `trimtab train NAME`.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from trimtab.core.config import PolicyConfig
+from trimtab.core.errors import InputError, TrainingStopped
+from trimtab.train.evaluation import LossFn, Metrics, StepFn
+from trimtab.train.progress import Progress
+from trimtab.train.rig import Surroundings
+from trimtab.train.settings import TrainConfig
+from trimtab.train.stages import Stage, freeze, make_optimizer
+from trimtab.train.trainer import Evaluate, Hook, Trainer
+
+Settings = Mapping[str, Any]
+SEED = 42
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Option:
+    """One setting of a recipe. `kind` is needed where the default is None."""
+
+    name: str
+    default: Any
+    help: str
+    choices: tuple[str, ...] = ()
+    kind: type | None = None
+
+    @property
+    def type(self) -> type:
+        """What its values are."""
+        return self.kind or type(self.default)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parts:
+    """What a recipe builds: the arguments of a `Trainer` and its loaders."""
+
+    model: nn.Module
+    train_loader: Any
+    val_loader: Any
+    config: TrainConfig
+    loss_fn: LossFn | None = None
+    step_fn: StepFn | None = None
+    metrics: Metrics | None = None
+    evaluate: Evaluate | None = None
+    stages: tuple[Stage, ...] = ()
+    sinks: tuple[Any, ...] = ()
+    tags: Any = None
+    policy: PolicyConfig | None = None
+    before_step: Hook | None = None
+    after_step: Hook | None = None
+    finish: Callable[[Trainer], Mapping[str, Any]] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fault:
+    """A documented incident, to be injected on purpose."""
+
+    name: str
+    summary: str
+    inject: Callable[[Parts, Settings], Parts]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recipe:
+    """A whole training under one name; see the head of this file."""
+
+    name: str
+    summary: str
+    build: Callable[[Settings], Parts]
+    score: str
+    options: tuple[Option, ...] = ()
+    quick: Settings = field(default_factory=dict)
+    faults: tuple[Fault, ...] = ()
+
+    def fault(self, name: str) -> Fault:
+        """The fault of that name; InputError with the known ones for any other."""
+        known = {fault.name: fault for fault in self.faults}
+        if name not in known:
+            raise InputError(f"{self.name} has no fault {name!r}; expected one of {', '.join(known) or 'none'}")
+        return known[name]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Result:
+    """How one run of a recipe ended."""
+
+    recipe: str
+    arm: str
+    fault: str | None
+    score_name: str
+    score: float
+    metrics: Mapping[str, float]
+    num_steps: int
+    seconds: float
+    rejected: int
+    weights_finite: bool
+    findings: tuple[str, ...]
+    actions: tuple[str, ...]
+    stopped: str | None
+    run_dirs: tuple[str, ...]
+    facts: Mapping[str, Any]
+    history: tuple[Mapping[str, Any], ...] = field(repr=False)
+
+
+def settings_of(recipe: Recipe, given: Settings, *, quick: bool = False) -> dict[str, Any]:
+    """All settings in force: what is given, over the quick ones if asked for, over the defaults.
+
+    Example:
+        >>> rate = Option(name="lr", default=0.1, help="The rate.")
+        >>> recipe = Recipe(name="r", summary="", build=None, score="r2", options=(rate,))
+        >>> settings_of(recipe, {"lr": 0.5})["lr"]
+        0.5
+        >>> settings_of(recipe, {"lrr": 0.5})
+        Traceback (most recent call last):
+            ...
+        trimtab.core.errors.InputError: r has no setting 'lrr'; did you mean 'lr'?
+    """
+    options = {option.name: option for option in recipe.options}
+    settings = {name: option.default for name, option in options.items()} | {"seed": SEED, "say": None}
+    settings |= dict(recipe.quick) if quick else {}
+    for name, value in given.items():
+        if name not in settings:
+            close = difflib.get_close_matches(name, settings, n=1)
+            hint = f"did you mean {close[0]!r}?" if close else f"expected one of {', '.join(options)}"
+            raise InputError(f"{recipe.name} has no setting {name!r}; {hint}")
+        settings[name] = value
+    for name, option in options.items():
+        if option.choices and settings[name] not in option.choices:
+            raise InputError(f"{name} is {settings[name]!r}; expected one of {', '.join(option.choices)}")
+    return settings
+
+
+def build_parts(recipe: Recipe, settings: Settings, fault: str | None = None) -> Parts:
+    """Build a recipe, seeded, and inject a fault where one is named."""
+    chosen = None if fault is None else recipe.fault(fault)  # a wrong name is told before anything is built
+    torch.manual_seed(settings["seed"])
+    parts = recipe.build(settings)
+    return parts if chosen is None else chosen.inject(parts, settings)
+
+
+def run_recipe(
+    recipe: Recipe,
+    given: Settings | None = None,
+    *,
+    quick: bool = False,
+    guarded: bool = True,
+    fault: str | None = None,
+    run_dir: Any = None,
+    checkpoint_dir: Path | None = None,
+    resume: str | None = None,
+    say: Callable[[str], object] | None = None,
+    show: Callable[[str], object] | None = None,
+) -> Result:
+    """Run a recipe once and say how it ended; a training that was stopped for its health is a result, too.
+
+    `run_dir=False` records nothing. `say` gets finished lines, `show` the one that is still growing.
+    """
+    settings = settings_of(recipe, {**(given or {}), "say": say}, quick=quick)
+    began, stopped = time.perf_counter(), None
+    with torch.random.fork_rng(devices=[]):
+        parts = build_parts(recipe, settings, fault)
+        around = Surroundings(
+            guarded=guarded,
+            sinks=parts.sinks,
+            run_dir=run_dir,
+            checkpoint_dir=checkpoint_dir,
+            say=say,
+            progress=Progress(say, show) if say is not None else None,
+            policy=parts.policy,
+            tags=parts.tags,
+        )
+        trainer = Trainer(
+            parts.model,
+            parts.loss_fn,
+            parts.config,
+            step_fn=parts.step_fn,
+            metrics=parts.metrics,
+            evaluate=parts.evaluate,
+            stages=parts.stages,
+            around=around,
+            before_step=parts.before_step,
+            after_step=parts.after_step,
+        )
+        try:
+            trainer.train(parts.train_loader, parts.val_loader, resume=resume)
+        except TrainingStopped as stop:
+            stopped = str(stop)
+        facts = {} if parts.finish is None else parts.finish(trainer)
+    arm = ("guarded" if guarded else "unguarded") if fault else ("clean" if guarded else "clean, unguarded")
+    return _result(recipe, trainer, arm, fault, stopped, facts, time.perf_counter() - began)
+
+
+def compare(recipe: Recipe, given: Settings | None = None, *, fault: str | None = None, **how: Any) -> list[Result]:
+    """The same training three times: clean, with a fault under a guard, with the fault and no guard.
+
+    Without a name the first fault of the recipe is taken. `how` are the other arguments of `run_recipe`.
+    """
+    if not recipe.faults:
+        raise InputError(f"{recipe.name} has no faults to compare with; run it without --compare")
+    name = recipe.fault(fault).name if fault is not None else recipe.faults[0].name
+    folder, runs = how.pop("checkpoint_dir", None), how.pop("run_dir", None)
+    arms: tuple[tuple[str, str | None, bool], ...] = (
+        ("clean", None, True),
+        ("guarded", name, True),
+        ("bare", name, False),
+    )
+    return [
+        run_recipe(
+            recipe,
+            given,
+            fault=injected,
+            guarded=guarded,
+            checkpoint_dir=None if folder is None else folder / arm,
+            run_dir=runs if runs is None or runs is False else Path(runs) / arm,
+            **how,
+        )
+        for arm, injected, guarded in arms
+    ]
+
+
+def doctor_target(recipe: Recipe, given: Settings | None = None, *, quick: bool = False) -> dict[str, Any]:
+    """A recipe as `trimtab doctor` wants it, in its first stage."""
+    parts = build_parts(recipe, settings_of(recipe, given or {}, quick=quick))
+    stage = parts.stages[0] if parts.stages else Stage()
+    freeze(parts.model, stage)
+    target = {"model": parts.model, "optimizer": make_optimizer(parts.model, stage, parts.config)}
+    target |= {"loader": parts.train_loader, "val_loader": parts.val_loader}
+    return target | ({"loss_fn": parts.loss_fn} if parts.step_fn is None else {"step_fn": parts.step_fn})
+
+
+def _result(
+    recipe: Recipe, trainer: Trainer, arm: str, fault: str | None, stopped: str | None, facts: Settings, seconds: float
+) -> Result:
+    history: Sequence[Mapping[str, Any]] = trainer.history.epochs
+    last = {name: value for name, value in (history[-1] if history else {}).items() if isinstance(value, float)}
+    state = [t for t in trainer.model.state_dict().values() if t.is_floating_point()]
+    name = recipe.score.removeprefix("-")
+    return Result(
+        recipe=recipe.name,
+        arm=arm,
+        fault=fault,
+        score_name=name,
+        score=last.get(name, math.nan),
+        metrics=last,
+        num_steps=trainer.course.steps_done,
+        seconds=round(seconds, 2),
+        rejected=trainer.rejected,
+        weights_finite=all(bool(t.isfinite().all()) for t in state),
+        findings=tuple(dict.fromkeys(finding.name for finding in trainer.findings)),
+        actions=tuple(f"step {o.at}: {o.action.kind} ({o.detail})" for o in trainer.outcomes),
+        stopped=stopped,
+        run_dirs=tuple(str(folder) for folder in trainer.run_dirs),
+        facts=dict(facts),
+        history=tuple(history),
+    )

@@ -1,0 +1,31 @@
+"""The five systems of the source documents, one file each; nothing is imported before it is asked for."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+from trimtab.core.errors import InputError
+
+if TYPE_CHECKING:
+    from trimtab.train.recipe import Recipe
+
+RECIPES: tuple[tuple[str, str], ...] = (
+    ("tabular", "an MLP on raw tables that corrects itself: NaN, outliers, rates too high, overfitting"),
+)
+"""Name and one line about each; the file has the same name."""
+
+
+def load_recipe(name: str) -> Recipe:
+    """The recipe of that name; InputError with the known ones for any other.
+
+    Example:
+        >>> load_recipe("tabular").score
+        'r2'
+    """
+    known = [one for one, _ in RECIPES]
+    wanted = name.strip().lower().replace("_", "-")
+    if wanted not in known:
+        raise InputError(f"there is no recipe {name!r}; expected one of {', '.join(known)}")
+    recipe: Recipe = import_module(f"trimtab.train.recipes.{wanted.replace('-', '_')}").RECIPE
+    return recipe
