@@ -53,3 +53,11 @@ def tensors_of(average: Any) -> list[Tensor]:
     for held in shadows:
         found += [t for t in (held.values() if isinstance(held, dict) else held) if isinstance(t, Tensor)]
     return [t for t in found if t.is_floating_point()]
+
+
+def mark_of(average: Any) -> float | None:
+    """One number that changes when an average does; None where there is none."""
+    tensors = tensors_of(average)
+    if not tensors:
+        return None
+    return sum(float(t.detach().double().abs().sum()) + float(t.detach().double().sum()) for t in tensors)

@@ -6,8 +6,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
+from trimtab.checks.leaves import leaves
 from trimtab.checks.outcome import Line, failed, not_applicable, passed
 from trimtab.checks.probe import Probe
+from trimtab.checks.roles import holds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,7 +83,7 @@ class LabelRange:
                     low=leaf.low,
                     high=leaf.high,
                 )
-        for path, size, name in probe.token_tables:
+        for path, size, name in _token_tables(probe):
             leaf = scan.leaves[path]
             if leaf.label_like and leaf.counts and not (leaf.low >= 0 and leaf.high < size):
                 yield failed(
@@ -91,3 +93,15 @@ class LabelRange:
                     f"nn.Embedding({max(int(leaf.high) + 1, size)}, ...)",
                     (path, name),
                 )
+
+
+def _token_tables(probe: Probe) -> list[tuple[str, int, str]]:
+    """Tensors of the batch that an embedding looks up: path, number of rows, name."""
+    if not probe.scan.batches:
+        return []
+    found = []
+    for path, tensor in leaves(probe.batch(0)):
+        for module, given in probe.calls[0].lookups if probe.calls else ():
+            if holds(tensor, given):
+                found.append((path, module.num_embeddings, probe.module_names.get(id(module), "an embedding")))
+    return found

@@ -13,13 +13,14 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from trimtab.checks.aside import is_bad, standing_still, tensors_of
+from trimtab.checks.aside import is_bad, mark_of, standing_still
 from trimtab.checks.drive import Options, make_call
 from trimtab.checks.events import Call, Event, Failure
 from trimtab.checks.failures import named
 from trimtab.checks.graph import LossFacts
-from trimtab.checks.leaves import fresh, leaves
-from trimtab.checks.roles import Roles, holds, roles_of
+from trimtab.checks.leaves import fresh
+from trimtab.checks.rates import peaks, rates_of, set_rates
+from trimtab.checks.roles import Roles, roles_of
 from trimtab.checks.scan import scan
 from trimtab.checks.target import Target
 from trimtab.checks.untouched import remembered, untouched
@@ -39,14 +40,12 @@ class Probe:
     def __init__(
         self, target: Target, options: Options | None = None, again: Callable[[], Target] | None = None
     ) -> None:
-        self._again = again
+        self.again = again
         self.target, self.options = target, options or Options()
         self.calls: list[Call] = []
         self.ours = True
         self.watched_only = ""
-        self.nonfinite_at_start: tuple[str, ...] = ()
-        self.split_twins: tuple[str, ...] = ()
-        self.broken_ties: tuple[str, ...] = ()
+        self.nonfinite_at_start = self.split_twins = self.broken_ties = tuple[str, ...]()
         self.average_at_start: float | None = None
         self.num_ties = 0
         self.watch: Watch
@@ -54,24 +53,6 @@ class Probe:
         self._stack = ExitStack()
         self._cache: dict[Any, Any] = {}
         self._began = time.perf_counter()
-
-    @classmethod
-    def seen(
-        cls, model: nn.Module, optimizers: list[Any], watch: Watch, options: Options, schedulers: tuple[Any, ...]
-    ) -> Probe:
-        """A training that was only watched: nothing of it can be run again."""
-        target = Target(model=model, optimizer=optimizers, loader=[], step_fn=lambda model, batch: None)
-        probe = cls(target, options)
-        probe.rewind, probe.watch, probe.ours = (lambda: None), watch, False
-        probe.calls = [c for c in watch.calls if c.events or c.failure is not None]
-        for call in probe.calls:
-            call.note_losses()
-        probe.watched_only = "the training is a script: its steps cannot be made again"
-        probe.scan = scan([tuple(c.inputs) for c in probe.calls if c.inputs], budget_s=SCAN_S)
-        probe.nonfinite_at_start, probe.average_at_start = (), None
-        probe.split_twins, probe.num_ties, probe.broken_ties = (), len(_ties(model)), ()
-        probe.schedulers = schedulers
-        return probe
 
     def __enter__(self) -> Probe:
         self.rewind = self._stack.enter_context(untouched(self.target, deep=True))
@@ -82,7 +63,7 @@ class Probe:
         self.split_twins, self.num_ties = tuple(_split_twins(self.model)), len(ties)
         self._seed()
         self.scan = scan(self.target.loader, budget_s=SCAN_S)
-        self.average_at_start = self._average()
+        self.average_at_start = mark_of(self.target.ema)
         self._observe()
         self.broken_ties = tuple(f"{a} and {b}" for a, b in ties if _find(self.model, a) is not _find(self.model, b))
         return self
@@ -154,7 +135,7 @@ class Probe:
                 call, ours = make_call(
                     self.target, fresh(self.batch(i)), self.watch, self.options, ours=self.ours_known
                 )
-                self._note_average(call)
+                call.average = mark_of(self.target.ema)
                 self.calls.append(call)
                 if call.failure is not None:
                     break
@@ -217,18 +198,6 @@ class Probe:
         return next((c.facts for c in self.calls if c.facts.num_nodes or c.facts.kind), LossFacts())
 
     @cached_property
-    def token_tables(self) -> list[tuple[str, int, str]]:
-        """Tensors of the batch that an embedding looks up: path, number of rows, name."""
-        if not self.scan.batches:
-            return []
-        found = []
-        for path, tensor in leaves(self.batch(0)):
-            for module, given in self.calls[0].lookups if self.calls else ():
-                if holds(tensor, given):
-                    found.append((path, module.num_embeddings, self.module_names.get(id(module), "an embedding")))
-        return found
-
-    @cached_property
     def module_names(self) -> dict[int, str]:
         """Modules by identity."""
         return {id(m): n or type(m).__name__ for n, m in self.model.named_modules()}
@@ -238,15 +207,6 @@ class Probe:
         if key not in self._cache:
             self._cache[key] = make()
         return self._cache[key]
-
-    def _note_average(self, call: Call) -> None:
-        call.average = self._average()
-
-    def _average(self) -> float | None:
-        averaged = tensors_of(self.target.ema)
-        if averaged:
-            return sum(float(t.detach().double().abs().sum()) + float(t.detach().double().sum()) for t in averaged)
-        return None
 
     # -- experiments ---------------------------------------------------------------------------------------------
 
@@ -280,7 +240,7 @@ class Probe:
         self._seed()
         with ExitStack() as stack:
             if rates and self.schedulers:
-                self._set_rates(self.peak_rates)
+                set_rates(self.optimizers, self.peak_rates)
                 for scheduler in self.schedulers:
                     stack.enter_context(standing_still(scheduler))
             try:
@@ -302,7 +262,7 @@ class Probe:
                 if seeds is not None:
                     self._seed(seeds[i])
                 call, _ = make_call(self.target, fresh(batch), watch, self.options, ours=self.ours)
-                self._note_average(call)
+                call.average = mark_of(self.target.ema)
                 calls.append(call)
                 if call.failure is not None:
                     break
@@ -311,38 +271,14 @@ class Probe:
     @cached_property
     def peak_rates(self) -> list[list[float]]:
         """For every optimizer and group the highest rate that its schedule will reach in the steps ahead."""
-        import warnings
-
         self.rewind()
-        top = [[float(g.get("lr", 0.0)) for g in o.param_groups] for o in self.optimizers]
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            for scheduler in self.schedulers:
-                if hasattr(scheduler, "num_bad_epochs"):
-                    continue
-                try:
-                    for _ in range(LOOK_AHEAD):
-                        scheduler.step()
-                        for i, o in enumerate(self.optimizers):
-                            top[i] = [
-                                max(a, float(g.get("lr", 0.0))) for a, g in zip(top[i], o.param_groups, strict=True)
-                            ]
-                except Exception:
-                    continue  # it ends before that, or wants arguments
+        found = peaks(self.optimizers, self.schedulers, LOOK_AHEAD)
         self.rewind()
-        return top
-
-    def _set_rates(self, rates: list[list[float]], factor: float = 1.0) -> None:
-        for optimizer, mine in zip(self.optimizers, rates, strict=True):
-            for group, rate in zip(optimizer.param_groups, mine, strict=True):
-                if isinstance(group.get("lr"), Tensor):
-                    group["lr"].fill_(rate * factor)
-                elif "lr" in group:
-                    group["lr"] = rate * factor
+        return found
 
     def scale_rates(self, factor: float) -> None:
         """All learning rates times a factor, until the end of a trial."""
-        self._set_rates([[float(g.get("lr", 0.0)) for g in o.param_groups] for o in self.optimizers], factor)
+        set_rates(self.optimizers, rates_of(self.optimizers), factor)
 
     @cached_property
     def fixed(self) -> list[Call]:
@@ -362,23 +298,6 @@ class Probe:
         """One call on a batch from the very beginning."""
         with self.trial(rates=False):
             return self.run([batch], listen=True, seeds=[seed])[0]
-
-    def rebuilt_agree(self, num: int = 3) -> bool:
-        """Whether two trainings that are built anew, with one seed, have the same losses; False where none can be."""
-        if self._again is None:
-            return False
-        seen: list[list[float | None]] = []
-        for _ in range(2):
-            self._seed()
-            target = self._again()
-            self._seed()
-            watch, losses = Watch(target.model), list[float | None]()
-            with watch.listening():
-                for _, batch in zip(range(num), target.loader, strict=False):
-                    call, _ = make_call(target, batch, watch, self.options, ours=self.ours)
-                    losses.append(call.loss)
-            seen.append(losses)
-        return seen[0] == seen[1]
 
     def _seed(self, seed: int | None = None) -> None:
         value = self.options.seed if seed is None else seed

@@ -12,10 +12,10 @@ from torch import nn
 from torch.optim.optimizer import Optimizer
 
 from trimtab.checks.drive import Options, failure_of
-from trimtab.checks.probe import Probe
 from trimtab.checks.run import Report, examine_seen
 from trimtab.checks.target import Target
 from trimtab.checks.watch import Watch
+from trimtab.checks.watched import watched
 from trimtab.core.errors import InputError
 from trimtab.launch.census import Census
 from trimtab.launch.models import owners_of
@@ -124,5 +124,5 @@ def examine_script(
         raise InputError(f"{program.target} stepped no PyTorch optimizer; expected a script that trains")
     if failure is not None:
         watch.now.failure = failure_of(failure, watch.now, watch)
-    probe = Probe.seen(model, flight.optimizers, watch, options, tuple(flight._schedulers))
+    probe = watched(model, flight.optimizers, watch, options, tuple(flight._schedulers))
     return examine_seen(probe, select=select, ignore=ignore), probe.target
