@@ -29,8 +29,7 @@ from trimtab.sample.wiring import _find, _split_twins, _ties
 
 MAX_CALLS = 40
 SCAN_S, TRIAL_S = 1.5, 3.0
-SLOW_S = 1.5
-"""A step that takes longer than this leaves no time for experiments, unless they were asked for."""
+SLOW_S = 1.5  # a step that takes longer leaves no time for experiments, unless they were asked for
 LOOK_AHEAD = 2_000
 
 
@@ -127,9 +126,8 @@ class Probe:
         wanted = max(self.options.max_steps, 3)
         with self.watch.listening():
             for i in range(MAX_CALLS if self.scan.batches else 0):
-                if i >= wanted and (self.num_steps >= wanted or self.ours_known):
-                    break
-                if i >= wanted and time.perf_counter() - self._began > 10.0:
+                late = time.perf_counter() - self._began > 10.0
+                if i >= wanted and (self.num_steps >= wanted or self.ours_known or late):
                     break
                 self.watch.graphs_left = 3 - i
                 call, ours = make_call(
@@ -213,8 +211,7 @@ class Probe:
     @property
     def step_s(self) -> float:
         """How long a step takes."""
-        times = [c.seconds for c in self.through[1:]] or [c.seconds for c in self.through]
-        return min(times, default=0.0)
+        return min((c.seconds for c in self.through), default=0.0)
 
     @property
     def too_slow(self) -> str:
@@ -229,9 +226,7 @@ class Probe:
 
     def affordable(self, most: int, least: int = 3, seconds: float = TRIAL_S) -> int:
         """How many steps an experiment may take."""
-        if self.options.full:
-            return most
-        return max(least, min(most, int(seconds / max(self.step_s, 1e-4))))
+        return most if self.options.full else max(least, min(most, int(seconds / max(self.step_s, 1e-4))))
 
     @contextmanager
     def trial(self, *, rates: bool = True) -> Iterator[None]:
