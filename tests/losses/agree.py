@@ -47,7 +47,7 @@ def excluded(xs: Sequence[Tensor], name: str, objective: str, scale: float | Ten
 def scale_for(loss: float, xs: Sequence[Tensor], name: str, objective: str) -> float:
     """The scale at which the loss is about ``loss`` (as near as 1e-4 .. 1e4 allows)."""
     low, high = 1e-4, 1e4
-    for _ in range(40):
+    for _ in range(20):
         middle = (low * high) ** 0.5
         if excluded(xs, name, objective, middle, how(name)) > loss:
             low = middle
