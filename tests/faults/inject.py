@@ -6,10 +6,14 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from tests.faults.base import STEPS, Case, Run
+from trimtab.drill import tools
+from trimtab.drill.tools import alter as alter
+from trimtab.drill.tools import alter_once as alter_once
+from trimtab.drill.tools import before as before
+from trimtab.drill.tools import put as put
 
 ONSET = 60
 ALL = ("mlp", "cnn", "rnn", "lm", "contrastive", "segment")
@@ -99,29 +103,6 @@ def first_half(run: Run) -> list[nn.Parameter]:
     return params[: len(params) // 2]
 
 
-def alter(run: Run, part: str, change: Callable[[Any], Any]) -> None:
-    """From now on, change what a part of the loop gives back."""
-    original = getattr(run, part)
-    setattr(run, part, lambda *args: change(original(*args)))
-
-
-def alter_once(run: Run, part: str, change: Callable[[Any], Any]) -> None:
-    """In this step only, change what a part of the loop gives back."""
-    now = run.step
-    alter(run, part, lambda value: change(value) if run.step == now else value)
-
-
-def before(run: Run, part: str, extra: Callable[[], object]) -> None:
-    """From now on, do something before a part of the loop."""
-    original = getattr(run, part)
-
-    def both(*args: Any) -> Any:
-        extra()
-        return original(*args)
-
-    setattr(run, part, both)
-
-
 def inputs(change: Callable[[Tensor], Tensor]) -> Callable[[tuple[Any, ...]], tuple[Any, ...]]:
     """A change of a batch's first tensor, which does not touch the stored data."""
     return lambda batch: (change(batch[0].clone()), *batch[1:])
@@ -132,20 +113,9 @@ def targets(change: Callable[[Tensor], Tensor]) -> Callable[[tuple[Any, ...]], t
     return lambda batch: (batch[0], change(batch[1].clone()), *batch[2:])
 
 
-def put(index: Any, value: float) -> Callable[[Tensor], Tensor]:
-    """Write a value into a tensor."""
-
-    def write(x: Tensor) -> Tensor:
-        x[index] = value
-        return x
-
-    return write
-
-
 def scale_lr(run: Run, factor: float) -> None:
     """Multiply the rate of every group."""
-    for group in run.optimizer.param_groups:
-        group["lr"] *= factor
+    tools.scale_lr(run.optimizer, factor)
 
 
 def rebuild(run: Run, kind: type[Any] | None = None, params: Any = None, **changes: Any) -> None:
@@ -158,11 +128,9 @@ def rebuild(run: Run, kind: type[Any] | None = None, params: Any = None, **chang
 
 def moments(run: Run) -> list[Tensor]:
     """What the optimizer remembers of past gradients."""
-    states = run.optimizer.state.values()
-    return [v for s in states for k, v in s.items() if torch.is_tensor(v) and k != "step"]
+    return tools.moments(run.optimizer)
 
 
 def squares(run: Run) -> list[Tensor]:
     """What the optimizer divides by, or its momentum where it divides by nothing."""
-    found = [v for s in run.optimizer.state.values() for k, v in s.items() if k in ("exp_avg_sq", "square_avg")]
-    return found or moments(run)
+    return tools.squares(run.optimizer)
