@@ -156,6 +156,7 @@ LOOKALIKES = (
         ("x = block(x)", "x = torch.utils.checkpoint.checkpoint(block, x, use_reentrant=False)"),
         ("import torch\n", "import torch\nimport torch.utils.checkpoint\n"),
     ),
+    broken("tied-at-full-scale", "lm", "", ("        nn.init.normal_(self.tokens.weight, std=0.02)\n", "")),
     broken("untied-by-design", "lm", "", ("        self.head.weight = self.tokens.weight\n", "")),
     broken(
         "python-scalar-state",

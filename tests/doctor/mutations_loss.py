@@ -38,12 +38,6 @@ MUTATIONS = (
         "initial-loss loss-scale",
         (IN_MLP, '"loss_fn": lambda out, y: 1e-12 * criterion(out, y)}'),
     ),
-    broken(
-        "loss-summed",
-        "loop",
-        "initial-loss loss-scale",
-        ("label_smoothing=0.05", 'label_smoothing=0.05, reduction="sum"'),
-    ),
     broken("mse-broadcast", "regression", "loss-broadcast", (".squeeze(-1)", "")),
     broken(
         "mse-broadcast-ratings",
