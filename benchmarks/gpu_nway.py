@@ -158,7 +158,8 @@ def speed(quick: bool) -> None:
         fast = {"similarity": "mip", "precision": "bf16", "backend": "triton", "logit_scale": c}
         run = ours(xs, normalize=None, **fast)
         line(name, f"**trimtab triton bf16**, scale {c:g}, rows normalised before", run, xs, 8 * tuples * WIDTH, roof)
-    line(name, "the same with the normalisation", ours(xs, normalize="l2", **fast), xs, 8 * tuples * WIDTH, roof)
+        run = ours(xs, normalize="l2", **fast)
+        line(name, "the same with the normalisation", run, xs, 8 * tuples * WIDTH, roof)
     del halves
     for n, b in (
         ((6, 32), (3, 1024)) if quick else ((6, 32), (6, 64), (6, 96), (6, 128), (3, 1024), (3, 4096), (3, 8192))

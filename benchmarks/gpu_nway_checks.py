@@ -12,6 +12,7 @@ from importlib import import_module
 import torch
 from torch import Tensor, nn
 
+from trimtab.losses import nway_loss
 from trimtab.losses.prepare import make_problem
 from trimtab.losses.problem import Problem
 
@@ -114,4 +115,15 @@ def behaviour() -> Iterator[str]:
         seen = int((~torch.isfinite(bad)).sum())
         yield f"- {backend}: forward and backward without a host wait; equal bits twice: {same};"
         yield f"  one NaN makes {seen} of {n * b} anchors non-finite (those that can see it: {n * b - b + 1})."
+    xs, grads = rows(2, 4096), []
+    for turn in range(3):
+        torch.cuda.synchronize()
+        torch.cuda.set_sync_debug_mode("error" if turn else "default")  # the first time compiles
+        try:
+            loss = nway_loss(xs, similarity="mip", normalize="l2", objective="full", backend="triton", precision="bf16")
+            grads.append(torch.autograd.grad(loss, xs))
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+    same = all(torch.equal(p, q) for p, q in zip(grads[1], grads[2], strict=True))
+    yield f"- nway_loss of two modalities: a whole step without a host wait; equal bits twice: {same}."
     yield ""

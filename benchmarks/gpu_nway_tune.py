@@ -1,6 +1,6 @@
 """Where the time of a step of the Triton stream goes on a card, and what other tiles, strips and blocks would take.
 
-    PYTHONPATH=src python benchmarks/gpu_nway_tune.py [--quick]
+    PYTHONPATH=src python benchmarks/gpu_nway_tune.py
 
 Steps are forward + backward with the normalisation, as in `gpu_nway.py`: `wait` with the host waiting after each,
 `queued` ten in a row, `forward` ten forward passes in a row.
@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import cProfile
 import io
-import os
 import pstats
 import statistics
 import subprocess
@@ -30,15 +29,14 @@ from trimtab.losses import nway_loss, triton_stream
 
 sys.path.insert(0, str(Path(__file__).parent))
 from gpu_nway import matmul_rate, measure
-from gpu_nway_checks import DEVICE, WIDTH, errors, rows
+from gpu_nway_checks import DEVICE, errors, rows
 
 BASE = dict(triton_stream.TILES)
-TILES = {
-    "128x128": {},
-    "128x256 8 warps": {"bn": 256, "warps": 8},
-    "256x128 8 warps": {"bm": 256, "warps": 8},
-    "not flat": {"flat": False},
-}
+JOBS = (
+    ("mip", 6, 8, 0.1, "bf16"), ("mip", 2, 1000, 20.0, "bf16"), ("mip", 2, 3000, 20.0, "ieee"),
+    ("mip", 2, 1000, 1000.0, "ieee"), ("norm", 3, 40, 10.0, "ieee"), ("paircos", 3, 40, 10.0, "bf16"),
+    ("mip", 5, 11, 0.2, "bf16"), ("mip", 6, 8, 50.0, "bf16"),
+)  # fmt: skip
 BEGUN = time.monotonic()
 
 
@@ -46,9 +44,9 @@ def say(text: str = "") -> None:
     print(f"[{time.monotonic() - BEGUN:5.1f}] {text}", flush=True)
 
 
-def clip(b: int = 32768, *, how: str | None = "l2") -> tuple[Callable[[], Tensor], list[Tensor]]:
+def clip(b: int = 32768, *, how: str | None = "l2", scale: float = 20.0) -> tuple[Callable[[], Tensor], list[Tensor]]:
     xs = rows(2, b)
-    fast = {"similarity": "mip", "precision": "bf16", "backend": "triton", "logit_scale": 20.0, "normalize": how}
+    fast = {"similarity": "mip", "precision": "bf16", "backend": "triton", "logit_scale": scale, "normalize": how}
     return lambda: nway_loss(xs, objective="full", **fast), xs  # type: ignore[call-overload, no-any-return]
 
 
@@ -58,17 +56,11 @@ def six(b: int = 32) -> tuple[Callable[[], Tensor], list[Tensor]]:
     return lambda: nway_loss(xs, objective="full", **fast), xs  # type: ignore[call-overload, no-any-return]
 
 
-def use(
-    tiles: str = "128x128", strip: int | None = None, group: int = 16, blocks: tuple[int, int] | None = None
-) -> None:
+def use(strip: int = 32, group: int = 16) -> None:
     """Settings of the stream, by hand."""
     for key in (("forward", "bf16"), ("weights", "bf16")):
-        triton_stream.TILES[key] = replace(BASE[key], **TILES[tiles])
-        if strip is not None:
-            triton_stream.TILES[key] = replace(triton_stream.TILES[key], strip=strip)
+        triton_stream.TILES[key] = replace(BASE[key], strip=strip)
     triton_stream.GROUP = group
-    triton_stream.PROGRAMS = 132 if "8 warps" in tiles else 264
-    triton_stream.BLOCKS = (blocks or (8192, 16384), (8192, 32768))
 
 
 def queued(run: Callable[[], Tensor], leaves: list[Tensor], count: int = 10, *, backward: bool = True) -> float:
@@ -111,13 +103,13 @@ def table(title: str, run: Callable[[], Tensor], leaves: list[Tensor]) -> None:
         count[e.name] += 1
     begin = found[0].time_range.start
     say(f"{title}: {len(found)} kernels, busy {sum(total.values()):.0f} us of {found[-1].time_range.end - begin:.0f}")
-    for name in sorted(total, key=total.__getitem__, reverse=True)[:24]:
+    for name in sorted(total, key=total.__getitem__, reverse=True)[:14]:
         print(f"    {total[name]:8.1f} us {count[name]:4}x  {name[:110]}")
     gaps = sorted(
         ((b.time_range.start - a.time_range.end, a, b) for a, b in pairwise(found)),
         key=lambda gap: -gap[0],
     )
-    for gap, a, b in gaps[:6]:
+    for gap, a, b in gaps[:5]:
         print(f"    gap {gap:6.1f} us at {a.time_range.end - begin:.0f}: {a.name[:40]} -> {b.name[:40]}", flush=True)
 
 
@@ -138,26 +130,24 @@ def host(title: str, run: Callable[[], Tensor], leaves: list[Tensor]) -> None:
     say(f"{title}: host forward {statistics.median(ahead):.3f} ms, backward {statistics.median(behind):.3f} ms")
 
 
-def right() -> None:
+def right(job: int) -> None:
     from trimtab.losses.prepare import make_problem
 
-    for name, n, b, c, precision in (
-        ("mip", 6, 8, 0.1, "bf16"), ("mip", 2, 1000, 20.0, "bf16"), ("mip", 2, 3000, 20.0, "ieee"),
-        ("mip", 2, 1000, 1000.0, "ieee"), ("norm", 3, 40, 10.0, "ieee"), ("paircos", 3, 40, 10.0, "bf16"),
-        ("mip", 5, 11, 0.2, "bf16"),
-    ):  # fmt: skip
+    if job < len(JOBS):
+        name, n, b, c, precision = JOBS[job]
 
-        def problem(leaves, scale, name=name, precision=precision):  # type: ignore[no-untyped-def]
+        def problem(leaves, scale):  # type: ignore[no-untyped-def]
             return replace(make_problem(leaves, name, logit_scale=scale), precision=precision)
 
         say(f"  {name} N={n} B={b} scale {c:g} {precision}: {errors('triton_stream', problem, rows(n, b), c)}")
-    # The whole loss, normalisation and factor in the gradient, against float64.
-    for b, d in ((3000, 512), (300, 70)):
-        xs = [3 * x.detach() + 0.1 for x in rows(2, b, d)]
+        return
+    # The whole loss, normalisation and factor in the gradient, against float64; and twice the same, without a wait.
+    xs = [3 * x.detach() + 0.1 for x in rows(2, 3000)]
+    for c in (20.0, 100.0):
         found = []
         for dtype, backend in ((torch.float32, "triton"), (torch.float64, "materialize")):
             leaves = [x.to(dtype).requires_grad_() for x in xs]
-            scale = torch.tensor(20.0, device=DEVICE, dtype=dtype, requires_grad=True)
+            scale = torch.tensor(c, device=DEVICE, dtype=dtype, requires_grad=True)
             precision = "bf16" if backend == "triton" else "auto"
             loss = nway_loss(
                 leaves, similarity="mip", objective="full", normalize="l2", logit_scale=scale, backend=backend,
@@ -166,107 +156,68 @@ def right() -> None:
             grads = torch.autograd.grad(loss, [*leaves, scale])
             found.append([loss.detach().double()] + [g.double() for g in grads])
         off = [float((a - b).norm() / b.norm()) for a, b in zip(*found, strict=True)]
-        say(f"  CLIP loss B={b} D={d}: loss, gradients, d scale off by " + ", ".join(f"{x:.1e}" for x in off))
+        say(f"  CLIP loss B=3000 scale {c:g}: loss, gradients, d scale off by " + ", ".join(f"{x:.1e}" for x in off))
     run, leaves = clip(4096)
     run().backward()
     torch.cuda.synchronize()
     torch.cuda.set_sync_debug_mode("error")
-    try:
-        run().backward()
-        say("  no host wait in a whole step")
-    except RuntimeError as error:
-        say(f"  HOST WAIT: {error}")
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
+    for x in leaves:
+        x.grad = None
+    run().backward()
+    torch.cuda.set_sync_debug_mode("default")
     first = [x.grad.clone() for x in leaves]
     for x in leaves:
         x.grad = None
     run().backward()
-    run().backward()
-    say(f"  equal bits: {all(torch.equal(a, x.grad) for a, x in zip(first, leaves, strict=True))}")
-
-
-def products() -> None:
-    for m, k in ((8192, 16384), (16384, 8192), (8192, 32768)):
-        w = torch.randn(m, k, device=DEVICE).bfloat16()
-        for turned in (False, True):
-            left = w.T if turned else w
-            right_ = torch.randn(left.shape[1], WIDTH, device=DEVICE).bfloat16()
-            out = torch.zeros(left.shape[0], WIDTH, device=DEVICE)
-            for name, call in (
-                ("mm", lambda x=left, y=right_, o=out: torch.mm(x, y, out_dtype=torch.float32, out=o)),
-                ("addmm", lambda x=left, y=right_, o=out: torch.addmm(o, x, y, out_dtype=torch.float32, out=o)),
-            ):
-                call()
-                events = [torch.cuda.Event(enable_timing=True) for _ in range(2)]
-                events[0].record()
-                for _ in range(20):
-                    call()
-                events[1].record()
-                torch.cuda.synchronize()
-                took = events[0].elapsed_time(events[1]) / 20
-                what = f"{name} {m}x{k}{' turned' if turned else ''}"
-                say(f"  {what}: {took:.3f} ms, {2 * m * k * WIDTH / took / 1e9:.0f} TFLOP/s")
+    same = all(torch.equal(a, x.grad) for a, x in zip(first, leaves, strict=True))
+    say(f"  no host wait in a whole step; equal bits: {same}")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--compile", choices=TILES)
-    parser.add_argument("--quick", action="store_true", help="nothing but the settings there are")
+    parser.add_argument("--job", type=int, help="one check, or what must be compiled")
     given = parser.parse_args()
-    if given.compile:
-        use(given.compile)
-        run, _ = clip(8192)
+    if given.job is not None and given.job <= len(JOBS):
+        right(given.job)
+        return
+    if given.job is not None:
+        run, _ = clip(8192) if given.job % 2 else six()
         run().backward()
         torch.cuda.synchronize()
         return
-    here = [sys.executable, __file__, "--compile"]
-    others = [] if given.quick else [subprocess.Popen([*here, name], env=os.environ, stderr=2) for name in TILES]
-    right()
-    for other in others:
-        other.wait()
+    here = [sys.executable, __file__, "--job"]
+    for job in [subprocess.Popen([*here, str(i)]) for i in range(len(JOBS) + 3)]:
+        job.wait()
     say(f"compiled; a bf16 product runs at {matmul_rate():.0f} TFLOP/s")
-    problems = {"CLIP l2": clip(), "CLIP given": clip(how=None), "mip N=6 B=32": six()}
+    problems = {
+        "CLIP l2": clip(), "CLIP l2 scale 100": clip(scale=100.0), "CLIP given": clip(how=None), "mip N=6 B=32": six(),
+        "mip N=6 B=16": six(16), "mip N=6 B=48": six(48),
+    }  # fmt: skip
     for name, (run, leaves) in problems.items():
-        median, least, ten, peak = measure(run, leaves, 0.6)
+        median, least, ten, peak = measure(run, leaves, 0.5)
         say(f"{name}: wait {median:.2f} (least {least:.2f}), queued {ten:.2f}, peak {peak:.3f} GiB")
-        host(name, run, leaves)
-    for name in ("CLIP l2", "mip N=6 B=32"):
+        if name != "mip N=6 B=48":
+            host(name, run, leaves)
+    for name in ("CLIP l2", "CLIP l2 scale 100", "mip N=6 B=32"):
         table(name, *problems[name])
-    if given.quick:
-        return
-    for name in ("CLIP l2", "mip N=6 B=32"):
-        say(name)
-        for group in (10**6, 8, 16, 32):
-            for strip in (8, 32, 64):
-                use(strip=strip, group=group)
-                variant(f"group {group} strip {strip}", *problems[name])
-        for strip, group in ((4, 16), (16, 16), (16, 64)):
-            use(strip=strip, group=group)
-            variant(f"group {group} strip {strip}", *problems[name])
-        for blocks in ((16384, 8192), (4096, 32768), (8192, 8192)):
-            use(strip=32, blocks=blocks)
-            variant(f"blocks {blocks} strip 32", *problems[name])
-        for tiles in TILES:
-            use(tiles, strip=32)
-            variant(f"tiles {tiles} strip 32", *problems[name])
-        use()
-    products()
-    run, leaves = six(64)
-    for group, strip in ((10**6, 8), (16, 8), (16, 32)):
-        use(strip=strip, group=group)
-        queued(run, leaves, 1)
-        say(f"mip N=6 B=64 group {group} strip {strip}: {queued(run, leaves, 2):.1f} ms")
-    use()
-    run, leaves = six(16)
+    run, leaves = problems["mip N=6 B=16"]
     with cProfile.Profile() as calls:
         for _ in range(30):
             run().backward()
     torch.cuda.synchronize()
     for order in ("tottime", "cumtime"):
         text = io.StringIO()
-        pstats.Stats(calls, stream=text).sort_stats(order).print_stats(32)
+        pstats.Stats(calls, stream=text).sort_stats(order).print_stats(45)
         print("\n".join(line for line in text.getvalue().splitlines()[4:] if line.strip()), flush=True)
+    run, leaves = six(64)
+    for strip, group in ((32, 16), (16, 32)):
+        use(strip, group)
+        queued(run, leaves, 1)
+        say(f"mip N=6 B=64 group {group} strip {strip}: {queued(run, leaves, 2):.1f} ms")
+    for name in ("CLIP l2", "mip N=6 B=32"):
+        for strip, group in ((32, 8), (32, 16), (16, 16), (32, 32), (24, 16)):
+            use(strip=strip, group=group)
+            variant(f"{name} group {group} strip {strip}", *problems[name])
 
 
 if __name__ == "__main__":

@@ -95,7 +95,7 @@ class _Gram(torch.autograd.Function):
         half = problem.num_modalities // 2
         where, compiled = _launch(problem, tables, TILES[1])
         halves = (slice(half), a), (slice(half, None), b)
-        pull = [pulls(values[m], grad[m], settings, 0, len(side)) for m, side in halves]
+        pull = [pulls(values[m], grad[m], settings, 0, len(side))[0] for m, side in halves]
         grad_a, grad_tables = torch.zeros_like(a), torch.zeros_like(tables)
         if where:
             for fast in (True, False):

@@ -2,11 +2,11 @@
 
 The logits are ``z[p, q] = c f(a_p + b_q + <X_p, Y_q>)`` with ``f`` the identity or the square root, in units of ln 2 so
 that ``exp2`` needs no extra product. Every sum is taken in a fixed order (partial results per tile, merged by
-`merge_partials`; no atomics), so that equal inputs give equal bits.
+`triton_row_kernels.merge_partials`; no atomics), so that equal inputs give equal bits.
 
-``settings`` is a device tensor ``[c log2(e), fast, 0]``. The host launches the FAST form and the safe one; on the
-device the one that does not apply returns at once, so that nobody waits for a bound (one kernel with both in it would
-need the registers of both):
+``settings`` is a device tensor ``[c log2(e), fast, 0, c]``, so that nobody waits for a bound. The weights have both
+forms in one kernel; of the forward pass, where that would take the registers of both, the host launches the FAST form
+and the safe one, and the one that does not apply returns at once:
 
 - FAST, where every ``|z|`` is known to be small: one exponential serves the row sum and the column sum.
 - safe: each row and each column has its own maximum, two exponentials per logit, no overflow at any scale.
@@ -160,31 +160,6 @@ def forward_tiles(
     tl.store(where + columns, result, mask=columns < Q)
 
 
-@triton.jit
-def merge_partials(parts, out, count, size, TALL: tl.constexpr, BLOCK: tl.constexpr, FIRST: tl.constexpr):
-    """``out [size]``: log-sum-exp (base 2) of ``parts [count, size]`` and, unless FIRST, of what ``out`` holds."""
-    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    inside = at < size
-    top = tl.full([TALL, BLOCK], _NONE, tl.float32)
-    below = tl.zeros([TALL, BLOCK], tl.float32)
-    for start in range(0, count, TALL):
-        line = start + tl.arange(0, TALL)
-        where = parts + line.to(tl.int64)[:, None] * size + at[None, :]
-        z = tl.load(where, mask=(line < count)[:, None] & inside[None, :], other=_NONE)
-        new = tl.maximum(top, z)
-        shift = tl.where(new == _NONE, 0.0, new)
-        below = below * tl.exp2(top - shift) + tl.exp2(z - shift)
-        top = new
-    high = tl.max(top, 0)
-    before = tl.full([BLOCK], _NONE, tl.float32)
-    if not FIRST:
-        before = tl.load(out + at, mask=inside, other=_NONE)
-    new = tl.maximum(high, before)
-    shift = tl.where(new == _NONE, 0.0, new)
-    total = tl.sum(below * tl.exp2(top - shift[None, :]), 0) + tl.exp2(before - shift)
-    tl.store(out + at, shift + tl.log2(total), mask=inside)
-
-
 @triton.jit(do_not_specialize=_ANY)
 def weight_tiles(
     x_rows,
@@ -214,7 +189,6 @@ def weight_tiles(
     strip,
     group,
     D: tl.constexpr,
-    FAST: tl.constexpr,
     ADD: tl.constexpr,
     ROOT: tl.constexpr,
     MASKED: tl.constexpr,
@@ -232,14 +206,14 @@ def weight_tiles(
     derivative. ADD also leaves per tile the sums over the rows, over the columns, and over the columns of weight times
     similarity.
     """
-    if (tl.load(settings + 1) != 0) != FAST:
-        return
+    fast = tl.load(settings + 1) != 0
     factor = tl.load(settings)
     block, part = _place(tl.program_id(0), num_blocks, num_strips, group)
     column = begin_column + block * BN
     columns = column + tl.arange(0, BN)
-    row_weights = row_pulls + (2 if FAST else 1) * num_rows
-    w = tl.load(column_pulls + (2 if FAST else 1) * num_columns + columns, mask=columns < Q, other=0.0)
+    kind = tl.where(fast, 2, 1)
+    row_weights = row_pulls + kind * num_rows
+    w = tl.load(column_pulls + kind * num_columns + columns, mask=columns < Q, other=0.0)
     c = tl.load(column_pulls + columns, mask=columns < Q, other=0.0)
     if ADD:
         right = tl.load(b + columns, mask=columns < Q, other=0.0)
@@ -254,7 +228,7 @@ def weight_tiles(
             inverse = tl.where(s <= 0, 0.0, tl.rsqrt(tl.maximum(s, _TINY)))
             s = s * inverse
         z = s * factor
-        if FAST:
+        if fast:
             e = tl.exp2(z) * (v[:, None] + w[None, :])
         else:
             r = tl.load(row_pulls + rows, mask=rows < P, other=0.0)

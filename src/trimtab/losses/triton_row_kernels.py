@@ -36,8 +36,15 @@ def build_rows(
     BLOCK_ROWS: tl.constexpr,
     BLOCK_D: tl.constexpr,
 ):
-    """Super-rows ``first ..``: products or sums of one row of each of K parts ``[K, B, D]``; their squared lengths."""
+    """Super-rows ``first ..``: products or sums of one row of each of K parts ``[K, B, D]``; their squared lengths.
+
+    The second dimension of the grid are sides whose parts and results lie one after the other.
+    """
     row = tl.program_id(0) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
+    side = tl.program_id(1).to(tl.int64)
+    parts += side * K * B * D
+    rows += side * count * width
+    squares += side * count
     inside = row < count
     length = tl.zeros([BLOCK_ROWS], tl.float32)
     exists = inside
@@ -155,6 +162,9 @@ def pull_rows(
     ``exp2(settings[2] - M_p)``. SCALED: all weights times ``c``, which is what the logits are multiplied with.
     """
     row = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    values += tl.program_id(1) * K * B  # the second dimension of the grid: sides one after the other
+    grads += tl.program_id(1) * K * B
+    out += tl.program_id(1) * 3 * count
     inside = row < count
     low = tl.full([BLOCK], float("inf"), tl.float32)
     digits = first + row
@@ -176,3 +186,28 @@ def pull_rows(
     tl.store(out + row, low, mask=inside)
     tl.store(out + count + row, total, mask=inside)
     tl.store(out + 2 * count + row, total * tl.exp2(tl.load(settings + 2) - low), mask=inside)
+
+
+@triton.jit
+def merge_partials(parts, out, count, size, TALL: tl.constexpr, BLOCK: tl.constexpr, FIRST: tl.constexpr):
+    """``out [size]``: log-sum-exp (base 2) of ``parts [count, size]`` and, unless FIRST, of what ``out`` holds."""
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    inside = at < size
+    top = tl.full([TALL, BLOCK], _NONE, tl.float32)
+    below = tl.zeros([TALL, BLOCK], tl.float32)
+    for start in range(0, count, TALL):
+        line = start + tl.arange(0, TALL)
+        where = parts + line.to(tl.int64)[:, None] * size + at[None, :]
+        z = tl.load(where, mask=(line < count)[:, None] & inside[None, :], other=_NONE)
+        new = tl.maximum(top, z)
+        shift = tl.where(new == _NONE, 0.0, new)
+        below = below * tl.exp2(top - shift) + tl.exp2(z - shift)
+        top = new
+    high = tl.max(top, 0)
+    before = tl.full([BLOCK], _NONE, tl.float32)
+    if not FIRST:
+        before = tl.load(out + at, mask=inside, other=_NONE)
+    new = tl.maximum(high, before)
+    shift = tl.where(new == _NONE, 0.0, new)
+    total = tl.sum(below * tl.exp2(top - shift[None, :]), 0) + tl.exp2(before - shift)
+    tl.store(out + at, shift + tl.log2(total), mask=inside)

@@ -16,7 +16,10 @@ LOG2E = math.log2(math.e)
 SMALL = 2.0**-60
 """Stands for a factor of 0: what is multiplied with it is as good as nothing, and can be divided by it."""
 
-__all__ = ["FORMS", "Form", "Side", "anchors", "bounds", "build", "fold", "form_of", "marginal_sums", "pulls"]
+__all__ = [
+    "FORMS", "Form", "Side", "add_own", "anchors", "bounds", "build", "build_pair", "fold", "form_of", "marginal_sums",
+    "pulls",
+]  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,24 +94,45 @@ def build(
     factor: int = 1,
 ) -> Side:
     """The super-rows ``span`` of ``xs``, rounded to the precision; those with an absent part are zero."""
-    from trimtab.losses import triton_row_kernels
-
-    parts = _together([x.detach() for x in xs])
-    k, batch, width = parts.shape
+    parts = _together([x.detach() for x in xs]).unsqueeze(0)
     first, end = span
-    padded = -(-width // 64) * 64
     keep = None if present is None else outer(list(present), product=True)[first:end].to(torch.uint8)
-    rows = parts.new_empty(end - first, padded, dtype=torch.bfloat16 if precision == "bf16" else torch.float32)
-    squares = parts.new_empty(end - first)
-    triton_row_kernels.build_rows[(-(-(end - first) // 8),)](
-        parts, keep, rows, squares, first, end - first, batch, width, padded, float(factor),
-        K=k, ADD=form.add, MASKED=keep is not None, TF32=precision == "tf32",
-        BLOCK_ROWS=8, BLOCK_D=256 if padded > 128 else 64,
-    )  # fmt: skip
-    base = squares
+    rows, squares = (t[0] for t in _build(parts, keep, form, span, precision, factor))
+    parts, base = parts[0], squares
     if form.less:
         base = squares - form.less * outer(list(parts.square().sum(-1)), product=False)[first:end]
     return Side(parts=parts, rows=rows, base=base, squares=squares, keep=keep, first=first, factor=factor)
+
+
+def build_pair(xs: Sequence[Tensor], form: Form, precision: Precision) -> tuple[Side, Side]:
+    """All super-rows of both halves of an even number of ``xs``, in one launch: what `build` gives for each of them."""
+    together = _together([x.detach() for x in xs])
+    half, batch = len(xs) // 2, together.shape[1]
+    parts = together.view(2, half, *together.shape[1:])
+    rows, squares = _build(parts, None, form, (0, batch**half), precision, 1)
+    left, right = (
+        Side(parts=parts[i], rows=rows[i], base=squares[i], squares=squares[i], keep=None, first=0, factor=1)
+        for i in range(2)
+    )
+    return left, right
+
+
+def _build(
+    parts: Tensor, keep: Tensor | None, form: Form, span: tuple[int, int], precision: Precision, factor: int
+) -> tuple[Tensor, Tensor]:
+    """Super-rows ``[S, count, D padded]`` and their squared lengths, of sides ``[S, K, B, D]``."""
+    from trimtab.losses import triton_row_kernels
+
+    sides, k, batch, width = parts.shape
+    count, padded = span[1] - span[0], -(-width // 64) * 64
+    rows = parts.new_empty(sides, count, padded, dtype=torch.bfloat16 if precision == "bf16" else torch.float32)
+    squares = parts.new_empty(sides, count)
+    triton_row_kernels.build_rows[(-(-count // 8), sides)](
+        parts, keep, rows, squares, span[0], count, batch, width, padded, float(factor),
+        K=k, ADD=form.add, MASKED=keep is not None, TF32=precision == "tf32",
+        BLOCK_ROWS=8, BLOCK_D=256 if padded > 128 else 64,
+    )  # fmt: skip
+    return rows, squares
 
 
 def _together(xs: Sequence[Tensor]) -> Tensor:
@@ -129,13 +153,14 @@ def bounds(form: Form, left: Side, right: Side, scale: Tensor, limit: float) -> 
     """
     from trimtab.losses import triton_row_kernels
 
-    factor = scale.detach() * form.factor
+    factor = scale.detach()
     if not form.add:
         out = left.squares.new_empty(4)
         triton_row_kernels.bound_settings[(1,)](
             left.squares, left.count, right.squares, right.count, factor, limit, out, BLOCK=4096, num_warps=8
         )
         return out
+    factor = factor * form.factor
     lengths = left.squares.amax().sqrt() + right.squares.amax().sqrt()
     bound = lengths if form.root else lengths.square() + left.base.abs().amax() + right.base.abs().amax()
     bounded = (factor * bound).abs() <= limit  # NaN is not
@@ -171,20 +196,26 @@ def anchors(sides: Sequence[Tensor], n: int) -> Tensor:
     out = sides[0].new_empty(n, batch)
     for rows, k, part in zip(sides, (n // 2, n - n // 2), (out[: n // 2], out[n // 2 :]), strict=True):
         others = batch ** (k - 1)
+        if k == 1:  # nothing but another base
+            torch.mul(rows, math.log(2), out=part[0])
+            continue
         triton_row_kernels.anchor_sums[(k * batch,)](rows, part, batch, others, K=k, BLOCK=1024 if others > 64 else 64)
     return out
 
 
-def pulls(values: Tensor, grads: Tensor, settings: Tensor, first: int, count: int, *, scaled: bool = False) -> Tensor:
-    """``[3, count]``: shifts, weights and fast weights of super-rows ``first ..``, from their anchors ``[K, B]``.
+def pulls(
+    values: Tensor, grads: Tensor, settings: Tensor, first: int, count: int, *, scaled: bool = False, sides: int = 1
+) -> Tensor:
+    """``[S, 3, count]``: shifts, weights, fast weights of super-rows ``first ..``, from their anchors ``[S K, B]``.
 
     ``scaled``: the weights times the factor of the logits, ``settings[3]``.
     """
     from trimtab.losses import triton_row_kernels
 
     k, batch = values.shape
-    out = values.new_empty(3, count)
-    triton_row_kernels.pull_rows[(-(-count // 256),)](
+    k //= sides
+    out = values.new_empty(sides, 3, count)
+    triton_row_kernels.pull_rows[(-(-count // 256), sides)](
         values, grads.contiguous(), settings, out, first, count, batch, K=k, SCALED=scaled, BLOCK=256
     )
     return out
@@ -197,3 +228,11 @@ def marginal_sums(side: Side, sums: Tensor) -> Tensor:
     table[side.first : side.first + side.count] = sums
     grid = table.reshape([batch] * k)
     return torch.stack([grid.movedim(m, 0).reshape(batch, -1).sum(1) for m in range(k)])
+
+
+def add_own(side: Side, grads: Tensor, sums: Tensor) -> None:
+    """What a super-row's own length adds: ``d|u|^2 = 2 u``. (The rows of a side with factor 2 are already doubled.)"""
+    for start in range(0, side.count, 8192):
+        part = slice(start, start + 8192)
+        twice = (2 // side.factor) * sums[part].unsqueeze(-1)
+        grads[part] = side.factor * grads[part] + twice * side.rows[part]

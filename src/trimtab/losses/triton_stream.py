@@ -21,7 +21,20 @@ from torch.autograd.function import once_differentiable
 
 from trimtab.losses.problem import Kind, Precision, Problem
 from trimtab.losses.superrows import share_of
-from trimtab.losses.triton_rows import FORMS, Form, Side, anchors, bounds, build, fold, form_of, marginal_sums, pulls
+from trimtab.losses.triton_rows import (
+    FORMS,
+    Form,
+    Side,
+    add_own,
+    anchors,
+    bounds,
+    build,
+    build_pair,
+    fold,
+    form_of,
+    marginal_sums,
+    pulls,
+)
 
 SAFE_NATS = 60.0
 """Where ``|z|`` stays below this, ``exp(z)``, its sums and their reciprocals fit a float32 with room to spare."""
@@ -107,8 +120,12 @@ class _Stream(torch.autograd.Function):
         form = form_of(problem.similarity, n)
         span = share_of(problem.batch**half, problem.share)
         masks = (None, None) if problem.present is None else (problem.present[:half], problem.present[half:])
-        left = build(xs[:half], masks[0], form, span, problem.precision)
-        right = build(xs[half:], masks[1], form, (0, problem.batch ** (n - half)), problem.precision, 1 + form.add)
+        whole = problem.batch ** (n - half)
+        if not form.add and span == (0, whole) and problem.present is None:
+            left, right = build_pair(xs, form, problem.precision)
+        else:
+            left = build(xs[:half], masks[0], form, span, problem.precision)
+            right = build(xs[half:], masks[1], form, (0, whole), problem.precision, 1 + form.add)
         rows, columns = left.base.new_empty(problem.batch**half), torch.empty_like(right.base)
         settings = left.base.new_empty(0)
         if left.count < len(rows):  # those of other parts, or all there are
@@ -132,15 +149,18 @@ class _Stream(torch.autograd.Function):
         if not left.count:
             empty = [torch.zeros_like(x) for side in (left, right) for x in side.parts]
             return None, torch.zeros_like(scale), *empty
-        pull = [
-            pulls(values[part], grad[part], settings, side.first, side.count, scaled=True)
-            for side, part in ((left, slice(half)), (right, slice(half, n)))
-        ]
+        if 2 * half == n and left.count == right.count:
+            pull = [*pulls(values, grad, settings, 0, left.count, scaled=True, sides=2)]
+        else:
+            pull = [
+                pulls(values[part], grad[part], settings, side.first, side.count, scaled=True)[0]
+                for side, part in ((left, slice(half)), (right, slice(half, n)))
+            ]
         raw, sums, moments = _weigh(form, precision, left, right, settings, pull)
         grads = []
         for side, rows, own in zip((left, right), raw, sums, strict=True):
             if form.add:
-                _add_own(side, rows, own)
+                add_own(side, rows, own)
             part = fold(side, rows, form)
             if form.less:
                 part = part.addcmul(side.parts, marginal_sums(side, own).unsqueeze(-1), value=-2 * form.less)
@@ -166,10 +186,6 @@ def _strip(blocks: int, down: int, most: int, together: int) -> int:
     return min(range(1, most + 1), key=lambda strip: -(-blocks * -(-down // strip) // together) * (strip + START))
 
 
-def _tiles(kernel: str, precision: Precision) -> Tiles:
-    return TILES[kernel, "bf16" if precision == "bf16" else "fp32"]
-
-
 def _rows_of(tensor: Tensor, *block: int) -> Any:
     from triton.tools.tensor_descriptor import TensorDescriptor
 
@@ -187,9 +203,9 @@ def _common(form: Form, precision: Precision, side: Side, tiles: Tiles) -> dict[
 
 def _sums(problem: Problem, left: Side, right: Side, settings: Tensor, rows: Tensor, columns: Tensor) -> None:
     """Base-2 log-sum-exps of all rows and all columns."""
-    from trimtab.losses import triton_kernels
+    from trimtab.losses import triton_kernels, triton_row_kernels
 
-    tiles = _tiles("forward", problem.precision)
+    tiles = TILES["forward", "bf16" if problem.precision == "bf16" else "fp32"]
     common = _common(form_of(problem.similarity, problem.num_modalities), problem.precision, left, tiles)
     span = max(1, PARTS_BYTES // (4 * left.count)) * tiles.bn
     x_rows, y_rows = _rows_of(left.rows, tiles.bm, tiles.bk), _rows_of(right.rows, tiles.bn, tiles.bk)
@@ -205,7 +221,7 @@ def _sums(problem: Problem, left: Side, right: Side, settings: Tensor, rows: Ten
             )  # fmt: skip
         for parts, out, first in ((row_parts, rows, q == 0), (column_parts, columns[q:end], True)):
             grid = (-(-out.shape[0] // 64),)
-            triton_kernels.merge_partials[grid](
+            triton_row_kernels.merge_partials[grid](
                 parts, out, parts.shape[0], out.shape[0], TALL=32, BLOCK=64, FIRST=first
             )
 
@@ -216,7 +232,7 @@ def _weigh(
     """Gradients of the super-rows of both sides, sums of the weights per super-row, sums of weight times similarity."""
     from trimtab.losses import triton_kernels
 
-    tiles = _tiles("weights", precision)
+    tiles = TILES["weights", "bf16" if precision == "bf16" else "fp32"]
     common = _common(form, precision, left, tiles)
     raw = left.base.new_empty(left.rows.shape), left.base.new_empty(right.rows.shape)
     # Only the additive similarities have something to add up beside the products.
@@ -228,29 +244,31 @@ def _weigh(
     memory = left.rows.new_empty(high, wide)
     x_rows, y_rows = _rows_of(left.rows, tiles.bm, tiles.bk), _rows_of(right.rows, tiles.bn, tiles.bk)
     w_rows = _rows_of(memory, tiles.bm, tiles.bn // tiles.halves)
-    for p in range(0, left.count, high):
+    # Cut once: a view costs as much time as a small launch.
+    tall, tall_out = ([x[p : p + high] for p in range(0, len(x), high)] for x in (left.rows, raw[0]))
+    long, long_out = ([x[q : q + wide] for q in range(0, len(x), wide)] for x in (right.rows, raw[1]))
+    for i, p in enumerate(range(0, left.count, high)):
         down = slice(p, min(p + high, left.count))
-        for q in range(0, right.count, wide):
+        for j, q in enumerate(range(0, right.count, wide)):
             along = slice(q, min(q + wide, right.count))
             height, width = down.stop - p, along.stop - q
             blocks, strips, strip = _strips(tiles, height, width)
             if form.add:
                 parts = moments.new_empty(2, blocks, height)
                 column_parts = moments.new_empty(-(-height // tiles.bm), width)
-            for fast in (True, False):
-                triton_kernels.weight_tiles[(blocks * strips,)](
-                    x_rows, y_rows, w_rows, left.base, right.base, left.keep, right.keep, *pull, settings,
-                    parts[0], parts[-1], column_parts, left.count, right.count, p, down.stop, q, along.stop,
-                    left.first, left.stride, right.stride, blocks, strips, strip, GROUP,
-                    FAST=fast, HALVES=tiles.halves, **common,
-                )  # fmt: skip
+            triton_kernels.weight_tiles[(blocks * strips,)](
+                x_rows, y_rows, w_rows, left.base, right.base, left.keep, right.keep, *pull, settings,
+                parts[0], parts[-1], column_parts, left.count, right.count, p, down.stop, q, along.stop,
+                left.first, left.stride, right.stride, blocks, strips, strip, GROUP,
+                HALVES=tiles.halves, **common,
+            )  # fmt: skip
             if form.add:
                 sums[0][down] += parts[0].sum(0)
                 moments[down] += parts[1].sum(0)
                 sums[1][along] += column_parts.sum(0)
-            weights = memory[:height, :width]
-            _add_product(weights, right.rows[along], raw[0][down], precision, first=q == 0, turned=False)
-            _add_product(weights, left.rows[down], raw[1][along], precision, first=p == 0, turned=True)
+            weights = memory if (height, width) == (high, wide) else memory[:height, :width]
+            _add_product(weights, long[j], tall_out[i], precision, first=q == 0, turned=False)
+            _add_product(weights, tall[i], long_out[j], precision, first=p == 0, turned=True)
     return raw, sums, moments
 
 
@@ -278,11 +296,3 @@ def _add_product(left: Tensor, right: Tensor, out: Tensor, precision: Precision,
         TURNED=turned, FIRST=first, PRECISION=_DOT[precision], BM=tiles.bm, BN=tiles.bn, BK=tiles.bk,
         num_warps=tiles.warps, num_stages=tiles.stages,
     )  # fmt: skip
-
-
-def _add_own(side: Side, grads: Tensor, sums: Tensor) -> None:
-    """What a super-row's own length adds: ``d|u|^2 = 2 u``. (The rows of a side with factor 2 are already doubled.)"""
-    for start in range(0, side.count, 8192):
-        part = slice(start, start + 8192)
-        twice = (2 // side.factor) * sums[part].unsqueeze(-1)
-        grads[part] = side.factor * grads[part] + twice * side.rows[part]

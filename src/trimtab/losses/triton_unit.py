@@ -5,13 +5,17 @@ With two modalities of 32,768 rows those passes were a tenth of the loss.
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Sequence
+from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
+
+log = logging.getLogger("trimtab")
 
 WIDEST = 1 << 14
 """Entries of a row that one program holds at most."""
@@ -25,8 +29,20 @@ def supports(xs: Sequence[Tensor], dtype: torch.dtype) -> bool:
     """Whether `unit_rows` can do it: matrices with float32 sums on a card, outside of a compiler."""
     from trimtab.losses.triton_stream import available
 
-    here = xs[0].dim() == 2 and xs[0].shape[1] <= WIDEST and dtype == torch.float32
-    return here and available(xs[0].device) and not torch.compiler.is_compiling()
+    if xs[0].dim() != 2 or xs[0].shape[1] > WIDEST or dtype != torch.float32 or torch.compiler.is_compiling():
+        return False
+    return available(xs[0].device) and _runs(xs[0].device)
+
+
+@cache
+def _runs(device: torch.device) -> bool:
+    """Tried once: launching takes a C compiler, which not every machine has, and plain operations do as well."""
+    try:
+        unit_rows([torch.ones(1, 16, device=device)], "l2", None)
+    except Exception as error:
+        log.info("no Triton kernels for rows on %s (%s: %s)", device, type(error).__name__, error)
+        return False
+    return True
 
 
 def unit_rows(xs: Sequence[Tensor], how: str, present: Tensor | None) -> tuple[Tensor, ...]:
@@ -42,19 +58,19 @@ class _Unit(torch.autograd.Function):
 
         n, (batch, width) = len(xs), xs[0].shape
         lengths, tops = (torch.empty(n, batch, dtype=torch.float32, device=xs[0].device) for _ in range(2))
-        keep = None if present is None else present.to(torch.uint8)
+        keep = None if present is None else present.to(torch.uint8).contiguous()
         ctx.squared = float(width) if how == "rms" else 1.0
         if batch * width < APART:
             rows = torch.stack([x.float() for x in xs])
-            calls: list[tuple[Tensor, Any]] = [(rows.view(-1, width), slice(None))]
+            calls = [(rows.view(-1, width), 0)]
         else:
             rows = torch.empty(n, batch, width, dtype=torch.float32, device=xs[0].device)
-            calls = [(x if x.stride(1) == 1 else x.contiguous(), m) for m, x in enumerate(xs)]
-        for x, m in calls:
+            calls = [(x if x.stride(1) == 1 else x.contiguous(), m * batch) for m, x in enumerate(xs)]
+        for x, first in calls:
             grid, blocks = _launch(*x.shape)
             triton_unit_kernels.unit_rows[grid](
-                x, None if keep is None else keep[m], rows[m], lengths[m], tops[m],
-                len(x), x.stride(0), width, math.sqrt(ctx.squared), MASKED=keep is not None, **blocks,
+                x, keep, rows, lengths, tops,
+                len(x), x.stride(0), width, math.sqrt(ctx.squared), first, MASKED=keep is not None, **blocks,
             )  # fmt: skip
         ctx.dtypes = [x.dtype for x in xs]
         ctx.save_for_backward(rows, lengths, tops)
@@ -70,15 +86,15 @@ class _Unit(torch.autograd.Function):
         if batch * width < APART:
             together = torch.stack(grads).view(-1, width)
             out = torch.empty_like(rows)
-            calls: list[tuple[Tensor, Tensor, Any]] = [(together, out, slice(None))]
+            calls = [(together, out, 0)]
             found = list(out.unbind(0))
         else:
-            found = [torch.empty_like(rows[m], dtype=ctx.dtypes[m]) for m in range(n)]
-            calls = [(g if g.stride(1) == 1 else g.contiguous(), found[m], m) for m, g in enumerate(grads)]
-        for g, out, m in calls:
+            found = [torch.empty(batch, width, dtype=ctx.dtypes[m], device=rows.device) for m in range(n)]
+            calls = [(g if g.stride(1) == 1 else g.contiguous(), found[m], m * batch) for m, g in enumerate(grads)]
+        for g, out, first in calls:
             grid, blocks = _launch(*g.shape)
             triton_unit_kernels.unit_grads[grid](
-                g, rows[m], lengths[m], tops[m], out, len(g), g.stride(0), width, ctx.squared, **blocks
+                g, rows, lengths, tops, out, len(g), g.stride(0), width, ctx.squared, first, **blocks
             )
         wanted = zip(found, ctx.dtypes, ctx.needs_input_grad[2:], strict=True)
         return None, None, *(g.to(dtype) if need else None for g, dtype, need in wanted)

@@ -6,7 +6,7 @@ import triton
 import triton.language as tl
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["first"])
 def unit_rows(
     xs,
     keep,
@@ -17,6 +17,7 @@ def unit_rows(
     stride,
     D,
     divisor,
+    first,
     MASKED: tl.constexpr,
     BLOCK_ROWS: tl.constexpr,
     BLOCK_D: tl.constexpr,
@@ -29,22 +30,23 @@ def unit_rows(
     row = tl.program_id(0) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
     d = tl.arange(0, BLOCK_D)
     inside = row < count
+    place = first + row  # among those of all modalities
     ok = inside[:, None] & (d < D)[None, :]
     there = ok
     if MASKED:
-        there = ok & (tl.load(keep + row, mask=inside, other=0) != 0)[:, None]
+        there = ok & (tl.load(keep + place, mask=inside, other=0) != 0)[:, None]
     x = tl.load(xs + row.to(tl.int64)[:, None] * stride + d[None, :], mask=there, other=0.0).to(tl.float32)
     top = tl.max(tl.abs(x), 1)
     x = x / tl.where(top == 0, 1.0, top)[:, None]
     length = tl.sqrt(tl.sum(x * x, 1)) / divisor
     zero = length == 0  # a NaN is not: the whole row becomes one
     length = tl.where(zero, 1.0, length)
-    tl.store(rows + row.to(tl.int64)[:, None] * D + d[None, :], x / length[:, None], mask=ok)
-    tl.store(lengths + row, length, mask=inside)
-    tl.store(tops + row, tl.where(zero, float("inf"), top), mask=inside)
+    tl.store(rows + place.to(tl.int64)[:, None] * D + d[None, :], x / length[:, None], mask=ok)
+    tl.store(lengths + place, length, mask=inside)
+    tl.store(tops + place, tl.where(zero, float("inf"), top), mask=inside)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["first"])
 def unit_grads(
     grads,
     rows,
@@ -55,6 +57,7 @@ def unit_grads(
     stride,
     D,
     squared,
+    first,
     BLOCK_ROWS: tl.constexpr,
     BLOCK_D: tl.constexpr,
 ):
@@ -62,12 +65,12 @@ def unit_grads(
     row = tl.program_id(0) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
     d = tl.arange(0, BLOCK_D)
     inside = row < count
+    place = first + row  # among those of all modalities
     ok = inside[:, None] & (d < D)[None, :]
     g = tl.load(grads + row.to(tl.int64)[:, None] * stride + d[None, :], mask=ok, other=0.0)
-    where = row.to(tl.int64)[:, None] * D + d[None, :]
-    x = tl.load(rows + where, mask=ok, other=0.0)
+    x = tl.load(rows + place.to(tl.int64)[:, None] * D + d[None, :], mask=ok, other=0.0)
     along = tl.sum(g * x, 1) / squared
-    length = tl.load(lengths + row, mask=inside, other=1.0)
-    top = tl.load(tops + row, mask=inside, other=1.0)
+    length = tl.load(lengths + place, mask=inside, other=1.0)
+    top = tl.load(tops + place, mask=inside, other=1.0)
     across = (g - x * along[:, None]) / length[:, None] / top[:, None]
-    tl.store(out + where, across.to(out.dtype.element_ty), mask=ok)
+    tl.store(out + row.to(tl.int64)[:, None] * D + d[None, :], across.to(out.dtype.element_ty), mask=ok)
