@@ -57,7 +57,7 @@ def entries_of(problem: Problem) -> Entries:
     if problem.present is None:
         low, high = share_of(b, problem.share)
         first = None if high - low == b else torch.arange(low, high, device=problem.xs[0].device)
-        whole = torch.arange(low, high)
+        whole = torch.arange(low, high, device="cpu")  # whatever the default device is
         places = torch.stack([whole - low] + [whole] * (n - 1))
         return Entries(index=(first,) + (None,) * (n - 1), sizes=(high - low,) + (b,) * (n - 1), positives=places)
     present = problem.present.cpu()
@@ -101,7 +101,7 @@ def relative(cotangents: Sequence[Tensor]) -> tuple[Tensor, list[Tensor]]:
 
 def ravel(places: Tensor, sizes: Sequence[int]) -> Tensor:
     """The super-row of each column of places, last modality fastest."""
-    strides = torch.tensor([math.prod(sizes[m + 1 :]) for m in range(len(sizes))])
+    strides = torch.tensor([math.prod(sizes[m + 1 :]) for m in range(len(sizes))], device=places.device)
     return strides @ places
 
 
