@@ -32,13 +32,13 @@ EXTRA = """
 def to_html(report: Report, min_recall: float = words.MIN_RECALL) -> str:
     """Render a drill as a page that stands alone."""
     got, held = words.counted(report), words.holds(report, min_recall)
-    late = "none" if got.median_latency is None else f"{got.median_latency:g} steps"
+    late = "–" if got.median_latency is None else f"{got.median_latency:g} steps"
     tiles = [
         ("of harmful faults found", f"{got.found_harmful} of {got.num_harmful}"),
         ("of all faults found", f"{got.num_found} of {got.num_faults}"),
         ("median from onset to alarm", late),
         (f"false alarms in {report.clean_steps:,} clean steps", str(got.num_false_alarms)),
-        ("cost", words.cost(report)),
+        _cost(report),
     ]
     style = _style()
     return str(
@@ -55,6 +55,13 @@ def to_html(report: Report, min_recall: float = words.MIN_RECALL) -> str:
             rows=words.ran(report),
         )
     )
+
+
+def _cost(report: Report) -> tuple[str, str]:
+    if report.cost_percent is None:
+        return f"cost: {words.cost(report)}", "?"
+    clock = "of CPU time" if report.cpu_time else "of a step"
+    return f"{clock} is what the guard costs ({report.step_ms:.3g} ms without)", f"{report.cost_percent:.1f} %"
 
 
 def write_page(report: Report, path: Path | str, min_recall: float = words.MIN_RECALL) -> Path:

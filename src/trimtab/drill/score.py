@@ -85,7 +85,7 @@ def harm_of(clean: Result, run: Result, onset: int) -> Harm:
     sick = [part for part in run.sick if part not in clean.sick]
     end, good = end_loss(run.losses), end_loss(clean.losses)
     if lost is not None and not math.isfinite(end):
-        return Harm(text=f"loss not finite from step {lost}, never again", worse=True, changed=True)
+        return Harm(text=f"loss not finite from step {lost} on", worse=True, changed=True)
     if sick:
         return Harm(text=f"not finite at the end: {', '.join(sick)}", worse=True, changed=True)
     start = clean.losses[0] if clean.losses else good

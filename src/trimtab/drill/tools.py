@@ -84,12 +84,13 @@ def once(run: Any, optimizer: Any) -> bool:
 
 
 def trained(run: Any) -> list[nn.Parameter]:
-    """What the optimizers move: matrices, or whatever there is where there are none."""
+    """What the optimizers move: matrices, or whatever there is where there are none; idle experts are left out."""
     held = {id(p) for o in run.optimizers for group in o.param_groups for p in group["params"]}
     found = [p for p in run.model.parameters() if id(p) in held and p.requires_grad and p.is_floating_point()]
     if not found:
         raise NotApplicableError("the optimizer moves no weight of the model")
-    return [p for p in found if p.dim() > 1] or found
+    busy = [p for p in found if p.grad is not None and not p.grad.is_sparse and bool(p.grad.any())]
+    return [p for p in busy or found if p.dim() > 1] or busy or found
 
 
 def middle(run: Any) -> nn.Parameter:
