@@ -230,7 +230,7 @@ def _softmax(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Values ``[N, B]``, positives ``[B]`` and reduced negatives ``[N, B]`` of a softmax objective."""
     positive = positives(problem.xs, problem.similarity)
-    offset = positive.new_zeros(())
+    offset: Tensor | None = None
     if shift:
         offset = positive.detach().mean()
         problem, positive = replace(problem, offset=offset), positive - offset
@@ -240,6 +240,8 @@ def _softmax(
     if smoothing > 0:
         count = None if permutations is None else sampled_count(problem, permutations)
         values = values + smoothing * smoothed(problem, objective, reduce, positive, count)
+    if offset is None:
+        return values, positive, negatives
     back = problem.scale * offset
     return values, positive + back, negatives + back
 
