@@ -80,6 +80,8 @@ class _Point:
         """The loss with each of these parameters moved by so much."""
         probe = self._probe
         with probe.trial(rates=False):
+            for own in probe.model.parameters():
+                own.grad = None  # what an earlier pass left there is no part of this one
             with torch.no_grad():
                 for param, shift in (*self._nudges, *by.values()):
                     param.add_(shift)
