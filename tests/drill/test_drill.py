@@ -272,3 +272,43 @@ def test_a_guard_that_acts_is_held_against_nobody_watching() -> None:
     assert row.harm == "loss not finite from step 26 on"
     assert row.kept.startswith("loss 0.")
     assert kept.rejected == 1
+
+
+def test_an_interrupt_ends_the_drill_and_its_children(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+
+    class Asked:
+        def __init__(self, env: Any) -> None:
+            self.closed = False
+
+        def ask(self, task: Task, timeout_s: float) -> Result:
+            asked.append(task.fault)
+            return replace(CLEAN, losses=CLEAN.losses)
+
+        def close(self) -> None:
+            asked.append("closed")
+
+        def __enter__(self) -> Asked:
+            return self
+
+        def __exit__(self, *error: object) -> None:
+            self.close()
+
+    def stop(row: Row) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("trimtab.drill.run.Child", Asked)
+    with pytest.raises(KeyboardInterrupt):
+        drill(SHORT, choose(["wiring"]), on_row=stop)
+    assert asked[-1] == "closed"
+    assert len(asked) < 6
+
+
+def test_a_device_that_fails_ends_the_run_and_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*args: Any) -> Any:
+        raise RuntimeError("device-side assert triggered")
+
+    monkeypatch.setattr("trimtab.drill.one_run.sick", fails)
+    result = train(num_steps=3, onset=1)
+    assert result.broken
+    assert len(result.losses) == 3

@@ -7,11 +7,13 @@ import logging
 import os
 import random
 import sys
+import weakref
 from dataclasses import asdict
 from typing import Any, TextIO
 
 import numpy as np
 import torch
+from torch import nn
 
 from trimtab.checks.target import Target, load_target
 from trimtab.core.errors import TrimtabError
@@ -21,23 +23,25 @@ from trimtab.drill.faults import FAULTS
 from trimtab.drill.one_run import Run
 from trimtab.drill.outcome import Result, Task
 
+Kept = weakref.ref[nn.Module]
+
 
 def main(asked: TextIO, answers: TextIO) -> None:
     """Answer every line; a training that cannot be built is an answer, too."""
     logging.getLogger("trimtab").setLevel(logging.CRITICAL)  # what is found is handed over, not logged
-    kept: list[Target] = []
+    kept: list[Kept] = []
     for line in asked:
         result = answer(Task(**json.loads(line)), kept)
         answers.write(json.dumps(asdict(result)) + "\n")
         answers.flush()
 
 
-def answer(task: Task, kept: list[Target]) -> Result:
-    """Do what a task asks; `kept` holds the model built last, to see whether the next one is another."""
+def answer(task: Task, kept: list[Kept]) -> Result:
+    """Do what a task asks; `kept` knows the model built last, to see whether the next one is another."""
     try:
         target = build(task)
-        reused = any(target.model is one.model for one in kept)
-        kept[:] = [target]
+        reused = any(target.model is one() for one in kept)
+        kept[:] = [weakref.ref(target.model)]  # not the model itself: two of them may not fit
         if reused:
             return Result(reused=True)
         if not task.cost:

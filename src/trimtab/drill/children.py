@@ -35,8 +35,8 @@ class Child:
             self.close()
             result = self._ask(task, timeout_s)
             self.single = not task.cost
-        if self.single:
-            self.close()
+        if self.single or result.broken or result.could_not:
+            self.close()  # an accelerator that has failed once fails for ever in its process
         return result
 
     def _ask(self, task: Task, timeout_s: float) -> Result:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import time
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -70,26 +71,26 @@ class Run:
             error = f"{type(raised).__name__}: {raised}"
         except Exception as raised:
             error = f"{type(raised).__name__}: {' '.join(str(raised).split())[:300]}{place(raised)}"
-            if self.guard is not None:
-                self.guard.__exit__(type(raised), raised, raised.__traceback__)
-        self.end()
-        return Result(
+            with suppress(RuntimeError):  # a device that has failed may fail again
+                if self.guard is not None:
+                    self.guard.__exit__(type(raised), raised, raised.__traceback__)
+        result = Result(error=error, reason=reason, theirs=bool(self.theirs), broken=True)
+        with suppress(RuntimeError):
+            self.end()
+            result = replace(result, broken=False, sick=tuple(sick(self.target)), mark=fingerprint(self.model))
+        return replace(
+            result,
             losses=tuple(number_of(loss) for loss in self.losses),
             told=tuple(self.told),
-            error=error,
-            reason=reason,
-            sick=tuple(sick(self.target)),
-            mark=fingerprint(self.model),
             rejected=0 if self.guard is None else self.guard.rejected,
-            theirs=bool(self.theirs),
             seconds=time.perf_counter() - began,
         )
 
     def end(self) -> None:
         """Take leave: the guard judges what is still under way."""
+        self.unlisten()
         if self.guard is not None:
             self.guard.close()
-        self.unlisten()
 
     # -- one step ------------------------------------------------------------------------------------------------
 

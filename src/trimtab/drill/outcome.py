@@ -60,7 +60,10 @@ class Told:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
-    """What became of one run. `sick` lists what was not finite at its end; `mark` is a fingerprint of its weights."""
+    """What became of one run. `sick` lists what was not finite at its end; `mark` is a fingerprint of its weights.
+
+    `broken` says that nothing could be read any more, as after an assertion on a GPU.
+    """
 
     losses: tuple[float, ...] = ()
     told: tuple[Told, ...] = ()
@@ -70,6 +73,7 @@ class Result:
     rejected: int = 0
     theirs: bool = False
     reused: bool = False
+    broken: bool = False
     reason: str = ""
     could_not: str = ""
     cost_percent: float | None = None

@@ -43,8 +43,9 @@ def drill(
 
     with ExitStack() as stack:
         crew: SimpleQueue[Child] = SimpleQueue()
-        for _ in range(jobs):
-            crew.put(stack.enter_context(Child(_env(jobs))))
+        children = [stack.enter_context(Child(_env(jobs))) for _ in range(jobs)]
+        for child in children:
+            crew.put(child)
         pool = stack.enter_context(ThreadPoolExecutor(jobs))
 
         def ask(one: Task, timeout_s: float) -> Result:
@@ -71,7 +72,13 @@ def drill(
             return row
 
         pairs = [(fault, seed) for fault in fairly(faults) for seed in range(seeds)]
-        rows = list(pool.map(lambda pair: one_fault(*pair), pairs))
+        try:
+            rows = list(pool.map(lambda pair: one_fault(*pair), pairs))
+        except BaseException:  # interrupted: nobody waits for what is still to come
+            pool.shutdown(wait=False, cancel_futures=True)
+            for child in children:
+                child.close()
+            raise
         cost = Result(could_not="no time was left")
         if left() > LEAST_S / 2:
             cost = ask(replace(task, cost=True, num_steps=min(task.num_steps, COST_STEPS)), left())
@@ -119,7 +126,7 @@ def _row(
 def _clean(result: Result, task: Task, seed: int) -> Result:
     """The clean run, or the reason why there can be no drill."""
     if result.could_not:
-        raise InputError(f"{task.target} could not be run: {result.could_not}")
+        raise InputError(f"{task.target} could not be run without any fault: {result.could_not}")
     if result.error:
         raise InputError(
             f"{task.target} raised without any fault at step {len(result.losses)} (seed {seed}): {result.error}; "
