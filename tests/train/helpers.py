@@ -20,7 +20,7 @@ def loaders(num: int = 64, batch_size: int = 8, *, classes: bool = False) -> tup
     shuffled = DataLoader(
         TensorDataset(x, y), batch_size=batch_size, shuffle=True, generator=torch.Generator().manual_seed(2)
     )
-    return shuffled, DataLoader(TensorDataset(x, y), batch_size=32)
+    return shuffled, DataLoader(TensorDataset(x.clone(), y.clone()), batch_size=32)
 
 
 def network(out: int = 1) -> nn.Module:

@@ -10,8 +10,9 @@ How to write one: a file `recipes/NAME.py` with
   settings, or `before_step`/`after_step` that do something to the run;
 - `target() -> dict`, that is `return doctor_target(RECIPE)`, for `trimtab doctor trimtab.train.recipes.NAME:target`;
 
-and one line in `recipes/__init__.py`. `Parts.finish(trainer)` may return facts for the result (samples of text, a
-diagnosis); texts for people go through the `say` in `settings`. Nothing else is needed for `trimtab train NAME`.
+and one line in `recipes/__init__.py`. `Parts.begin(parts)` is called once everything, a fault included, is in place;
+`Parts.finish(trainer)` may return facts for the result (samples of text, a diagnosis). Texts for people go through the
+`say` in `settings` (None where nobody reads). `Parts.guard` are further settings of the guard, as `Config` knows them.
 """
 
 from __future__ import annotations
@@ -72,8 +73,10 @@ class Parts:
     sinks: tuple[Any, ...] = ()
     tags: Any = None
     policy: PolicyConfig | None = None
+    guard: Settings = field(default_factory=dict)
     before_step: Hook | None = None
     after_step: Hook | None = None
+    begin: Callable[[Parts], None] | None = None
     finish: Callable[[Trainer], Mapping[str, Any]] | None = None
 
 
@@ -185,6 +188,8 @@ def run_recipe(
     began, stopped = time.perf_counter(), None
     with torch.random.fork_rng(devices=[]):
         parts = build_parts(recipe, settings, fault)
+        if parts.begin is not None:
+            parts.begin(parts)
         around = Surroundings(
             guarded=guarded,
             sinks=parts.sinks,
@@ -193,6 +198,7 @@ def run_recipe(
             say=say,
             progress=Progress(say, show) if say is not None else None,
             policy=parts.policy,
+            guard=parts.guard,
             tags=parts.tags,
         )
         trainer = Trainer(
@@ -259,6 +265,7 @@ def _result(
 ) -> Result:
     history: Sequence[Mapping[str, Any]] = trainer.history.epochs
     last = {name: value for name, value in (history[-1] if history else {}).items() if isinstance(value, float)}
+    last.pop("seconds", None)
     state = [t for t in trainer.model.state_dict().values() if t.is_floating_point()]
     name = recipe.score.removeprefix("-")
     return Result(

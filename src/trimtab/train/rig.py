@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +39,8 @@ class Surroundings:
     policy: PolicyConfig | None = None
     tags: Any = None
     """Gets the documented TensorBoard tags: a SummaryWriter, anything with `.log()`, or a function of one dict."""
+    guard: Mapping[str, Any] = field(default_factory=dict)
+    """Further settings of the guard, as `Config` knows them."""
     on_finding: Callable[[Any], object] | None = None
 
 
@@ -103,6 +105,7 @@ def build_rig(
         tags = [TrainingTagsSink(around.tags)] if around.tags is not None else []
         lines = [LineSink(config.lines, write=around.say, bar=around.progress)] if config.lines else []
         settings: dict[str, Any] = {"full_every": config.full_every, "checkpoint_every": config.checkpoint_every}
+        settings |= dict(around.guard)
         if around.policy is not None:
             settings["policy"] = around.policy
         guard = Guard(

@@ -73,7 +73,7 @@ class Schedule:
 
     def _moved(self) -> bool:
         """Whether there was a step at all: a scaler may have skipped the first ones, and torch warns about those."""
-        return self._inner.last_epoch > 0 or bool(getattr(self.optimizer, "_opt_called", True))
+        return self._inner.last_epoch > 0 or bool(getattr(self.optimizer, "_opt_called", False))
 
     def _over(self) -> bool:
         total = getattr(self._inner, "total_steps", None)  # one cycle must not be stepped beyond its end

@@ -89,7 +89,7 @@ class Trainer:
         )
         self.course = Course(self.history, self.stopping)
         self.rig: Rig | None = None
-        self._last: Rig | None = None
+        self.last_rig: Rig | None = None
         self.findings: list[Any] = []
         self.outcomes: list[Any] = []
         self.rejected = 0
@@ -149,7 +149,7 @@ class Trainer:
         try:
             rig.close(reason)
         finally:
-            self._last = rig
+            self.last_rig = rig
             self.findings += rig.guard.findings
             self.outcomes += rig.meter.outcomes
             self.rejected += rig.guard.rejected
@@ -180,6 +180,8 @@ class Trainer:
         if progress is not None:
             done = (course.step - course.first_step) * self.config.accumulation_steps + course.micro
             progress.begin(course.epoch + 1, rig.stage.epochs, len(loader), done)
+        if course.micro >= self.config.accumulation_steps:  # resumed between the gradients of a step and the step
+            self._update(rig, course.last_loss)
         for batch in loader:
             batch = to_device(batch, self.device)
             loss = micro_batch(self.model, batch, rig, self.config, self.device, self._loss_fn, self._step_fn)
@@ -263,18 +265,18 @@ class Trainer:
         return documented.load_checkpoint(path, self.model, load_optimizer=load_optimizer, **self._kept())
 
     def _kept(self) -> dict[str, Any]:
-        rig = self.rig or self._last
+        rig = self.rig or self.last_rig
         return {} if rig is None else {k: v for k, v in rig.kept.items() if k not in ("model", "guard", "loader")}
 
     def monitor_training_health(self) -> dict[str, bool]:
         """The five documented booleans about model, gradients, losses, parameters, and all of them."""
-        rig = self.rig or self._last
+        rig = self.rig or self.last_rig
         losses = {name: self.history.column(f"{name}_loss") for name in ("train", "val")}
         return monitor_training_health(self.model, losses, None if rig is None else rig.optimizer)
 
     def get_training_stats(self) -> dict[str, Any]:
         """The documented numbers; the rate is the one really used, the norm that of the last step."""
-        rig = self.rig or self._last
+        rig = self.rig or self.last_rig
         stats = get_training_stats(
             self.model,
             None if rig is None else rig.optimizer,

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from trimtab.train.recipe import Recipe
 
 RECIPES: tuple[tuple[str, str], ...] = (
+    ("charlm", "a transformer language model with warm-up, clipping and a line every 10 steps, on any text"),
     ("tabular", "an MLP on raw tables that corrects itself: NaN, outliers, rates too high, overfitting"),
 )
 """Name and one line about each; the file has the same name."""

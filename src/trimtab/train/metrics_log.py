@@ -1,0 +1,119 @@
+"""The documented metrics file of a language model, `training_metrics.jsonl`, and Weights & Biases beside it."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from trimtab.core.errors import InputError
+from trimtab.core.types import Record, Sample
+
+
+class MetricsLog:
+    """A sink that writes one JSON object a line: `init`, then a step with its metrics every so often, then `finish`.
+
+    `steps_per_epoch` is what the epoch of a step is told from. `run` is a wandb run that gets the same numbers. What
+    JSON has not (NaN, Inf) is null.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     path = Path(folder) / "training_metrics.jsonl"
+        ...     metrics = MetricsLog(path, {"base_lr": 5e-5}, steps_per_epoch=100)
+        ...     metrics.text(0, "the forest", "the forest is")
+        ...     metrics.finish()
+        ...     lines = path.read_text().splitlines()
+        >>> lines[0]
+        '{"command": "init", "config": {"base_lr": 5e-05}}'
+        >>> lines[-1]
+        '{"command": "finish"}'
+    """
+
+    def __init__(
+        self, path: Path, config: Mapping[str, Any], *, steps_per_epoch: int, every: int = 10, run: Any = None
+    ) -> None:
+        self._per_epoch, self._every, self._run = max(steps_per_epoch, 1), every, run
+        self._began = time.monotonic()
+        self._epoch, self._sum, self._num, self._step = 0, 0.0, 0, 0
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._file = path.open("w", encoding="utf-8")
+        except OSError as error:
+            raise InputError(f"the metrics file {path} cannot be written: {error}; give another path") from None
+        self._put({"command": "init", "config": dict(config)})
+
+    def write(self, record: Record) -> None:
+        """Take in a training step."""
+        if not isinstance(record, Sample) or record.phase != "train" or "loss" not in record.scalars:
+            return
+        scalars, epoch = record.scalars, record.step // self._per_epoch
+        if epoch != self._epoch:
+            self._end_epoch()
+            self._epoch = epoch
+        self._step = record.step
+        if math.isfinite(scalars["loss"]):
+            self._sum, self._num = self._sum + scalars["loss"], self._num + 1
+        if record.step % self._every == 0:
+            rate = scalars.get("lr/0", math.nan) * scalars.get("lr_multiplier", 1.0)
+            self._metrics(
+                record.step,
+                {"train/loss": scalars["loss"], "train/learning_rate": rate, "train/epoch": epoch + 1},
+            )
+
+    def text(self, step: int, prompt: str, sample: str) -> None:
+        """A sample of text."""
+        self._put({"step": step, "metrics": {"samples/prompt": prompt, "samples/text": sample}})
+        if self._run is not None:
+            self._run.log({"samples/prompt": prompt, "samples/text": sample}, step=step)
+
+    def close(self) -> None:
+        """The guard is done; samples of text may still come."""
+        self._end_epoch()
+
+    def finish(self) -> None:
+        """Finish the file, once; the wandb run is finished with it."""
+        if self._file.closed:
+            return
+        self._end_epoch()
+        self._metrics(self._step, {"train/total_time_seconds": round(time.monotonic() - self._began, 3)})
+        self._put({"command": "finish"})
+        self._file.close()
+        if self._run is not None:
+            self._run.finish()
+
+    def _end_epoch(self) -> None:
+        if self._num:
+            self._metrics(self._step, {"train/epoch_avg_loss": self._sum / self._num})
+        self._sum, self._num = 0.0, 0
+
+    def _metrics(self, step: int, metrics: Mapping[str, float]) -> None:
+        self._put({"step": step, "metrics": metrics})
+        if self._run is not None:
+            self._run.log(dict(metrics), step=step)
+
+    def _put(self, line: Mapping[str, Any]) -> None:
+        self._file.write(json.dumps(_plain(line), ensure_ascii=False) + "\n")
+        self._file.flush()
+
+
+def open_wandb(project: str, name: str | None, config: Mapping[str, Any]) -> Any:
+    """A wandb run, offline where nobody is logged in; InputError with the install line where wandb is missing."""
+    try:
+        from importlib import import_module
+
+        wandb = import_module("wandb")
+    except ImportError:
+        raise InputError("--wandb needs the package: pip install wandb; --metrics-file works without it") from None
+    mode = os.environ.get("WANDB_MODE") or ("online" if os.environ.get("WANDB_API_KEY") else "offline")
+    return wandb.init(project=project, name=name, config=dict(config), mode=mode)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {str(key): _plain(one) for key, one in value.items()}
+    return None if isinstance(value, float) and not math.isfinite(value) else value
