@@ -2,6 +2,10 @@ from __future__ import annotations
 
 import json
 import math
+import os
+import signal
+import subprocess
+import sys
 from dataclasses import replace
 from itertools import accumulate, pairwise
 from pathlib import Path
@@ -148,36 +152,59 @@ def test_a_stage_that_names_nothing_or_freezes_all_is_told() -> None:
         trainer(stages=[Stage(name="x"), Stage(name="x")])
 
 
-@pytest.mark.parametrize("at", [5, 13, 21, 27])
-def test_b29_resume_from_any_step_ends_with_the_same_weights(at: int, tmp_path: Path) -> None:
-    """Killed in the first epoch, within an epoch, in the second stage: the end is that of the run never killed."""
-    config = TrainConfig(
-        learning_rate=0.01, scheduler_type="onecycle", checkpoint_every=4, ema_decay=0.9, accumulation_steps=1
-    )
+def staged(folder: Path, **how: Any) -> Trainer:
+    config = TrainConfig(learning_rate=0.01, scheduler_type="onecycle", checkpoint_every=4, ema_decay=0.9)
+    around = Surroundings(run_dir=False, checkpoint_dir=folder)
+    return trainer(config, around, model=network(), stages=two_stages(), **how)
 
-    def run(folder: Path, **how: Any) -> Trainer:
-        around = Surroundings(run_dir=False, checkpoint_dir=folder)
-        return trainer(config, around, model=network(), stages=two_stages(), **how)
 
-    whole = run(tmp_path / "whole")
-    whole.train(*loaders())
+def killed(folder: Path, at: int) -> None:
+    """Train until a step, and go without a word."""
 
     def kill(one: Trainer) -> None:
         if one.course.steps_done == at:
-            raise KeyboardInterrupt
+            os.kill(os.getpid(), signal.SIGKILL)
 
-    broken = run(tmp_path / "broken", before_step=kill)
-    with pytest.raises(KeyboardInterrupt):
-        broken.train(*loaders())
-    again = run(tmp_path / "broken")
-    history = again.train(*loaders(), resume="auto")
+    staged(folder, before_step=kill).train(*loaders())
+
+
+def same_end(whole: Trainer, again: Trainer) -> None:
     for name, value in whole.model.state_dict().items():
         assert torch.equal(value, again.model.state_dict()[name]), name
     for name, value in whole.last_rig.ema.state_dict().items():
         assert torch.equal(value, again.last_rig.ema.state_dict()[name]), name
-    columns = ("train_loss", "val_loss", "num_steps", "learning_rates")
-    for column in columns:
-        assert history.column(column) == whole.history.column(column)
+    for column in ("train_loss", "val_loss", "num_steps", "learning_rates"):
+        assert again.history.column(column) == whole.history.column(column)
+
+
+@pytest.mark.parametrize("at", [5, 13, 21, 27])
+def test_b29_resume_from_any_step_ends_with_the_same_weights(at: int, tmp_path: Path) -> None:
+    """Interrupted in the first epoch, within an epoch, in the second stage: the end is that of the whole run."""
+    whole = staged(tmp_path / "whole")
+    whole.train(*loaders())
+
+    def interrupt(one: Trainer) -> None:
+        if one.course.steps_done == at:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        staged(tmp_path / "broken", before_step=interrupt).train(*loaders())
+    again = staged(tmp_path / "broken")
+    again.train(*loaders(), resume="auto")
+    same_end(whole, again)
+
+
+def test_b29_resume_after_sigkill_within_an_epoch(tmp_path: Path) -> None:
+    whole = staged(tmp_path / "whole")
+    whole.train(*loaders())
+    code = "import sys, torch; torch.set_num_threads(1); from pathlib import Path; "
+    code += f"from tests.train.test_trainer import killed; killed(Path({str(tmp_path / 'broken')!r}), 22)"
+    root = Path(__file__).parents[2]
+    done = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, check=False)
+    assert done.returncode == -signal.SIGKILL, done.stderr.decode()
+    again = staged(tmp_path / "broken")
+    again.train(*loaders(), resume="auto")
+    same_end(whole, again)
 
 
 def test_b18_resume_from_a_path_takes_optimizer_and_place(tmp_path: Path) -> None:

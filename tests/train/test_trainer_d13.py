@@ -117,3 +117,27 @@ def test_full_training_cycle(tmp_path: object) -> None:
 def test_d13_the_five_promised_tests_are_here() -> None:
     promised = ("gradient_clipping", "nan_inf_handling", "training_stability_monitoring", "checkpoint_safety")
     assert all(f"test_{name}" in globals() for name in (*promised, "full_training_cycle"))
+
+
+def test_d8_a_checkpoint_without_the_optimizer(tmp_path: object) -> None:
+    run = trainer(TrainConfig(num_epochs=1))
+    run.train(*loaders())
+    run.save_checkpoint(tmp_path / "weights", include_optimizer=False)
+    assert "optimizer_state_dict" not in read_checkpoint(tmp_path / "weights")
+    rate = run.last_rig.optimizer.param_groups[0]["lr"]
+    run.last_rig.optimizer.param_groups[0]["lr"] = 7.0
+    run.save_checkpoint(tmp_path / "all")
+    run.last_rig.optimizer.param_groups[0]["lr"] = rate
+    assert run.load_checkpoint(tmp_path / "all", load_optimizer=False)
+    assert run.last_rig.optimizer.param_groups[0]["lr"] == rate
+    assert run.load_checkpoint(tmp_path / "all")
+    assert run.last_rig.optimizer.param_groups[0]["lr"] == 7.0
+
+
+def test_d9_d10_before_the_first_step_as_well() -> None:
+    run = trainer(TrainConfig(num_epochs=1))
+    keys = ["gradients_healthy", "losses_healthy", "parameters_healthy", "model_healthy", "overall_healthy"]
+    assert sorted(run.monitor_training_health()) == sorted(keys)
+    stats = run.get_training_stats()
+    assert stats["training_history"] == []
+    assert stats["total_parameters"] == stats["trainable_parameters"] == sum(p.numel() for p in run.model.parameters())

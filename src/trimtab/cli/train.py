@@ -157,7 +157,7 @@ def _list() -> None:
 
     out = console()
     for name, summary in RECIPES:
-        out.print(Text.assemble((f"{name:<10}", "bold"), summary))
+        out.print(Text.assemble((f"{name:<10}", "bold"), summary), soft_wrap=True)
     out.print(Text("trimtab train NAME --help shows its options and faults.", style="dim"))
 
 
@@ -205,9 +205,15 @@ def _report(out: Console, results: Sequence[Result], *, compared: bool) -> None:
         for action in one.actions:
             out.print(Text(f"  did: {action}"), soft_wrap=True)
         for key, value in one.facts.items():
-            out.print(Text(f"  {key}: {value}"), soft_wrap=True)
+            out.print(Text(f"  {key}: {_fact(value)}"), soft_wrap=True)
         for folder in one.run_dirs:
             out.print(Text(f"  record: {folder}", style="dim"), soft_wrap=True)
+
+
+def _fact(value: object) -> str:
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    return repr(value) if isinstance(value, str) and not value.isprintable() else str(value)
 
 
 def _number(value: float) -> str:

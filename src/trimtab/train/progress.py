@@ -54,6 +54,8 @@ class Progress:
         """The epoch is over; `loss` is its mean."""
         self._total = max(self._total, self._done)
         self._loss = self._loss if loss is None else loss
+        if self._show is not None:
+            self._show("")  # nothing grows any more
         if self._say is not None:
             self._say(self._line())
 

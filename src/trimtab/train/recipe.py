@@ -104,9 +104,10 @@ class Recipe:
     def fault(self, name: str) -> Fault:
         """The fault of that name; InputError with the known ones for any other."""
         known = {fault.name: fault for fault in self.faults}
-        if name not in known:
+        wanted = name.replace("_", "-")
+        if wanted not in known:
             raise InputError(f"{self.name} has no fault {name!r}; expected one of {', '.join(known) or 'none'}")
-        return known[name]
+        return known[wanted]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

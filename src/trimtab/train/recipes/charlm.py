@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import re
-from collections import Counter
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +15,7 @@ from trimtab.train.evaluation import evaluate_model
 from trimtab.train.metrics_log import MetricsLog, open_wandb
 from trimtab.train.recipe import Fault, Option, Parts, Recipe, Settings, doctor_target
 from trimtab.train.recipes.charlm_model import CharTransformer, continue_text
+from trimtab.train.recipes.charlm_text import Tokens, read_text, tokens_of, windows
 from trimtab.train.settings import TrainConfig
 from trimtab.train.trainer import Trainer
 
@@ -29,30 +27,13 @@ SPAN = 100
 CHRONIC = 0.5
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Tokens:
-    """What the text is made of: characters, or words and what is between them."""
-
-    known: Mapping[str, int]
-    words: bool
-
-    def encode(self, text: str) -> list[int]:
-        """The number of each token; one that is not known counts as the most frequent."""
-        return [self.known.get(part, 0) for part in (_words(text) if self.words else text)]
-
-    def decode(self, numbers: list[int]) -> str:
-        """The text of these tokens."""
-        parts = list(self.known)
-        return "".join(parts[number] for number in numbers)
-
-
 def build(settings: Settings) -> Parts:
     """The text as windows of tokens, the model, and the documented settings."""
-    text = _text(settings["data"])
-    tokens = _tokens(text, words=settings["word_tokenizer"], most=settings["vocab_size"])
+    text = read_text(settings["data"])
+    tokens = tokens_of(text, words=settings["word_tokenizer"], most=settings["vocab_size"])
     numbers = torch.tensor(tokens.encode(text))
     seq, size = settings["seq"], settings["batch_size"]
-    inputs, targets = _windows(numbers, seq)
+    inputs, targets = windows(numbers, seq)
     held = max(round(len(inputs) * HELD_OUT), 1)
     if len(inputs) - held < size:
         raise InputError(
@@ -116,38 +97,6 @@ def aligned(inputs: Tensor, targets: Tensor) -> bool:
         True
     """
     return bool((targets[:, :-1] == inputs[:, 1:]).all())
-
-
-# -- data ------------------------------------------------------------------------------------------------------------
-
-
-def _text(path: str | None) -> str:
-    if path is None:
-        from pydoc_data.topics import topics
-
-        return "\n".join(topics[name] for name in sorted(topics))
-    try:
-        text = Path(path).read_text(encoding="utf-8", errors="replace")
-    except OSError as error:
-        raise InputError(f"the text {path} cannot be read: {error}; give the path of a text file") from None
-    if not text.strip():
-        raise InputError(f"the text {path} is empty; give a file with something to learn")
-    return text
-
-
-def _words(text: str) -> list[str]:
-    return re.findall(r"\w+|\s+|[^\w\s]", text)
-
-
-def _tokens(text: str, *, words: bool, most: int) -> Tokens:
-    counted = Counter(_words(text) if words else text).most_common(most or None)
-    return Tokens(known={part: number for number, (part, _) in enumerate(counted)}, words=words)
-
-
-def _windows(numbers: Tensor, seq: int) -> tuple[Tensor, Tensor]:
-    """Rows of `seq` tokens one after another, and the same one token later."""
-    num = (len(numbers) - 1) // seq
-    return numbers[: num * seq].reshape(num, seq), numbers[1 : num * seq + 1].reshape(num, seq)
 
 
 def _loader(inputs: Tensor, targets: Tensor, settings: Settings) -> DataLoader[Any]:
