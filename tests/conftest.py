@@ -6,6 +6,11 @@ import os
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
+
+# Timing never decides a test: neither a slow example nor a slow draw is a failure on a busy machine.
+settings.register_profile("trimtab", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("trimtab")
 
 
 @pytest.fixture(autouse=True, scope="session")

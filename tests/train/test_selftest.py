@@ -10,6 +10,7 @@ from trimtab.train import selftest
 from trimtab.train.selftest import GROUPS, available, run_selftest
 from trimtab.train.selftest_guard import GUARD
 from trimtab.train.selftest_kit import Group, Part, SelfTestError
+from trimtab.train.selftest_losses import LOSSES
 from trimtab.train.selftest_monitor import MONITOR
 
 
@@ -109,4 +110,4 @@ def test_what_is_injected_is_really_injected(monkeypatch):
     from trimtab.train import selftest_monitor
 
     assert math.isnan(selftest_monitor._checked(torch.device("cpu"), spoil=math.nan)["global_grad_norm"])
-    assert selftest.GROUPS == (MONITOR, GUARD)
+    assert selftest.GROUPS == (MONITOR, GUARD, LOSSES)

@@ -8,7 +8,21 @@ from typing import Annotated
 
 import typer
 
-from trimtab.cli import checkpoint, demo, doctor, drill, explain, presets, replay, report, rules, run, selftest, tune
+from trimtab.cli import (
+    checkpoint,
+    demo,
+    doctor,
+    drill,
+    explain,
+    presets,
+    replay,
+    report,
+    rules,
+    run,
+    selftest,
+    train,
+    tune,
+)
 from trimtab.cli._argv import normalise, options_of
 
 app = typer.Typer(
@@ -22,6 +36,7 @@ app = typer.Typer(
 )
 for module in (demo, run, doctor, drill, report, replay, rules, explain, presets, selftest):
     app.command(module.NAME)(module.run)
+app.command(train.NAME, context_settings=train.CONTEXT)(train.run)
 app.add_typer(tune.app, name=tune.NAME)
 app.add_typer(checkpoint.app, name=checkpoint.NAME)
 
@@ -52,7 +67,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     if given[:1] == [doctor.NAME]:
         ours, rest = run.split(given, options_of(known.commands[doctor.NAME]))  # type: ignore[attr-defined]
         given, script = (ours, rest) if rest and doctor.is_script(rest[0]) else (given, script)
-    words = [*normalise(given, options_of(known)), *(["--", *script] if script else [])]
+    # One word can be a flag of one command and take a value in another: the command decides.
+    own = known.commands.get(given[0]) if given else None  # type: ignore[attr-defined]
+    words = [*normalise(given, options_of(own or known)), *(["--", *script] if script else [])]
     try:
         app(args=words, prog_name="trimtab")
     except SystemExit as end:

@@ -39,7 +39,7 @@ class Level:
             off = min(1.25 * abs(value - self.now), 1e300)
             # Noise is learned fast at first, and a single outlier counts for no more than a few of itself.
             bound = max(8.0 * self.noise, 1e-12) if self._num > 3 * SHORT else off
-            weight = max(1.0 - NOISE_DECAY, 1.0 / (self._num - SHORT + 1))
+            weight = max(1.0 - NOISE_DECAY, 1.0 / max(self._num - SHORT + 1, 1))
             self.noise += weight * (min(off, bound) - self.noise)
         self._recent.append(value)
         self.now = _median(self._recent)
