@@ -6,8 +6,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
-from trimtab.checks.outcome import Line, failed, not_applicable, passed
+from trimtab.checks.outcome import Line
 from trimtab.checks.probe import Probe
+from trimtab.checks.translated import translated
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,17 +33,4 @@ class DtypeMismatch:
 
     def run(self, probe: Probe) -> Iterator[Line]:
         """Translate PyTorch's error."""
-        failure = probe.failure
-        if failure is not None and probe.failed_as == self.name:
-            where = f" in {failure.module}" if failure.module else ""
-            yield failed(
-                self,
-                f"types do not fit{where}: {failure.text[:200]}",
-                f"in the {failure.phase} pass of call {len(probe.calls) - 1}, at {failure.where or 'unknown'}",
-                "x, y = x.float(), y.long()",
-                (failure.module,) if failure.module else (),
-            )
-        elif not probe.through:
-            yield not_applicable(self, probe.no_steps)
-        else:
-            yield passed(self, f"{len(probe.through)} calls came to their end")
+        return translated(self, probe, "types do not fit", "x, y = x.float(), y.long()")

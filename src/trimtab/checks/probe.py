@@ -296,6 +296,5 @@ class Probe:
 
     def _seed(self, seed: int | None = None) -> None:
         value = self.options.seed if seed is None else seed
-        torch.manual_seed(value)
-        random.seed(value)
-        np.random.seed(value)
+        for sow in (torch.manual_seed, random.seed, np.random.seed):
+            sow(value)
