@@ -88,7 +88,9 @@ def open_page(chromium: Any) -> Iterator[Open]:
         page.on("pageerror", lambda error: seen.complaints.append(str(error)))
         page.on("dialog", lambda dialog: (seen.complaints.append(dialog.message), dialog.dismiss()))
         page.goto(path.as_uri())
-        page.wait_for_function("document.documentElement.dataset.paintedMs")
+        page.wait_for_selector(
+            "html[data-painted-ms]", state="attached"
+        )  # a polled string would need eval, which the page forbids
         return seen
 
     yield open_it
