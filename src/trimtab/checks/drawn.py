@@ -69,12 +69,12 @@ class _Columns(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return func(*args, **(kwargs or {}))
 
 
-def broadcasts(probe: Probe) -> list[str]:
-    """Where a column meets a row in a step; nothing where it could not be looked at."""
+def broadcasts(probe: Probe) -> list[str] | None:
+    """Where a column meets a row in a step; None where it could not be looked at."""
     mode = _Columns()
     try:
         with probe.trial(rates=False), mode:
             raw_loss(probe.target, fresh(probe.batch(0)))
     except Exception:
-        return []
+        return None
     return mode.seen

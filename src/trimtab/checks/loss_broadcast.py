@@ -38,11 +38,13 @@ class LossBroadcast:
             yield failed(
                 self,
                 "outputs and targets of different shapes are spread over each other.",
-                told.partition(". This will")[0][:160] or seen[0],
+                told.partition(". This will")[0][:160] or (seen or [""])[0],
                 "loss = loss_fn(output.squeeze(-1), y)",
                 ("loss",),
             )
         elif not probe.through:
             yield not_applicable(self, probe.no_steps)
+        elif seen is None:
+            yield not_applicable(self, "the step cannot be made under a look at every operation")
         else:
             yield passed(self, "no column meets a row in the loss")
