@@ -39,8 +39,8 @@ def run(
 ) -> int:
     """Train one of the documented systems on real data. `trimtab train RECIPE --help` shows the options of one.
 
-    Every recipe takes --quick, --fault NAME, --unguarded, --compare, --resume, --run-dir, --checkpoint-dir, --seed and
-    --json beside its own options.
+    Every recipe takes --quick, --fault NAME, --unguarded, --compare, --resume, --run-dir, --checkpoint-dir, --device,
+    --seed and --json beside its own options.
     """
     if recipe is None:
         _list()
@@ -55,7 +55,9 @@ def command_of(recipe: Recipe) -> typer.Typer:
     """A recipe as a command of its own, with its options as flags."""
     app = typer.Typer(add_completion=False, rich_markup_mode="rich", pretty_exceptions_show_locals=False)
     body = _body(recipe)
-    parameters = [*(_parameter(option) for option in recipe.options), *_common(recipe)]
+    common = list(_common(recipe))
+    taken = {one.name for one in common}
+    parameters = [*(_parameter(option) for option in recipe.options if option.name not in taken), *common]
     body.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     body.__annotations__ = {one.name: one.annotation for one in parameters}
     faults = "\n".join(f"- {fault.name}: {fault.summary}" for fault in recipe.faults)
@@ -80,7 +82,7 @@ def _body(recipe: Recipe) -> Callable[..., None]:
         }
         how: dict[str, Any] = {"quick": given["quick"], "fault": given["fault"], "run_dir": given["run_dir"]}
         how["checkpoint_dir"] = given["checkpoint_dir"]
-        chosen["seed"] = given["seed"]
+        chosen |= {"seed": given["seed"], "device": given["device"]}
         with _shown(as_json=given["as_json"]) as (say, show):
             if given["compare"]:  # the table at the end says it all
                 results = compare(recipe, chosen, **how)
@@ -124,6 +126,7 @@ def _common(recipe: Recipe) -> Iterator[inspect.Parameter]:
         ("resume", str | None, None, "Go on from the newest sound checkpoint (auto) or from a path."),
         ("run_dir", Path | None, None, "Where to record; runs/<id> unless given."),
         ("checkpoint_dir", Path | None, None, "Where to keep checkpoints and history.json; none without it."),
+        ("device", str, "auto", "auto (a GPU where there is one), cpu, cuda or cuda:N."),
         ("seed", int, 42, "Another seed, another run."),
         ("json", bool, False, "Print one JSON object."),
     )

@@ -1,4 +1,4 @@
-"""Measures a model on a loader, and puts batches where the model is."""
+"""Measures a model on a loader, where the model is."""
 
 from __future__ import annotations
 
@@ -11,28 +11,11 @@ from torch import Tensor, nn
 
 from trimtab.core.errors import InputError
 from trimtab.sample.observed import batch_size
+from trimtab.train.device import to_device
 
 LossFn = Callable[[Any, Any], Tensor]
 StepFn = Callable[[nn.Module, Any], Tensor]
 Metrics = Callable[[Tensor, Tensor], Mapping[str, float]]
-
-
-def to_device(batch: Any, device: torch.device) -> Any:
-    """The batch with every tensor on the device; what is there already is not copied.
-
-    Example:
-        >>> to_device({"x": torch.ones(1), "name": "a"}, torch.device("cpu"))
-        {'x': tensor([1.]), 'name': 'a'}
-    """
-    if isinstance(batch, Tensor):
-        return batch.to(device, non_blocking=True)
-    if isinstance(batch, Mapping):
-        return {key: to_device(one, device) for key, one in batch.items()}
-    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
-        return type(batch)(*(to_device(one, device) for one in batch))
-    if isinstance(batch, list | tuple):
-        return type(batch)(to_device(one, device) for one in batch)
-    return batch
 
 
 def loss_of(model: nn.Module, batch: Any, loss_fn: LossFn | None, step_fn: StepFn | None) -> tuple[Tensor, Any]:
@@ -60,6 +43,8 @@ def evaluate_model(
 ) -> dict[str, float]:
     """The mean loss over samples as `loss`, and the metrics over all outputs; the model's mode is put back.
 
+    Batches are brought to `device`, or to where the model's first parameter is.
+
     Example:
         >>> from torch.utils.data import DataLoader, TensorDataset
         >>> loader = DataLoader(TensorDataset(torch.ones(3, 1), torch.zeros(3, 1)), batch_size=2)
@@ -67,6 +52,8 @@ def evaluate_model(
         {'loss': 1.0}
     """
     modes = {module: module.training for module in model.modules()}
+    if device is None and (first := next(model.parameters(), None)) is not None:
+        device = first.device
     model.eval()
     total, num = 0.0, 0
     outputs: list[Tensor] = []

@@ -94,6 +94,7 @@ def epoch_row(
         "weight_decay": max(rig.stability.keeper.decays, default=0.0),
         "first_step": course.first_step,
         "num_steps": course.step - course.first_step,
+        "device": str(device),
         "memory_peak_bytes": memory_peak(device),
         "seconds": round(time.perf_counter() - began, 3),
     }

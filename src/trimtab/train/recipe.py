@@ -12,7 +12,9 @@ How to write one: a file `recipes/NAME.py` with
 
 and one line in `recipes/__init__.py`. `Parts.begin(parts)` is called once everything, a fault included, is in place;
 `Parts.finish(trainer)` may return facts for the result (samples of text, a diagnosis). Texts for people go through the
-`say` in `settings` (None where nobody reads). `Parts.guard` are further settings of the guard, as `Config` knows them.
+`say` in `settings` (None where nobody reads). `settings["device"]` is the device of every recipe: models and batches
+are brought there by the trainer, and nothing else needs to know it. `Parts.guard` are further settings of the guard, as
+`Config` knows them.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ import difflib
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +32,7 @@ from torch import nn
 
 from trimtab.core.config import PolicyConfig
 from trimtab.core.errors import InputError, TrainingStopped
+from trimtab.train.device import AUTO, choose_device
 from trimtab.train.evaluation import LossFn, Metrics, StepFn
 from trimtab.train.progress import Progress
 from trimtab.train.rig import Surroundings
@@ -146,7 +149,8 @@ def settings_of(recipe: Recipe, given: Settings, *, quick: bool = False) -> dict
         trimtab.core.errors.InputError: r has no setting 'lrr'; did you mean 'lr'?
     """
     options = {option.name: option for option in recipe.options}
-    settings = {name: option.default for name, option in options.items()} | {"seed": SEED, "say": None}
+    settings: dict[str, Any] = {"seed": SEED, "device": AUTO, "say": None}
+    settings |= {name: option.default for name, option in options.items()}
     settings |= dict(recipe.quick) if quick else {}
     for name, value in given.items():
         if name not in settings:
@@ -187,8 +191,10 @@ def run_recipe(
     """
     settings = settings_of(recipe, {**(given or {}), "say": say}, quick=quick)
     began, stopped = time.perf_counter(), None
-    with torch.random.fork_rng(devices=[]):
+    device = choose_device(settings["device"])  # a wrong one is told before anything is built
+    with torch.random.fork_rng(devices=[] if device.type != "cuda" else [device]):
         parts = build_parts(recipe, settings, fault)
+        config = replace(parts.config, device=str(device))
         if parts.begin is not None:
             parts.begin(parts)
         around = Surroundings(
@@ -205,7 +211,7 @@ def run_recipe(
         trainer = Trainer(
             parts.model,
             parts.loss_fn,
-            parts.config,
+            config,
             step_fn=parts.step_fn,
             metrics=parts.metrics,
             evaluate=parts.evaluate,

@@ -13,11 +13,11 @@ from torch import nn
 from trimtab.core.errors import CheckpointError, InputError
 from trimtab.recover import documented
 from trimtab.recover.checkpointer import Checkpointer
+from trimtab.train.device import AUTO
 from trimtab.train.rig import Rig
 from trimtab.train.stages import Stage
 
 log = logging.getLogger("trimtab")
-AUTO = "auto"
 BEST = "best_model"
 HISTORY = "history.json"
 

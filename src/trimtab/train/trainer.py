@@ -11,7 +11,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from trimtab.core.errors import InputError
@@ -23,11 +22,12 @@ from trimtab.recover.loader import resumable
 from trimtab.train.averaging import averaged_or
 from trimtab.train.corrections import correct
 from trimtab.train.course import Course
+from trimtab.train.device import choose_device, to_device
 from trimtab.train.early_stopping import EarlyStopping
-from trimtab.train.evaluation import LossFn, Metrics, StepFn, evaluate_model, to_device
+from trimtab.train.evaluation import LossFn, Metrics, StepFn, evaluate_model
 from trimtab.train.history import History, epoch_row
 from trimtab.train.rig import Rig, Surroundings, build_rig
-from trimtab.train.saving import AUTO, HISTORY, folder_of, go_on, save_after_epoch, save_best, tell_how_to_go_on
+from trimtab.train.saving import HISTORY, folder_of, go_on, save_after_epoch, save_best, tell_how_to_go_on
 from trimtab.train.settings import TrainConfig
 from trimtab.train.stages import Stage, freeze, num_steps, set_training
 from trimtab.train.steps import complete_tail, micro_batch, update
@@ -46,6 +46,7 @@ class Trainer:
     optimizer step.
 
     Example:
+        >>> import torch
         >>> from torch.utils.data import DataLoader, TensorDataset
         >>> _ = torch.manual_seed(0)
         >>> x = torch.randn(64, 3)
@@ -76,8 +77,7 @@ class Trainer:
         if loss_fn is None and step_fn is None:
             raise InputError("there is neither loss_fn(output, target) nor step_fn(model, batch); give one of them")
         self.config = config or TrainConfig()
-        wanted = self.config.device
-        self.device = torch.device(_usual_device() if wanted == AUTO else wanted)
+        self.device = choose_device(self.config.device)
         self.model = model.to(self.device)  # before any optimizer is built
         self.stages = tuple(stages) or (Stage(epochs=self.config.num_epochs),)
         if len({stage.name for stage in self.stages}) != len(self.stages):
@@ -239,9 +239,7 @@ class Trainer:
         model = averaged_or(self.model, self.rig.ema if self.rig is not None else None)
         if self._evaluate is not None:
             return dict(self._evaluate(model, loader))
-        return evaluate_model(
-            model, loader, loss_fn=self._loss_fn, step_fn=self._step_fn, metrics=self._metrics, device=self.device
-        )
+        return evaluate_model(model, loader, loss_fn=self._loss_fn, step_fn=self._step_fn, metrics=self._metrics)
 
     # -- what the documents ask a trainer for --------------------------------------------------------------------
 
@@ -293,7 +291,3 @@ class Trainer:
         folder = self.around.checkpoint_dir or next(reversed(self.run_dirs), None)
         if folder is not None:
             self.history.save(folder / HISTORY)
-
-
-def _usual_device() -> str:
-    return "cuda" if torch.cuda.is_available() else "cpu"

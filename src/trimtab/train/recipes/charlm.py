@@ -169,7 +169,7 @@ def _evaluation(tokens: Tokens, settings: Settings) -> Any:
         epochs += 1
         if epochs % 2 == 0 and settings["say"] is not None:
             settings["say"](f"sample: {_sample(model, tokens, PROMPTS[0], settings)!r}")
-        return evaluate_model(model, loader, loss_fn=next_token_loss, device=next(model.parameters()).device)
+        return evaluate_model(model, loader, loss_fn=next_token_loss)
 
     return evaluate
 
