@@ -1,4 +1,4 @@
-"""What activation functions do to a gradient, and what they cost: the table of docs/stable_losses.md.
+"""What activation functions do to a gradient, and what they cost: the table of docs/reference/stable_losses.md.
 
     python benchmarks/activations.py
 

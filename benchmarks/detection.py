@@ -197,7 +197,7 @@ def everything(args: argparse.Namespace) -> int:
     if "report" in halves and not args.only:
         pages = {
             "README.md": detection_report.comparison(halves["report"]),
-            "docs/detection.md": detection_report.half_report("report", halves["report"], lists=True),
+            "docs/explanation/detection.md": detection_report.half_report("report", halves["report"], lists=True),
         }
         for page, text in pages.items():
             written = detection_report.write_page(text, REPO / page)

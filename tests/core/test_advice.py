@@ -869,6 +869,6 @@ def test_recommendations_for_a_finding_are_in_their_order() -> None:
 
 
 def test_the_page_on_advice_is_up_to_date() -> None:
-    page = (Path(__file__).parents[2] / "docs" / "advice.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[2] / "docs" / "how-to" / "advice.md").read_text(encoding="utf-8")
     table = page.partition("<!-- advice:begin -->\n")[2].partition("\n<!-- advice:end -->")[0]
-    assert table == as_markdown(), "print as_markdown() into docs/advice.md, as the page says"
+    assert table == as_markdown(), "print as_markdown() into docs/how-to/advice.md, as the page says"

@@ -33,7 +33,7 @@ def advise_on(config: Config, finding: Finding, own: tuple[str, ...], window: Wi
 
 
 def as_markdown() -> str:
-    """The whole table for people, as docs/advice.md shows it."""
+    """The whole table for people, as docs/how-to/advice.md shows it."""
     lines = ["| number | attached to | when | advice |", "| --- | --- | --- | --- |"]
     for one in TABLE:
         numbers = one.id + (f" ({', '.join(one.also)})" if one.also else "")
