@@ -9,7 +9,7 @@ from trimtab.core.errors import InputError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Point:
-    """One step of a guide: what to do, how to see whether it is needed, its number (`source`) in docs/how-to/advice.md."""
+    """One step of a guide: what to do, how to see whether it is needed, and its number in docs/how-to/advice.md."""
 
     do: str
     check: str
