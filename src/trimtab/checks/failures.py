@@ -9,6 +9,7 @@ from trimtab.checks.events import Failure
 PATTERNS: tuple[tuple[str, str], ...] = (
     ("label-range", r"^target -?\d+ is out of bounds|target out of|index out of range in self|class values must be"),
     ("label-range", r"should be between 0 and 1|all elements of (target|input) should be between"),
+    ("label-range", r"device-side assert"),
     ("in-place-hazard", r"modified by an inplace operation|in-place operation"),
     ("loss-not-scalar", r"implicitly created only for scalar outputs"),
     ("no-grad", r"inference tensor"),

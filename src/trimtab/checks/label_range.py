@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from trimtab.checks.leaves import leaves
+from trimtab.checks.on_device import is_lost, out_of_range
 from trimtab.checks.outcome import Line, failed, not_applicable, passed
 from trimtab.checks.probe import Probe
 from trimtab.checks.roles import holds
@@ -42,6 +43,8 @@ class LabelRange:
         found = list(self._outside(probe))
         if found:
             yield from found
+        elif failure is not None and is_lost(failure.text):
+            yield from self.after_assertion(probe)
         elif failure is not None and probe.failed_as == self.name:
             yield failed(
                 self,
@@ -54,6 +57,22 @@ class LabelRange:
             yield passed(self, f"{facts.num_classes} classes, {probe.scan.num_seen}")
         else:
             yield not_applicable(self, "the loss does not say how many classes there are")
+
+    def after_assertion(self, probe: Probe) -> Iterator[Line]:
+        """Report what can be told after a kernel of the GPU gave up."""
+        found = out_of_range(probe.model, probe.scan.leaves)
+        whole = [
+            f"tensor {path} of the batch goes from {leaf.low:.0f} to {leaf.high:.0f}"
+            for path, leaf in probe.scan.leaves.items()
+            if leaf.label_like
+        ]
+        yield failed(
+            self,
+            "an assertion in a kernel of the GPU failed: nearly always a label or a token out of range.",
+            "; ".join([told for _, told in found] or whole or ["no whole numbers in the batch"]),
+            "assert 0 <= y.min() and y.max() < num_classes",
+            tuple(path for path, _ in found) or ("targets",),
+        )
 
     def _outside(self, probe: Probe) -> Iterator[Line]:
         facts, scan = probe.facts, probe.scan

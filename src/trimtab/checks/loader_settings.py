@@ -9,6 +9,8 @@ from typing import ClassVar
 from trimtab.checks.outcome import Line, not_applicable, passed, warned
 from trimtab.checks.probe import Probe
 
+WAITS = 0.3
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoaderSettings:
@@ -19,7 +21,8 @@ class LoaderSettings:
     data.
 
     ## How it is checked
-    The settings of the DataLoader, where the model is on a GPU. On a CPU there is nothing to check.
+    The settings of the DataLoader, where the model is on a GPU and its batches are not yet. Workers are missed only
+    where reading takes a good part of a step. On a CPU there is nothing to check.
 
     ## What to try
     1. `DataLoader(..., pin_memory=True, num_workers=4)` and `batch.to(device, non_blocking=True)`.
@@ -39,12 +42,18 @@ class LoaderSettings:
         if not hasattr(loader, "pin_memory"):
             yield not_applicable(self, f"the loader is a {type(loader).__name__}, which has no such settings")
             return
+        if probe.scan.leaves and all(leaf.device.type == "cuda" for leaf in probe.scan.leaves.values()):
+            yield not_applicable(self, "batches are on the GPU when they leave the loader")
+            return
         told = f"pin_memory {loader.pin_memory}, num_workers {getattr(loader, 'num_workers', 0)}"
         if not loader.pin_memory:
             yield warned(
                 self, "batches are not in pinned memory.", told, "DataLoader(..., pin_memory=True)", ("loader",)
             )
-        elif not getattr(loader, "num_workers", 0):
+            return
+        read_s = probe.scan.seconds / max(probe.scan.num, 1)
+        told += f", {1000 * read_s:.1f} ms to read a batch, {1000 * probe.step_s:.1f} ms for a step"
+        if not getattr(loader, "num_workers", 0) and read_s > WAITS * probe.step_s > 0:
             yield warned(self, "no worker reads ahead.", told, "DataLoader(..., num_workers=4)", ("loader",))
         else:
             yield passed(self, told)

@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 
 from trimtab.checks.drive import Options
+from trimtab.checks.label_range import LabelRange
+from trimtab.checks.on_device import is_lost
 from trimtab.checks.outcome import Check, Line, Status, not_applicable
 from trimtab.checks.probe import Probe
 from trimtab.checks.rebatch import smaller
@@ -61,12 +63,29 @@ def examine(
     if options.batch_size is not None:
         target = smaller(target, options.batch_size)
     began = time.perf_counter()
-    with warnings.catch_warnings(), Probe(target, options, again) as probe:
-        warnings.simplefilter("ignore")  # what a training says in experiments is no news
-        lines = [line for check in chosen for line in _run(check, probe)]
-        traces = tuple(c.failure.trace for c in probe.calls if c.failure is not None)
-        steps = tuple(view(call, probe.batch(i)) for i, call in enumerate(probe.calls))
+    probe = Probe(target, options, again)
+    try:
+        with warnings.catch_warnings(), probe:
+            warnings.simplefilter("ignore")  # what a training says in experiments is no news
+            lines = [line for check in chosen for line in _run(check, probe)]
+            traces = tuple(c.failure.trace for c in probe.calls if c.failure is not None)
+            steps = tuple(view(call, probe.batch(i)) for i, call in enumerate(probe.calls))
+    except RuntimeError as error:
+        if not is_lost(error):
+            raise
+        lines, traces, steps = _after_assertion(chosen, probe, error), (), ()
     return Report(lines=tuple(explained(lines)), steps=steps, seconds=time.perf_counter() - began, traces=traces)
+
+
+def _after_assertion(chosen: Iterable[Check], probe: Probe, error: Exception) -> list[Line]:
+    """The list of a training whose GPU answers no more: what was noted before is all there is."""
+    why = f"the GPU answers no more: {str(error).splitlines()[0][:120]}"
+    asked = {check.name: check for check in chosen} | {LabelRange.name: LabelRange()}
+    return [
+        line
+        for check in asked.values()
+        for line in (check.after_assertion(probe) if isinstance(check, LabelRange) else [not_applicable(check, why)])
+    ]
 
 
 def examine_seen(probe: Probe, *, select: Iterable[str] = (), ignore: Iterable[str] = ()) -> Report:

@@ -40,9 +40,11 @@ def untouched(target: Target, *, deep: bool = False) -> Iterator[Undo]:
     try:
         yield memory.undo
     finally:
-        memory.undo()
-        for undo in undo_rest:
-            undo()
+        try:
+            memory.undo()
+        finally:  # tensors on a GPU that answers no more cannot be put back; the rest can
+            for undo in undo_rest:
+                undo()
 
 
 def remembered(target: Target, *, deep: bool = False) -> Memory:
