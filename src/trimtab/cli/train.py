@@ -17,7 +17,8 @@ from trimtab.cli._shell import DIFFERENT, OK, command, console, emit
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from trimtab.train.recipe import Option, Recipe, Result
+    from trimtab.train.recipe import Option, Recipe
+    from trimtab.train.result import Result
 
 NAME = "train"
 CONTEXT = {

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from trimtab.core.types import Outcome
 from trimtab.monitor.stability import StabilityMonitor, check_training_stability
 
@@ -21,3 +23,11 @@ def correct(stability: StabilityMonitor, train_loss: float, val_loss: float | No
     issues = check_training_stability(train_loss, val_loss, stability.history, persistence=stability.persistence)
     gravest_first = sorted(issues, key=lambda issue: stability.keeper.factors[issue])
     return issues, [stability.handle_training_instability(issue) for issue in gravest_first]
+
+
+def correct_epoch(
+    stability: StabilityMonitor, train_loss: float, val_loss: float | None, num_bad: int
+) -> tuple[list[str], list[Outcome]]:
+    """The issues of an epoch and what was really done; one NaN among its losses is news, whatever their mean is."""
+    issues, outcomes = correct(stability, math.nan if num_bad else train_loss, val_loss)
+    return issues, [outcome for outcome in outcomes if outcome.applied]

@@ -22,6 +22,9 @@ class Course:
     def __init__(self, history: History, stopping: EarlyStopping) -> None:
         self.history, self.stopping = history, stopping
         self.stability: Any = None
+        self.settings: dict[str, Any] = {}
+        self.changed: dict[str, tuple[Any, Any]] = {}
+        """Settings that a checkpoint was saved with, and those here, where they differ."""
         self.epoch = self.step = self.steps_done = self.micro = self.first_step = 0
         self.last_loss = torch.zeros(())
         self._sums: Tensor | None = None  # of finite losses, how many they are, how many were not finite
@@ -67,6 +70,7 @@ class Course:
             "first_step": self.first_step,
             "last_loss": float(self.last_loss.detach()),
             "sums": None if self._sums is None else self._sums.tolist(),
+            "settings": dict(self.settings),
             "history": self.history.state_dict(),
             "stopping": self.stopping.state_dict(),
             "stability": None if self.stability is None else self.stability.state_dict(),
@@ -78,6 +82,8 @@ class Course:
             setattr(self, name, int(state[name]))
         self.last_loss = torch.tensor(float(state["last_loss"]))
         self._sums = None if state["sums"] is None else torch.tensor(state["sums"], dtype=torch.float64)
+        saved = state.get("settings", {})
+        self.changed = {k: (saved[k], now) for k, now in self.settings.items() if k in saved and saved[k] != now}
         self.history.load_state_dict(state["history"])
         self.stopping.load_state_dict(state["stopping"])
         if self.stability is not None and state["stability"] is not None:

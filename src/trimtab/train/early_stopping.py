@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import difflib
+import logging
 import math
 from collections.abc import Mapping
 from typing import Any
 
 from trimtab.core.errors import InputError
+
+log = logging.getLogger("trimtab")
 
 
 class EarlyStopping:
@@ -28,6 +32,7 @@ class EarlyStopping:
             raise InputError(f"patience is {patience} and min_delta {min_delta}; expected 0 or more of both")
         self.metric, self._sign = monitor.removeprefix("-"), -1.0 if monitor.startswith("-") else 1.0
         self.patience, self.min_delta = patience, min_delta
+        self.told = False  # that there is no such metric
         self._best = -math.inf
         self.epochs_without_improvement = 0
 
@@ -61,3 +66,19 @@ class EarlyStopping:
         """Go on where `state_dict` was taken."""
         self._best = float(state["best"])
         self.epochs_without_improvement = int(state["epochs_without_improvement"])
+
+
+def warn_of_no_metric(stopping: EarlyStopping, metrics: Mapping[str, float]) -> None:
+    """Say once that the metric to go by is not there: nothing would be the best, and nothing would ever stop."""
+    if stopping.metric in metrics or stopping.told:
+        return
+    stopping.told = True
+    if stopping.metric == "val_loss":
+        tell, hint = (
+            log.warning if stopping.patience else log.info,
+            "give a validation loader, or monitor='-train_loss'",
+        )
+    else:
+        close = difflib.get_close_matches(stopping.metric, metrics, n=1)
+        tell, hint = log.warning, f"did you mean {close[0]!r}?" if close else f"an epoch has {', '.join(metrics)}"
+    tell("no epoch has %r to be judged by: none is the best, and none the last; %s", stopping.metric, hint)

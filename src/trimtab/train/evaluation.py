@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable, Iterable, Mapping
+from functools import cache
 from typing import Any
 
 import torch
@@ -13,9 +15,20 @@ from trimtab.core.errors import InputError
 from trimtab.sample.observed import batch_size
 from trimtab.train.device import to_device
 
+log = logging.getLogger("trimtab")
 LossFn = Callable[[Any, Any], Tensor]
 StepFn = Callable[[nn.Module, Any], Tensor]
 Metrics = Callable[[Tensor, Tensor], Mapping[str, float]]
+
+
+def check_given(model: Any, loss_fn: Any, step_fn: Any, metrics: Any, evaluate: Any) -> None:
+    """Tell what a training could not work with."""
+    if not isinstance(model, nn.Module):
+        raise InputError(f"the model is a {type(model).__name__}; expected a torch.nn.Module")
+    if loss_fn is None and step_fn is None:
+        raise InputError("there is neither loss_fn(output, target) nor step_fn(model, batch); give one of them")
+    if metrics is not None and step_fn is not None and evaluate is None:
+        raise InputError("metrics(outputs, targets) needs loss_fn; with step_fn give evaluate(model, loader)")
 
 
 def loss_of(model: nn.Module, batch: Any, loss_fn: LossFn | None, step_fn: StepFn | None) -> tuple[Tensor, Any]:
@@ -74,3 +87,18 @@ def evaluate_model(
     if metrics is not None and outputs:
         found |= metrics(torch.cat(outputs), torch.cat(targets))
     return found
+
+
+def measured_by(
+    evaluate: Callable[[nn.Module, Any], Mapping[str, float]], model: nn.Module, loader: Any
+) -> dict[str, float]:
+    """What a recipe's own evaluation says, as plain numbers; one without a `loss` is told, and cannot be judged."""
+    found = {name: float(value) for name, value in dict(evaluate(model, loader)).items()}
+    if "loss" not in found:
+        _tell_no_loss(", ".join(found) or "nothing")
+    return found
+
+
+@cache
+def _tell_no_loss(names: str) -> None:
+    log.warning("evaluate returned %s and no 'loss': validation is recorded, but nothing can be judged by it", names)

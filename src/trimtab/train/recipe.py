@@ -13,16 +13,17 @@ How to write one: a file `recipes/NAME.py` with
 and one line in `recipes/__init__.py`. `Parts.begin(parts)` is called once everything, a fault included, is in place;
 `Parts.finish(trainer)` may return facts for the result (samples of text, a diagnosis). Texts for people go through the
 `say` in `settings` (None where nobody reads). `settings["device"]` is the device of every recipe: models and batches
-are brought there by the trainer, and nothing else needs to know it. `Parts.guard` are further settings of the guard, as
-`Config` knows them.
+are brought there by the trainer, and nothing else needs to know it. `settings["resume"]` and `["checkpoint_dir"]` are
+what was given; a recipe that goes on by itself sets `Parts.resume` to what is left for the trainer (None: nothing).
+`Parts.guard` are further settings of the guard, as `Config` knows them.
 """
 
 from __future__ import annotations
 
 import difflib
-import math
+import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -35,6 +36,7 @@ from trimtab.core.errors import InputError, TrainingStopped
 from trimtab.train.device import AUTO, choose_device
 from trimtab.train.evaluation import LossFn, Metrics, StepFn
 from trimtab.train.progress import Progress
+from trimtab.train.result import Result, result_of
 from trimtab.train.rig import Surroundings
 from trimtab.train.settings import TrainConfig
 from trimtab.train.stages import Stage, freeze, make_optimizer
@@ -42,6 +44,7 @@ from trimtab.train.trainer import Evaluate, Hook, Trainer
 
 Settings = Mapping[str, Any]
 SEED = 42
+AS_GIVEN = "as given"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,6 +80,7 @@ class Parts:
     tags: Any = None
     policy: PolicyConfig | None = None
     guard: Settings = field(default_factory=dict)
+    resume: str | os.PathLike[str] | None = AS_GIVEN
     before_step: Hook | None = None
     after_step: Hook | None = None
     begin: Callable[[Parts], None] | None = None
@@ -113,28 +117,6 @@ class Recipe:
         return known[wanted]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Result:
-    """How one run of a recipe ended."""
-
-    recipe: str
-    arm: str
-    fault: str | None
-    score_name: str
-    score: float
-    metrics: Mapping[str, float]
-    num_steps: int
-    seconds: float
-    rejected: int
-    weights_finite: bool
-    findings: tuple[str, ...]
-    actions: tuple[str, ...]
-    stopped: str | None
-    run_dirs: tuple[str, ...]
-    facts: Mapping[str, Any]
-    history: tuple[Mapping[str, Any], ...] = field(repr=False)
-
-
 def settings_of(recipe: Recipe, given: Settings, *, quick: bool = False) -> dict[str, Any]:
     """All settings in force: what is given, over the quick ones if asked for, over the defaults.
 
@@ -149,7 +131,7 @@ def settings_of(recipe: Recipe, given: Settings, *, quick: bool = False) -> dict
         trimtab.core.errors.InputError: r has no setting 'lrr'; did you mean 'lr'?
     """
     options = {option.name: option for option in recipe.options}
-    settings: dict[str, Any] = {"seed": SEED, "device": AUTO, "say": None}
+    settings: dict[str, Any] = {"seed": SEED, "device": AUTO, "say": None, "resume": None, "checkpoint_dir": None}
     settings |= {name: option.default for name, option in options.items()}
     settings |= dict(recipe.quick) if quick else {}
     for name, value in given.items():
@@ -189,7 +171,8 @@ def run_recipe(
 
     `run_dir=False` records nothing. `say` gets finished lines, `show` the one that is still growing.
     """
-    settings = settings_of(recipe, {**(given or {}), "say": say}, quick=quick)
+    told = {"say": say, "resume": resume, "checkpoint_dir": checkpoint_dir}
+    settings = settings_of(recipe, {**(given or {}), **told}, quick=quick)
     began, stopped = time.perf_counter(), None
     device = choose_device(settings["device"])  # a wrong one is told before anything is built
     with torch.random.fork_rng(devices=[] if device.type != "cuda" else [device]):
@@ -221,12 +204,13 @@ def run_recipe(
             after_step=parts.after_step,
         )
         try:
-            trainer.train(parts.train_loader, parts.val_loader, resume=resume)
+            left = resume if parts.resume == AS_GIVEN else parts.resume
+            trainer.train(parts.train_loader, parts.val_loader, resume=left)
         except TrainingStopped as stop:
             stopped = str(stop)
         facts = {} if parts.finish is None else parts.finish(trainer)
     arm = ("guarded" if guarded else "unguarded") if fault else ("clean" if guarded else "clean, unguarded")
-    return _result(recipe, trainer, arm, fault, stopped, facts, time.perf_counter() - began)
+    return result_of(recipe.name, recipe.score, trainer, arm, fault, stopped, facts, time.perf_counter() - began)
 
 
 def compare(recipe: Recipe, given: Settings | None = None, *, fault: str | None = None, **how: Any) -> list[Result]:
@@ -265,31 +249,3 @@ def doctor_target(recipe: Recipe, given: Settings | None = None, *, quick: bool 
     target = {"model": parts.model, "optimizer": make_optimizer(parts.model, stage, parts.config)}
     target |= {"loader": parts.train_loader, "val_loader": parts.val_loader}
     return target | ({"loss_fn": parts.loss_fn} if parts.step_fn is None else {"step_fn": parts.step_fn})
-
-
-def _result(
-    recipe: Recipe, trainer: Trainer, arm: str, fault: str | None, stopped: str | None, facts: Settings, seconds: float
-) -> Result:
-    history: Sequence[Mapping[str, Any]] = trainer.history.epochs
-    last = {name: value for name, value in (history[-1] if history else {}).items() if isinstance(value, float)}
-    last.pop("seconds", None)
-    state = [t for t in trainer.model.state_dict().values() if t.is_floating_point()]
-    name = recipe.score.removeprefix("-")
-    return Result(
-        recipe=recipe.name,
-        arm=arm,
-        fault=fault,
-        score_name=name,
-        score=last.get(name, math.nan),
-        metrics=last,
-        num_steps=trainer.course.steps_done,
-        seconds=round(seconds, 2),
-        rejected=trainer.rejected,
-        weights_finite=all(bool(t.isfinite().all()) for t in state),
-        findings=tuple(dict.fromkeys(finding.name for finding in trainer.findings)),
-        actions=tuple(f"step {o.at}: {o.action.kind} ({o.detail})" for o in trainer.outcomes),
-        stopped=stopped,
-        run_dirs=tuple(str(folder) for folder in trainer.run_dirs),
-        facts=dict(facts),
-        history=tuple(history),
-    )

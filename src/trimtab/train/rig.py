@@ -14,6 +14,7 @@ from trimtab.core.config import PolicyConfig
 from trimtab.guard import Guard
 from trimtab.monitor.stability import StabilityMonitor
 from trimtab.record.line_sink import LineSink
+from trimtab.record.lines import epoch_metrics
 from trimtab.record.training_tags import TrainingTagsSink
 from trimtab.recover.checkpointer import Checkpointer
 from trimtab.train.averaging import make_average
@@ -43,6 +44,10 @@ class Surroundings:
     """Further settings of the guard, as `Config` knows them."""
     on_finding: Callable[[Any], object] | None = None
 
+    def __post_init__(self) -> None:
+        if self.checkpoint_dir is not None:
+            object.__setattr__(self, "checkpoint_dir", Path(self.checkpoint_dir))
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rig:
@@ -66,6 +71,15 @@ class Rig:
         if recorder is not None:
             recorder.flush()
 
+    def validated(self, measured: Mapping[str, float], train_loss: float, around: Surroundings) -> None:
+        """Tell the guard what was measured; without one, the line of an epoch is said from here."""
+        if "loss" not in measured:
+            return
+        others = {name: value for name, value in measured.items() if name != "loss"}
+        self.guard.validate(measured["loss"], **others)
+        if not around.guarded and around.say is not None:
+            around.say(epoch_metrics({"Loss": train_loss, "Val loss": measured["loss"], **others}))
+
     def close(self, reason: str = "closed") -> None:
         """Judge what is under way, finish the record, take every hook off."""
         try:
@@ -82,9 +96,10 @@ def build_rig(
     around: Surroundings,
     *,
     loader: Any,
-    total_steps: int,
+    total_steps: int | None,
     device: torch.device,
     checkpoint_dir: Path | None,
+    run_dir: Any,
 ) -> Rig:
     """Build the parts of a stage for a model whose frozen parts are frozen already."""
     optimizer = make_optimizer(model, stage, config)
@@ -123,7 +138,7 @@ def build_rig(
             checkpoint=checkpointer,
             sinks=[meter, *lines, *tags, *around.sinks],
             on_finding=around.on_finding,
-            run_dir=around.run_dir,
+            run_dir=run_dir,
         )
         kept["guard"] = guard
     stability = StabilityMonitor(model, optimizer, clip or float("inf"), scaler, around.tags, policy=around.policy)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import logging
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -12,13 +14,18 @@ from trimtab.core.errors import InputError
 from trimtab.train.settings import SCHEDULES
 
 log = logging.getLogger("trimtab")
+RATES = ("lr", "initial_lr", "max_lr", "min_lr")
+"""What torch's schedulers keep in the groups of an optimizer."""
+LENGTHLESS = ("none", "plateau", "lambda")
+"""Schedules that need not know how many steps there will be."""
 
 
 class Schedule:
     """A schedule with an exact linear warm-up before it; owns what the rates of an optimizer are.
 
     During the warm-up the rate at step s is `init + (s / warmup_steps) * (base - init)`; then the inner schedule
-    begins at its own beginning. `step` is called after each optimizer step, `epoch_done` after each validation.
+    begins at its own beginning. `step` is called after each optimizer step, `epoch_done` after each validation. `plan`
+    is what the schedule was made from: one that goes on from a checkpoint with another plan follows its own.
 
     Example:
         >>> import torch
@@ -31,15 +38,24 @@ class Schedule:
     """
 
     def __init__(
-        self, optimizer: Optimizer, inner: Any, base_lrs: Sequence[float], warmup_steps: int, warmup_init_lr: float
+        self,
+        optimizer: Optimizer,
+        inner: Any,
+        base_lrs: Sequence[float],
+        warmup_steps: int,
+        warmup_init_lr: float,
+        plan: Mapping[str, Any] | None = None,
     ) -> None:
         self.optimizer: Any = optimizer
         self.base_lrs = list(base_lrs)
         self.count = 0
-        self._inner, self._warmup = inner, warmup_steps
+        self._other: list[str] = []  # what a checkpoint that was loaded had planned otherwise
+        self._inner, self._warmup, self._plan = inner, warmup_steps, dict(plan or {})
         highest = max(self.base_lrs)
         self._first = [warmup_init_lr * base / highest for base in self.base_lrs]
         self._after = [float(group["lr"]) for group in self.optimizer.param_groups]
+        self._groups = [{k: group[k] for k in RATES if k in group} for group in self.optimizer.param_groups]
+        self._begun = copy.deepcopy(self._inner_state())
         if warmup_steps:
             self._warm()
 
@@ -59,7 +75,9 @@ class Schedule:
             self._inner.step()
 
     def epoch_done(self, metric: float) -> None:
-        """A validation gave this loss: what `plateau` goes by."""
+        """A validation gave this loss: what `plateau` goes by. One that is not finite says nothing about a plateau."""
+        if not math.isfinite(metric):
+            return
         if self._inner is not None and _by_metric(self._inner) and self.count >= self._warmup:
             self._inner.step(metric)
 
@@ -81,21 +99,47 @@ class Schedule:
 
     def state_dict(self) -> dict[str, Any]:
         """Plain data."""
-        inner = {} if self._inner is None else self._inner.state_dict()
-        return {"count": self.count, "inner": inner, "base_lrs": list(self.base_lrs)}
+        base_lrs, plan = list(self.base_lrs), dict(self._plan)
+        return {"count": self.count, "inner": self._inner_state(), "base_lrs": base_lrs, "plan": plan}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where `state_dict` was taken; the rates themselves come with the optimizer."""
-        self.count = int(state["count"])
-        if self._inner is not None:
+        """Go on where `state_dict` was taken; the rates themselves come with the optimizer, unless the plan is new."""
+        saved = {"base_lrs": list(state["base_lrs"]), **state.get("plan", self._plan)}
+        here = {"base_lrs": self.base_lrs, **self._plan}
+        other = [
+            f"{name} was {saved.get(name)}, is {value}" for name, value in here.items() if saved.get(name) != value
+        ]
+        self.count, self._other = int(state["count"]), other
+        if self._inner is not None and not other:
             self._inner.load_state_dict(dict(state["inner"]))
+
+    def follow_plan(self) -> None:
+        """After a resume: where the checkpoint's plan was another one, be at the same step of this one."""
+        if not self._other:
+            return
+        log.warning("the schedule goes on at step %d of another plan: %s", self.count, "; ".join(self._other))
+        self._other, count = [], self.count
+        for group, own in zip(self.optimizer.param_groups, self._groups, strict=True):
+            for name in RATES:
+                group.pop(name, None)
+            group |= own
+        if self._inner is not None:
+            self._inner.load_state_dict(copy.deepcopy(self._begun))
+        self.count, self.optimizer._opt_called = 0, True  # torch warns about steps that no optimizer made
+        if self._warmup:
+            self._warm()
+        for _ in range(count):
+            self.step()
+
+    def _inner_state(self) -> dict[str, Any]:
+        return {} if self._inner is None else dict(self._inner.state_dict())
 
 
 def make_schedule(
     optimizer: Optimizer,
     kind: str,
     *,
-    total_steps: int,
+    total_steps: int | None,
     warmup_steps: int = 0,
     warmup_init_lr: float = 0.0,
     min_lr: float = 0.0,
@@ -107,6 +151,8 @@ def make_schedule(
 ) -> Schedule:
     """The schedule of that kind over `total_steps`; each group's own rate is its base, and its peak in `onecycle`.
 
+    Where nobody knows how many steps there will be, `total_steps` is None: `none`, `plateau` and `lambda` work, `step`
+    and `cosine_restart` with a `step_size`.
     `step_size` is how many steps `step` keeps a rate (a third of the run unless given) and how long a first cycle of
     `cosine_restart` is (a quarter). `gamma` is the factor of `step` and `plateau`, and what is left at the end of
     `exponential`. `factor` is the function of `lambda`; without it the rate falls with one over the root of the steps.
@@ -126,20 +172,27 @@ def make_schedule(
     """
     if kind not in SCHEDULES:
         raise InputError(f"scheduler_type is {kind!r}; expected one of {', '.join(SCHEDULES)}")
-    total = max(int(total_steps), 1)
+    if total_steps is None and kind not in LENGTHLESS and not (step_size and kind in ("step", "cosine_restart")):
+        raise InputError(
+            f"the loader does not say how long it is, and a schedule of kind {kind!r} must know; give max_steps, or "
+            f"scheduler_type {', '.join(LENGTHLESS)}"
+        )
+    total = max(2 * warmup_steps if total_steps is None else int(total_steps), 1)
     warmup = min(warmup_steps, total // 2)
     if warmup < warmup_steps:
         log.warning("a warm-up of %d steps is more than half of the run's %d: %d it is", warmup_steps, total, warmup)
     bases = [float(group["lr"]) for group in optimizer.param_groups]
+    plan = {"kind": kind, "total_steps": total_steps, "warmup_steps": warmup, "warmup_init_lr": warmup_init_lr}
+    plan |= {"min_lr": min_lr, "pct_start": pct_start, "gamma": gamma, "step_size": step_size, "t_mult": t_mult}
     if kind == "onecycle":  # its rise is its warm-up
         share = warmup / total if warmup else pct_start
         inner: Any = lr_scheduler.OneCycleLR(
             optimizer, max_lr=bases, total_steps=max(total, 2), pct_start=share, cycle_momentum=False
         )
-        return Schedule(optimizer, inner, bases, 0, 0.0)
+        return Schedule(optimizer, inner, bases, 0, 0.0, plan)
     left = max(total - warmup, 1)
     inner = _inner(optimizer, kind, left, min_lr=min_lr, gamma=gamma, size=step_size, t_mult=t_mult, factor=factor)
-    return Schedule(optimizer, inner, bases, warmup, warmup_init_lr)
+    return Schedule(optimizer, inner, bases, warmup, warmup_init_lr, plan)
 
 
 def _inner(

@@ -10,6 +10,28 @@ from trimtab.core.errors import ConfigError
 
 SCHEDULES = ("none", "onecycle", "cosine", "cosine_restart", "step", "exponential", "plateau", "lambda")
 OPTIMIZERS = ("adamw", "adam", "sgd")
+MODES = ("observe", "advise", "act", "raise")
+WHOLE: tuple[str, ...] = (
+    "batch_size",
+    "num_epochs",
+    "max_steps",
+    "accumulation_steps",
+    "patience",
+    "warmup_steps",
+    "step_size",
+)
+WHOLE += ("t_mult", "full_every", "checkpoint_every", "keep_last", "seed")
+NUMBERS: tuple[str, ...] = (
+    "learning_rate",
+    "weight_decay",
+    "momentum",
+    "max_grad_norm",
+    "min_delta",
+    "warmup_init_lr",
+    "min_lr",
+)
+NUMBERS += ("pct_start", "gamma", "ema_decay")
+OPTIONAL = ("max_grad_norm", "max_steps", "ema_decay")
 AMP_DTYPES = ("auto", "bf16", "fp16")
 
 
@@ -71,6 +93,12 @@ class TrainConfig:
         _one_of("scheduler_type", self.scheduler_type, SCHEDULES)
         _one_of("optimizer", self.optimizer, OPTIMIZERS)
         _one_of("amp_dtype", self.amp_dtype, AMP_DTYPES)
+        _one_of("mode", self.mode, MODES)
+        for name, kind in (*((name, int) for name in WHOLE), *((name, int | float) for name in NUMBERS)):
+            value = getattr(self, name)
+            fine = isinstance(value, kind) and not isinstance(value, bool)
+            wanted = "a whole number" if kind is int else "a number"
+            _check(name, value, fine or (value is None and name in OPTIONAL), wanted)
         positive = ("learning_rate", "batch_size", "num_epochs", "accumulation_steps", "t_mult", "keep_last")
         for name in positive:
             _check(name, getattr(self, name), getattr(self, name) > 0, "a number above 0")

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -46,8 +47,29 @@ class Stage:
         return float(self.lr_factors[max(fitting, key=len)]) if fitting else 1.0
 
 
+def check_stages(model: nn.Module, stages: Sequence[Stage]) -> None:
+    """Tell before anything is trained what would not work in a later stage."""
+    if not any(True for _ in model.parameters()):
+        raise InputError(f"the model, a {type(model).__name__}, has no parameters; there is nothing to train")
+    if len({stage.name for stage in stages}) != len(stages):
+        raise InputError("two stages have the same name; give each its own: checkpoints lie under them")
+    for stage in stages:
+        if not re.fullmatch(r"\w[\w. -]*", stage.name):
+            raise InputError(f"a stage is named {stage.name!r}; expected letters, digits, - and _: it names a folder")
+        learning = [name for name in _checked(model, stage) if not any(_within(name, part) for part in stage.frozen)]
+        if not learning:
+            raise InputError(f"stage {stage.name!r} freezes every parameter; leave at least one part out of `frozen`")
+
+
 def freeze(model: nn.Module, stage: Stage) -> None:
     """Let exactly the parameters of this stage learn; a part that is not there is an error."""
+    _checked(model, stage)
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(not any(_within(name, part) for part in stage.frozen))
+
+
+def _checked(model: nn.Module, stage: Stage) -> list[str]:
+    """The names of all parameters, if each part that the stage names is among them."""
     names = [name for name, _ in model.named_parameters()]
     for part in (*stage.frozen, *(p for p in stage.lr_factors if p)):
         if not any(_within(name, part) for name in names):
@@ -55,8 +77,7 @@ def freeze(model: nn.Module, stage: Stage) -> None:
                 f"stage {stage.name!r} names the part {part!r}, and no parameter begins so; "
                 f"expected the beginning of one of {', '.join(names[:4])}, ..."
             )
-    for name, parameter in model.named_parameters():
-        parameter.requires_grad_(not any(_within(name, part) for part in stage.frozen))
+    return names
 
 
 def set_training(model: nn.Module, stage: Stage) -> None:
@@ -81,8 +102,6 @@ def make_optimizer(model: nn.Module, stage: Stage, config: TrainConfig) -> torch
     for name, parameter in model.named_parameters():
         if parameter.requires_grad:
             groups.setdefault(stage.factor_of(name), []).append(parameter)
-    if not groups:
-        raise InputError(f"stage {stage.name!r} freezes every parameter; leave at least one part out of `frozen`")
     given: list[dict[str, Any]] = [{"params": some, "lr": base * factor} for factor, some in groups.items()]
     if config.optimizer == "sgd":
         return torch.optim.SGD(given, lr=base, momentum=config.momentum, weight_decay=config.weight_decay)
@@ -91,7 +110,9 @@ def make_optimizer(model: nn.Module, stage: Stage, config: TrainConfig) -> torch
     return torch.optim.AdamW(given, lr=base, weight_decay=config.weight_decay)
 
 
-def schedule_of(optimizer: torch.optim.Optimizer, stage: Stage, config: TrainConfig, total_steps: int) -> Schedule:
+def schedule_of(
+    optimizer: torch.optim.Optimizer, stage: Stage, config: TrainConfig, total_steps: int | None
+) -> Schedule:
     """The schedule of a stage, over all of its steps."""
     return make_schedule(
         optimizer,
@@ -107,8 +128,10 @@ def schedule_of(optimizer: torch.optim.Optimizer, stage: Stage, config: TrainCon
     )
 
 
-def num_steps(stage: Stage, config: TrainConfig, num_batches: int) -> int:
-    """How many optimizer steps a stage will take at most."""
+def num_steps(stage: Stage, config: TrainConfig, num_batches: int | None) -> int | None:
+    """How many optimizer steps a stage will take at most; None where neither loader nor config says."""
+    if num_batches is None:
+        return config.max_steps
     total = math.ceil(num_batches / config.accumulation_steps) * stage.epochs
     return total if config.max_steps is None else min(total, config.max_steps)
 

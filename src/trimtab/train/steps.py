@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from trimtab.core.errors import InputError
 from trimtab.train.evaluation import LossFn, StepFn, loss_of
 from trimtab.train.rig import Rig
 from trimtab.train.settings import TrainConfig
@@ -26,10 +27,18 @@ def micro_batch(
     dtype = amp_dtype(config, device)
     with torch.autocast(device.type, dtype=dtype, enabled=dtype is not None):
         loss, _ = loss_of(model, batch, loss_fn, step_fn)
+    if not isinstance(loss, Tensor):
+        raise InputError(f"the loss is a {type(loss).__name__}; expected a tensor of one number, to go backward from")
     rig.guard.observe(loss=loss, batch=batch)
     shared = loss / config.accumulation_steps if config.accumulation_steps > 1 else loss
     (shared if rig.scaler is None else rig.scaler.scale(shared)).backward()
     return loss
+
+
+def ready(scaler: Any, device: torch.device) -> None:
+    """Let a scaler know its scale: torch's finds it out with the first loss, and after a resume there may be none."""
+    if scaler is not None:
+        scaler.scale(torch.zeros((), device=device))
 
 
 def complete_tail(model: nn.Module, factor: float) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 import os
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -16,21 +15,21 @@ from torch import Tensor, nn
 from trimtab.core.errors import InputError
 from trimtab.core.types import Snapshot
 from trimtab.monitor.stability import get_training_stats, monitor_training_health
-from trimtab.record.lines import epoch_metrics
 from trimtab.recover import documented
-from trimtab.recover.loader import resumable
 from trimtab.train.averaging import averaged_or
-from trimtab.train.corrections import correct
+from trimtab.train.corrections import correct_epoch
 from trimtab.train.course import Course
 from trimtab.train.device import choose_device, to_device
-from trimtab.train.early_stopping import EarlyStopping
-from trimtab.train.evaluation import LossFn, Metrics, StepFn, evaluate_model
+from trimtab.train.early_stopping import EarlyStopping, warn_of_no_metric
+from trimtab.train.evaluation import LossFn, Metrics, StepFn, check_given, evaluate_model, measured_by
+from trimtab.train.feeding import nothing_came, num_batches, place_of, readable, to_measure
 from trimtab.train.history import History, epoch_row
+from trimtab.train.resuming import go_on, settle
 from trimtab.train.rig import Rig, Surroundings, build_rig
-from trimtab.train.saving import HISTORY, folder_of, go_on, save_after_epoch, save_best, tell_how_to_go_on
+from trimtab.train.saving import folder_of, run_dir_of, save_after_epoch, save_best, save_history, tell_how_to_go_on
 from trimtab.train.settings import TrainConfig
-from trimtab.train.stages import Stage, freeze, num_steps, set_training
-from trimtab.train.steps import complete_tail, micro_batch, update
+from trimtab.train.stages import Stage, check_stages, freeze, num_steps, set_training
+from trimtab.train.steps import complete_tail, micro_batch, ready, update
 
 log = logging.getLogger("trimtab")
 Evaluate = Callable[[nn.Module, Any], Mapping[str, float]]
@@ -64,7 +63,7 @@ class Trainer:
         self,
         model: nn.Module,
         loss_fn: LossFn | None = None,
-        config: TrainConfig | None = None,
+        config: TrainConfig | Mapping[str, Any] | None = None,
         *,
         step_fn: StepFn | None = None,
         metrics: Metrics | None = None,
@@ -74,20 +73,19 @@ class Trainer:
         before_step: Hook | None = None,
         after_step: Hook | None = None,
     ) -> None:
-        if loss_fn is None and step_fn is None:
-            raise InputError("there is neither loss_fn(output, target) nor step_fn(model, batch); give one of them")
-        self.config = config or TrainConfig()
+        check_given(model, loss_fn, step_fn, metrics, evaluate)
+        self.config = TrainConfig(**config) if isinstance(config, Mapping) else config or TrainConfig()
         self.device = choose_device(self.config.device)
         self.model = model.to(self.device)  # before any optimizer is built
         self.stages = tuple(stages) or (Stage(epochs=self.config.num_epochs),)
-        if len({stage.name for stage in self.stages}) != len(self.stages):
-            raise InputError("two stages have the same name; give each its own: checkpoints lie under them")
+        check_stages(self.model, self.stages)
         self.around = around or Surroundings()
         self.history = History()
         self.stopping = EarlyStopping(
             self.config.monitor, patience=self.config.patience, min_delta=self.config.min_delta
         )
         self.course = Course(self.history, self.stopping)
+        self.course.settings = self.config.to_dict()
         self.rig: Rig | None = None
         self.last_rig: Rig | None = None
         self.findings: list[Any] = []
@@ -96,7 +94,7 @@ class Trainer:
         self.run_dirs: list[Path] = []
         self._loss_fn, self._step_fn, self._metrics, self._evaluate = loss_fn, step_fn, metrics, evaluate
         self._before, self._after = before_step, after_step
-        self._stage = 0
+        self._stage, self._moved = 0, False
 
     # -- training ------------------------------------------------------------------------------------------------
 
@@ -108,12 +106,11 @@ class Trainer:
         resume: str | os.PathLike[str] | None = None,
     ) -> History:
         """Train through all stages; `resume` goes on from the newest sound checkpoint (`auto`) or from a path."""
-        loader = resumable(train_loader) if self.around.guarded else train_loader
-        self._stage = 0
+        loader, val_loader = readable(train_loader, guarded=self.around.guarded), to_measure(val_loader)
+        self._stage, self._moved = 0, False
         try:
             if resume is not None:
-                enter, root = partial(self._enter, loader=loader), self.around.checkpoint_dir
-                self._stage = go_on(resume, root, self.stages, enter, self._leave, self.load_checkpoint)
+                self._resume(resume, loader)
             while self._stage < len(self.stages):
                 rig = self.rig or self._enter(self._stage, loader)
                 while not self._over(rig):
@@ -121,9 +118,19 @@ class Trainer:
                 self._leave()
                 self._stage += 1
         except BaseException as error:
-            self._failed(error)
+            self._leave(type(error).__name__)
+            if self._moved:  # before the first step there is nothing to go on from
+                tell_how_to_go_on(error, self.around.checkpoint_dir)
             raise
         return self.history
+
+    def _resume(self, resume: str | os.PathLike[str], loader: Any) -> None:
+        if not self.around.guarded:
+            raise InputError("a training without a guard keeps no checkpoints; resume it with one, or begin anew")
+        enter, root = partial(self._enter, loader=loader), self.around.checkpoint_dir
+        self._stage = go_on(resume, root, self.stages, enter, self._leave, self.load_checkpoint)
+        if self.rig is not None:
+            settle(self.rig, self.course)
 
     def _enter(self, index: int, loader: Any) -> Rig:
         stage = self.stages[index]
@@ -135,10 +142,11 @@ class Trainer:
             self.config,
             self.course,
             self.around,
-            loader=loader,
-            total_steps=num_steps(stage, self.config, len(loader)),
+            loader=place_of(loader),
+            total_steps=num_steps(stage, self.config, num_batches(loader)),
             device=self.device,
             checkpoint_dir=folder_of(self.around.checkpoint_dir, self.stages, index),
+            run_dir=run_dir_of(self.around.run_dir, self.stages, index),
         )
         return self.rig
 
@@ -158,10 +166,6 @@ class Trainer:
             self.history.complete(rig.meter, rig.stage.name)
             self._save_history()
 
-    def _failed(self, error: BaseException) -> None:
-        self._leave(type(error).__name__)
-        tell_how_to_go_on(error, self.around.checkpoint_dir)
-
     def _over(self, rig: Rig) -> bool:
         if self.stopping.stop:
             log.info("no improvement for %d epochs: stage %s ends here", self.stopping.patience, rig.stage.name)
@@ -179,8 +183,9 @@ class Trainer:
         progress = self.around.progress
         if progress is not None:
             done = (course.step - course.first_step) * self.config.accumulation_steps + course.micro
-            progress.begin(course.epoch + 1, rig.stage.epochs, len(loader), done)
+            progress.begin(course.epoch + 1, rig.stage.epochs, num_batches(loader) or 0, done)
         if course.micro >= self.config.accumulation_steps:  # resumed between the gradients of a step and the step
+            ready(rig.scaler, self.device)
             self._update(rig, course.last_loss)
         for batch in loader:
             batch = to_device(batch, self.device)
@@ -194,13 +199,17 @@ class Trainer:
                     break
         if course.micro and not self._enough():
             complete_tail(self.model, self.config.accumulation_steps / course.micro)
+            ready(rig.scaler, self.device)
             self._update(rig, course.last_loss)
+        if course.step == course.first_step and not self._enough():
+            raise nothing_came(loader, course.epoch + 1)
         self._end_epoch(rig, val_loader, began)
 
     def _update(self, rig: Rig, loss: Tensor) -> None:
         if self._before is not None:
             self._before(self)
         update(self.model, rig, loss)
+        self._moved = True
         if self._after is not None:
             self._after(self)
         rig.schedule.step()
@@ -213,22 +222,18 @@ class Trainer:
         if around.progress is not None:
             around.progress.end(train_loss)
         measured = {} if val_loader is None else self.evaluate(val_loader)
-        if measured:
-            others = {name: value for name, value in measured.items() if name != "loss"}
-            rig.guard.validate(measured["loss"], **others)
-            if not around.guarded and around.say is not None:
-                around.say(epoch_metrics({"Loss": train_loss, "Val loss": measured["loss"], **others}))
+        rig.validated(measured, train_loss, around)
         issues: list[str] | None = None
         if self.config.corrective and around.guarded:
-            told = math.nan if num_bad else train_loss  # one NaN is news; the mean of the others stays a number
-            issues, outcomes = correct(rig.stability, told, measured.get("loss"))
-            self.outcomes += [outcome for outcome in outcomes if outcome.applied]
+            issues, applied = correct_epoch(rig.stability, train_loss, measured.get("loss"), num_bad)
+            self.outcomes += applied
         rig.schedule.epoch_done(measured.get("loss", train_loss))
         row = epoch_row(course, rig, train_loss, measured, num_bad, issues, self.device, began)
         course.epoch_done(row)
         rig.flush()
         self.history.complete(rig.meter, rig.stage.name)
         numbers = {name: row[name] for name in ("train_loss", "val_loss", *measured) if name in row}
+        warn_of_no_metric(self.stopping, numbers)
         if self.stopping.update(numbers) and around.guarded:
             save_best(around.checkpoint_dir, averaged_or(self.model, rig.ema), self.config.to_dict(), numbers)
         save_after_epoch(rig, numbers, course.step)
@@ -238,7 +243,7 @@ class Trainer:
         """Loss and metrics of the average where there is one, else of the model; key `loss` and the metrics' own."""
         model = averaged_or(self.model, self.rig.ema if self.rig is not None else None)
         if self._evaluate is not None:
-            return dict(self._evaluate(model, loader))
+            return measured_by(self._evaluate, model, loader)
         return evaluate_model(model, loader, loss_fn=self._loss_fn, step_fn=self._step_fn, metrics=self._metrics)
 
     # -- what the documents ask a trainer for --------------------------------------------------------------------
@@ -268,8 +273,7 @@ class Trainer:
 
     def monitor_training_health(self) -> dict[str, bool]:
         """The five documented booleans about model, gradients, losses, parameters, and all of them."""
-        rig = self.rig or self.last_rig
-        losses = {name: self.history.column(f"{name}_loss") for name in ("train", "val")}
+        rig, losses = self.rig or self.last_rig, {n: self.history.column(f"{n}_loss") for n in ("train", "val")}
         return monitor_training_health(self.model, losses, None if rig is None else rig.optimizer)
 
     def get_training_stats(self) -> dict[str, Any]:
@@ -290,4 +294,4 @@ class Trainer:
     def _save_history(self) -> None:
         folder = self.around.checkpoint_dir or next(reversed(self.run_dirs), None)
         if folder is not None:
-            self.history.save(folder / HISTORY)
+            save_history(folder, self.history)

@@ -1,0 +1,130 @@
+"""Where a training goes on from: the newest sound checkpoint, one of a folder, or a file under a path."""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from trimtab.core.errors import CheckpointError, InputError
+from trimtab.recover import documented, state
+from trimtab.recover.checkpointer import Checkpointer
+from trimtab.recover.container import entries, read
+from trimtab.train.course import Course
+from trimtab.train.device import AUTO
+from trimtab.train.rig import Rig
+from trimtab.train.saving import folder_of, whole
+from trimtab.train.stages import Stage
+
+log = logging.getLogger("trimtab")
+QUIET: tuple[str, ...] = (
+    "learning_rate",
+    "scheduler_type",
+    "num_epochs",
+    "max_steps",
+    "warmup_steps",
+    "warmup_init_lr",
+    "min_lr",
+)
+QUIET += ("pct_start", "gamma", "step_size", "t_mult", "device", "lines", "full_every", "keep_last", "checkpoint_every")
+"""What the schedule tells itself, and what changes nothing."""
+_STAGE = re.compile(r"\d+-.+")
+
+
+def go_on(
+    resume: str | os.PathLike[str],
+    root: Path | None,
+    stages: Sequence[Stage],
+    enter: Callable[[int], Rig],
+    leave: Callable[[], None],
+    load: Callable[[Any], bool],
+) -> int:
+    """Put the state of a checkpoint in place and return its stage.
+
+    `resume` is `auto` for the newest sound one in `root`, another folder of checkpoints, one of its `step-` folders,
+    or what `save_checkpoint` wrote.
+    """
+    if str(resume) == AUTO:
+        if root is None:
+            raise InputError(
+                "there is nothing to resume from without checkpoints; give checkpoint_dir (--checkpoint-dir)"
+            )
+        return _newest(root, stages, enter, leave)
+    path = Path(resume)
+    if _holds_checkpoints(path):
+        return _newest(path, stages, enter, leave)
+    index = stage_in(path, stages)
+    rig = enter(index)
+    if path.name in {entry.path.name for entry in entries(path.parent)}:
+        contents = read(path)
+        if contents.status.state == "bad":
+            raise CheckpointError(f"{path} is bad: {contents.status.reason}; use another checkpoint")
+        state.restore(contents.sections, **whole(rig))
+    elif not load(path):
+        raise InputError(f"there is no sound checkpoint at {path}; the log says why. Give another path")
+    return index
+
+
+def stage_in(path: str | os.PathLike[str], stages: Sequence[Stage]) -> int:
+    """The stage that the checkpoint at `path` was saved in, by its folder or its content; else the first."""
+    folders = [f"{index + 1}-{stage.name}" for index, stage in enumerate(stages)]
+    if (parent := Path(path).resolve().parent.name) in folders:
+        return folders.index(parent)
+    name = documented.read_checkpoint(path).get("stage")
+    names = [stage.name for stage in stages]
+    return names.index(name) if name in names else 0
+
+
+def settle(rig: Rig, course: Course) -> None:
+    """Settings that are not those of the checkpoint are told, and hold; gradients made under others are dropped."""
+    rig.schedule.follow_plan()
+    changed = {name: pair for name, pair in course.changed.items() if name not in QUIET}
+    course.changed = {}
+    if not changed:
+        return
+    said = "; ".join(f"{name} was {then}, is {now}" for name, (then, now) in changed.items())
+    log.warning("the checkpoint was saved with other settings, and those given now hold: %s", said)
+    for group in rig.optimizer.param_groups:
+        group |= {name: changed[name][1] for name in ("weight_decay", "momentum") if name in changed and name in group}
+    if course.micro and changed.keys() & {"use_amp", "amp_dtype", "accumulation_steps"}:
+        rig.optimizer.zero_grad(set_to_none=True)
+        course.micro = 0
+
+
+def _newest(root: Path, stages: Sequence[Stage], enter: Callable[[int], Rig], leave: Callable[[], None]) -> int:
+    """The newest sound checkpoint of the last stage that has one; the beginning where there is none at all."""
+    folders = [folder_of(root, stages, index) or root for index in range(len(stages))]
+    if strangers := [folder for folder in _folders(root) if folder not in folders]:
+        there = ", ".join("an only one" if folder == root else folder.name for folder in strangers)
+        raise InputError(
+            f"{root} holds checkpoints of other stages than those of this training: {there}; here are "
+            f"{', '.join(stage.name for stage in stages)}. Give the stages they were saved in, or another folder"
+        )
+    for index in reversed(range(len(stages))):
+        if not entries(folders[index]):
+            continue
+        rig = enter(index)
+        own = rig.checkpointer is not None and rig.checkpointer.directory.resolve() == folders[index].resolve()
+        found = rig.guard.resume() if own else Checkpointer(folders[index]).resume(**whole(rig))
+        if found is not None:
+            return index
+        leave()
+    log.warning("no checkpoint to resume from in %s: training begins anew", root)
+    return 0
+
+
+def _folders(root: Path) -> list[Path]:
+    """The folder itself and those of stages below it, as far as they hold checkpoints."""
+    below = (
+        sorted(path for path in root.iterdir() if _STAGE.fullmatch(path.name) and path.is_dir())
+        if root.is_dir()
+        else []
+    )
+    return [folder for folder in (root, *below) if entries(folder)]
+
+
+def _holds_checkpoints(path: Path) -> bool:
+    return path.is_dir() and bool(_folders(path))
