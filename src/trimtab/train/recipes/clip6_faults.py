@@ -1,0 +1,78 @@
+"""Incidents of six-modality training, to be injected on purpose."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from trimtab.train.recipe import Fault, Parts, Settings
+from trimtab.train.recipes.clip6_views import make_loader
+
+NUM_BAD = 3
+HUGE = 1e30
+LOST_FRAC = 0.05
+SPIKE_FACTOR, SPIKE_STEPS = 1000.0, 10
+
+
+def _with_views(parts: Parts, settings: Settings, views: list[Tensor]) -> Parts:
+    return replace(parts, train_loader=make_loader(views, parts.config.batch_size, settings["seed"]))
+
+
+def _views(parts: Parts) -> list[Tensor]:
+    return [view.clone() for view in parts.train_loader.dataset.tensors]
+
+
+def _nan_image(parts: Parts, settings: Settings) -> Parts:
+    views = _views(parts)
+    views[0].flatten(1)[:NUM_BAD, 7] = math.nan
+    return _with_views(parts, settings, views)
+
+
+def _huge_image(parts: Parts, settings: Settings) -> Parts:
+    views = _views(parts)
+    views[0][:NUM_BAD] *= HUGE
+    return _with_views(parts, settings, views)
+
+
+def _zero_rows(parts: Parts, settings: Settings) -> Parts:
+    views = _views(parts)
+    draw = torch.Generator().manual_seed(settings["seed"])
+    for view in views[1:]:
+        view[torch.rand(len(view), generator=draw) < LOST_FRAC] = 0.0
+    return _with_views(parts, settings, views)
+
+
+def _lr_spike(parts: Parts, settings: Settings) -> Parts:
+    """A bug multiplies the rate by 1000 for some steps: written into the optimizer, and taken out again."""
+    first = settings["steps"] // 2
+
+    def scale(trainer: Any, factor: float) -> None:
+        if first <= trainer.course.step < first + SPIKE_STEPS:
+            for group in trainer.rig.optimizer.param_groups:
+                group["lr"] *= factor
+
+    return replace(
+        parts,
+        before_step=lambda trainer: scale(trainer, SPIKE_FACTOR),
+        after_step=lambda trainer: scale(trainer, 1.0 / SPIKE_FACTOR),
+    )
+
+
+FAULTS = (
+    Fault(name="nan-image", summary=f"{NUM_BAD} training pictures hold a NaN", inject=_nan_image),
+    Fault(name="huge-image", summary=f"{NUM_BAD} training pictures are {HUGE:g} times too bright", inject=_huge_image),
+    Fault(
+        name="lr-x1000",
+        summary=f"the rate is 1000 times too high for {SPIKE_STEPS} steps in the middle",
+        inject=_lr_spike,
+    ),
+    Fault(
+        name="zero-rows",
+        summary=f"{LOST_FRAC:.0%} of the names are lost, and their rows zero: --loss original makes NaN of them",
+        inject=_zero_rows,
+    ),
+)
