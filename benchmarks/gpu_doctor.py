@@ -1,6 +1,6 @@
 """Doctor and drill on a GPU: every project of tests/doctor moved there whole, sound and broken.
 
-`PYTHONPATH=src:. python benchmarks/gpu_doctor.py [--device cuda] [--only TEXT] [--out FILE]`
+`PYTHONPATH=src:. python benchmarks/gpu_doctor.py [--device cuda] [--only TEXT] [--shard 0/8]`
 
 A project is built on the CPU and then moved: model, average, criterion, everything its step function holds, and each
 batch as it leaves the loader. What cannot be moved so is counted apart and named.
@@ -9,20 +9,21 @@ batch as it leaves the loader. What cannot be moved so is counted apart and name
 from __future__ import annotations
 
 import argparse
-import time
+import os
+import sys
 import warnings
-from collections import Counter
-from pathlib import Path
+from dataclasses import replace
 from typing import Any
 
 import torch
-from tests.doctor.bench import PROJECTS, Mutation, Verdict, ask, build
+from tests.doctor.bench import FOLDER, PROJECTS, Mutation, Verdict, ask, build
 from tests.doctor.lookalikes import LOOKALIKES
 from tests.doctor.mutations import MUTATIONS
 from torch import nn
 from torch.utils.data import DataLoader
 
-from trimtab.train.evaluation import to_device
+from trimtab.checks.on_device import is_lost
+from trimtab.train.device import to_device
 
 
 class Moved:
@@ -48,12 +49,37 @@ def moved(built: dict[str, Any], device: torch.device) -> dict[str, Any]:
             state.update({k: v.to(device) for k, v in state.items() if isinstance(v, torch.Tensor) and k != "step"})
     for key in ("loader", "val_loader"):
         loader = built.get(key)
-        if isinstance(loader, DataLoader) and loader.num_workers == 0:
-            collate = loader.collate_fn
-            loader.collate_fn = lambda rows, collate=collate: to_device(collate(rows), device)
+        if isinstance(loader, DataLoader):  # doctor, and what wraps the step, move its batches as a loop would
+            loader.pin_memory = device.type == "cuda"
         elif loader is not None:
             built[key] = Moved(loader, device)
+    if built.get("step_fn"):
+        built["step_fn"] = _there(built["step_fn"], device)
+    else:
+        built["model"].forward = _there(built["model"].forward, device)
     return built
+
+
+def _there(function: Any, device: torch.device) -> Any:
+    """The function, with what it makes for itself made on the device."""
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        with device:
+            return function(*(to_device(one, device) for one in args), **kwargs)
+
+    return call
+
+
+def on_device(project: str, mutation: Mutation | None, device: torch.device) -> dict[str, Any]:
+    """The project with its autocast and its scaler meant for the device, built and moved."""
+    text = (FOLDER / f"{project}.py").read_text()
+    edits = tuple(mutation.edits) if mutation else ()
+    for old in ('autocast("cpu"', 'GradScaler("cpu"'):
+        if any(old in one for one in (text, *(new for _, new in edits))):
+            edits = tuple((a, b.replace(old, old.replace("cpu", device.type))) for a, b in edits)
+            edits += ((old, old.replace("cpu", device.type)),) if old in text else ()
+    base = mutation or Mutation(name="moved", projects=(project,), causes=())
+    return moved(build(project, replace(base, edits=edits)), device)
 
 
 def _optimizers(given: Any) -> list[Any]:
@@ -85,7 +111,7 @@ def examined(project: str, mutation: Mutation | None, device: torch.device) -> V
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            built = moved(build(project, mutation), device)
+            built = on_device(project, mutation, device)
             torch.set_grad_enabled(grad)
             return ask(built, **(mutation.options if mutation else {}))
     except Exception as error:
@@ -99,57 +125,48 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--only", default="")
-    parser.add_argument("--out", type=Path)
+    parser.add_argument("--begin", type=int, default=0)
     parser.add_argument("--sound-only", action="store_true")
     parser.add_argument("--shard", default="0/1", help="0/4: the first quarter, for several processes at once")
     args = parser.parse_args()
     device = torch.device(args.device)
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
-    lines = ["# Doctor on a GPU", "", f"torch {torch.__version__}, {name}", ""]
-    began = time.perf_counter()
+    if not args.begin:
+        print(f"doctor on {name}, torch {torch.__version__}", flush=True)
 
     def say(line: str) -> None:
-        lines.append(line)
         print(line, flush=True)
 
     first, of = map(int, args.shard.split("/"))
-    sound: list[tuple[str, Mutation | None]] = [(p, None) for p in PROJECTS]
-    sound += [(p, one) for one in LOOKALIKES for p in one.projects]
-    broken = [] if args.sound_only else [(p, one) for one in MUTATIONS for p in one.projects]
-    counts: Counter[str] = Counter()
-    for project, mutation in sound[first::of]:
-        label = project if mutation is None else f"{mutation.name} @ {project}"
-        if args.only not in label:
+    items: list[tuple[str, Mutation | None, bool]] = [(p, None, True) for p in PROJECTS]
+    items += [(p, one, True) for one in LOOKALIKES for p in one.projects]
+    items += [] if args.sound_only else [(p, one, False) for one in MUTATIONS for p in one.projects]
+    items = [one for one in items if args.only in f"{one[0]} {one[1].name if one[1] else ''}"][first::of]
+    for i, (project, mutation, sound) in enumerate(items):
+        if i < args.begin:
             continue
+        label = project if mutation is None else f"{mutation.name} @ {project}"
         verdict = examined(project, mutation, device)
         if isinstance(verdict, str):
-            counts["not asked"] += 1
-            say(f"- not asked: {label}: {verdict}")
-        elif verdict.fails or verdict.warns:
-            counts["accused"] += 1
-            say(f"- ACCUSED: {label}: fail {list(verdict.fails)} warn {list(verdict.warns)}")
+            say(f"- not-asked {'sound' if sound else 'broken'}: {label}: {verdict}")
+        elif sound:
+            say(f"- {'ACCUSED' if verdict.first else 'silent'} {verdict.seconds:.1f} s: {label}: {verdict.first}")
             for line in verdict.report.lines:
                 if line.name in verdict.fails + verdict.warns:
-                    say(f"    {line.name}: {str(line)[:400]}")
+                    say(f"    {line.name}: {line.cause} {line.evidence[:300]}")
         else:
-            counts["silent"] += 1
-    say(f"\nSound projects: {dict(counts)} in {time.perf_counter() - began:.0f} s\n")
-    counts = Counter()
-    for project, mutation in broken[first::of]:
-        if args.only not in mutation.name:
-            continue
-        verdict = examined(project, mutation, device)
-        if isinstance(verdict, str):
-            kind = "not asked"
-            say(f"- not asked: {mutation.name} @ {project}: {verdict}")
-        else:
+            assert mutation is not None
             kind = "first" if verdict.first in mutation.causes else "other" if verdict.first else "missed"
-            if kind != "first":
-                say(f"- {kind}: {mutation.name} @ {project}: {verdict.fails} {verdict.warns}")
-        counts[("held: " if mutation.held else "") + kind] += 1
-    say(f"\nBroken projects: {dict(counts)}; {time.perf_counter() - began:.0f} s in all")
-    if args.out:
-        args.out.write_text("\n".join(lines) + "\n")
+            held = " (held)" if mutation.held else ""
+            say(f"- {kind}{held} {verdict.seconds:.1f} s: {label}: {verdict.fails} {verdict.warns}")
+        told = verdict if isinstance(verdict, str) else " ".join(line.evidence for line in verdict.report.lines)
+        if is_lost(told) or "answers no more" in told:  # the next one needs a process whose GPU answers
+            os.execv(sys.executable, [sys.executable, *_without_begin(sys.argv), "--begin", str(i + 1)])
+
+
+def _without_begin(argv: list[str]) -> list[str]:
+    at = argv.index("--begin") if "--begin" in argv else len(argv)
+    return argv[:at]
 
 
 if __name__ == "__main__":

@@ -19,6 +19,7 @@ from trimtab.checks.events import Call, Event, Failure
 from trimtab.checks.failures import named
 from trimtab.checks.graph import LossFacts
 from trimtab.checks.leaves import fresh
+from trimtab.checks.on_device import in_order
 from trimtab.checks.rates import peaks, rates_of, set_rates
 from trimtab.checks.roles import Roles, roles_of
 from trimtab.checks.scan import scan
@@ -291,7 +292,7 @@ class Probe:
 
     def once(self, batch: Any, seed: int = 0) -> Call:
         """One call on a batch from the very beginning."""
-        with self.trial(rates=False):
+        with in_order(self.device), self.trial(rates=False):  # such calls are held against each other to the bit
             return self.run([batch], listen=True, seeds=[seed])[0]
 
     def _seed(self, seed: int | None = None) -> None:
