@@ -9,15 +9,13 @@ from __future__ import annotations
 import importlib
 import json
 import logging
-import math
 import os
 import subprocess
 import sys
 import tempfile
 import time
-from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, is_dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +25,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent))  # a worker process needs 
 
 Value = dict[str, Any]
 KEPT_FACT = 400
-"""Longer texts among the facts of a run are left out."""
+"""Longer texts are cut."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,11 +79,19 @@ def train(
         "findings": list(result.findings),
         "actions": list(result.actions),
         "stopped": result.stopped,
-        "facts": {name: fact for name, fact in result.facts.items() if len(str(fact)) <= KEPT_FACT},
+        "facts": {name: _plain(fact) for name, fact in result.facts.items()},
         "first_line": said[0] if said else "",
         "rates": [max(row["learning_rates"], default=0.0) for row in result.history],
         "issues": [row.get("issues", []) for row in result.history],
+        "group_rates": [(row["stage"], row["learning_rates"]) for row in result.history[1:-1]],
     }
+
+
+def _plain(fact: Any) -> Any:
+    """A fact as JSON knows it."""
+    if is_dataclass(fact) and not isinstance(fact, type):
+        return asdict(fact)
+    return fact if isinstance(fact, bool | int | float | dict | list | None) else str(fact)[:KEPT_FACT]
 
 
 def several(runs: Mapping[str, Mapping[str, Any]]) -> Value:
@@ -110,13 +116,25 @@ def _with_more_faults(name: str) -> Any:
     return replace(recipe, faults=(*recipe.faults, pure))
 
 
-def letter_entropy() -> Value:
-    """What a model that knows only how frequent each letter is would lose per letter of the reference text."""
-    from trimtab.train.recipes.charlm_text import read_text
+def letter_counts() -> Value:
+    """What counting letters, or pairs of them, in the training part loses per letter of the held-out part (nats)."""
+    from trimtab.train.recipe import build_parts, settings_of
+    from trimtab.train.recipes import load_recipe
 
-    counts = Counter(read_text(None))
-    total = sum(counts.values())
-    return {"nats": -sum(n / total * math.log(n / total) for n in counts.values()), "letters": len(counts)}
+    recipe = load_recipe("charlm")
+    parts = build_parts(recipe, settings_of(recipe, {"metrics_file": ""}))
+    (seen, then), (asked, right) = (one.dataset.tensors for one in (parts.train_loader, parts.val_loader))
+    num = int(max(seen.max(), then.max(), asked.max(), right.max())) + 1
+    counts = torch.full((num, num), 0.01, dtype=torch.float64)
+    counts.view(-1).index_add_(0, (seen * num + then).flatten(), torch.ones(seen.numel(), dtype=torch.float64))
+    single, pair = counts.sum(0) / counts.sum(), counts / counts.sum(1, keepdim=True)
+    known = {tuple(row) for row in then.tolist()}
+    return {
+        "letters": float(-single[right].log().mean()),
+        "pairs": float(-pair[asked, right].log().mean()),
+        "windows": len(right),
+        "windows_seen": sum(tuple(row) in known for row in right.tolist()),
+    }
 
 
 def command(words: Sequence[str], *, as_json: bool = True) -> Value:
@@ -153,7 +171,22 @@ def overhead(recipe: str, rounds: int, block: int, **given: Any) -> Value:
     return recipes_overhead.measure(recipe, rounds, block, given)
 
 
-KINDS = {"train": train, "several": several, "letter_entropy": letter_entropy, "command": command, "overhead": overhead}
+def trial(name: str, **how: Any) -> Value:
+    """An experiment of recipes_trials."""
+    import recipes_trials
+
+    out: Value = getattr(recipes_trials, name)(**how)
+    return out
+
+
+KINDS = {
+    "train": train,
+    "several": several,
+    "trial": trial,
+    "letter_counts": letter_counts,
+    "command": command,
+    "overhead": overhead,
+}
 
 
 def known_recipes() -> tuple[str, ...]:

@@ -81,7 +81,7 @@ def test_the_page_says_how_many_hold_and_where_it_was_made(
     bench: dict[str, Any], sections: dict[str, Any], tmp_path: Path
 ) -> None:
     cache = bench["page"].Cache(tmp_path)
-    cache.put("charlm", "entropy", {}, {"nats": 3.25}, "one")
+    cache.put("charlm", "counts", {}, {"letters": 3.25, "pairs": 1.6}, "one")
     judged = {name: section.judge(bench["claims"].Found(cache.values(name))) for name, section in sections.items()}
     text = bench["page"].page(judged, cache, SEEDS, "python benchmarks/recipes.py")
     assert "`python benchmarks/recipes.py`: 0 of " in text

@@ -1,0 +1,92 @@
+"""Six modalities: what is run, and what is expected of it."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterator, Sequence
+
+from recipes_claims import NOT_RUN, Found, Judged, Table, at_least, below, by_seed, claim, equal, told
+from recipes_jobs import Job
+
+OBJECTIVES = ("axis", "joint", "full", "pairwise")
+SAME: dict[str, object] = {"batch_size": 8}
+"""Where every loss takes part: the original builds batch^6."""
+MEASURES = {"r1": "R@1, leave one out", "r5": "R@5, leave one out", "pairs_r1": "R@1, pairs", "pairs_r5": "R@5, pairs"}
+
+
+def jobs(seeds: Sequence[int], *, quick: bool) -> Iterator[Job]:
+    """The default run with every seed, and each objective and the original on the same data, steps and batches."""
+    for seed in seeds:
+        base = {"recipe": "clip6", "seed": seed, "quick": quick}
+        runs: dict[str, dict[str, object]] = {"default": {}}
+        for data in ("emoji", "views"):
+            for objective in OBJECTIVES:
+                runs[f"{data} {objective}"] = {"data": data, "objective": objective, **SAME}
+            runs[f"{data} original"] = {"data": data, "loss": "original", **SAME}
+        for name, given in runs.items():
+            yield Job(section="clip6", name=f"{name}/{seed}", kind="train", spec={**base, **given})
+
+
+def judge(found: Found, seeds: Sequence[int], *, quick: bool) -> Judged:
+    """What must be shown of it."""
+
+    def of(run: str, measure: str = "r1") -> dict[str, object]:
+        return by_seed(seeds, lambda seed: found.get(f"{run}/{seed}", "metrics", measure))
+
+    def times(objective: str) -> dict[str, object]:
+        def ratio(seed: int) -> object:
+            ours, theirs = (found.get(f"emoji {one}/{seed}", "metrics", "r1") for one in (objective, "original"))
+            return NOT_RUN if NOT_RUN in (ours, theirs) else ours / max(theirs, 1e-9)
+
+        return by_seed(seeds, ratio)
+
+    claims = [
+        claim("default run: R@1, leave one out", of("default")),
+        claim("default run: R@5, leave one out", of("default", "r5")),
+        claim(
+            "findings on the default run",
+            by_seed(seeds, lambda seed: found.count(f"default/{seed}", "findings")),
+            equal(0),
+        ),
+        *(claim(f"emoji, {one}: R@1 / R@1 of the original", times(one), at_least(5.0)) for one in OBJECTIVES),
+        *(claim(f"six generated views, {one}: R@1", of(f"views {one}"), at_least(0.80)) for one in OBJECTIVES),
+        claim("six generated views, original: R@1", of("views original"), below(0.10)),
+    ]
+    rows = []
+    for run in ("default", *(f"{data} {one}" for data in ("emoji", "views") for one in (*OBJECTIVES, "original"))):
+        columns = [[found.get(f"{run}/{s}", "metrics", measure) for s in seeds[1:] or seeds] for measure in MEASURES]
+        rows.append([run, *(told(statistics.fmean(c)) if NOT_RUN not in c else NOT_RUN for c in columns)])
+    return Judged(
+        title="clip6: emoji and their names in five languages",
+        about=f"{'Quick' if quick else 'Default'} size, one thread. The default run (objective `axis`, similarity `norm`) "
+        "has a batch of its own; the others share data, steps and a batch of 8, where the original's `[B]^6` tensor "
+        "still fits. Leave one out: each modality is looked for with the other five among all held-out tuples; pairs: "
+        "with one other.",
+        claims=claims,
+        tables=[
+            Table(title="Means over the fresh seeds", head=["run", *MEASURES.values()], rows=rows),
+            *_by_pair(found, seeds[1:] or seeds),
+        ],
+    )
+
+
+def _by_pair(found: Found, seeds: Sequence[int]) -> Iterator[Table]:
+    """Who finds whom in the default run."""
+    seen = [found.get(f"default/{seed}", "facts", "retrieval", default=None) for seed in seeds]
+    if None in seen:
+        return
+    names, num = seen[0]["names"], seen[0]["num"]
+
+    def mean(which: str, *place: int) -> str:
+        values = [one[which] for one in seen]
+        for index in place:
+            values = [value[index] for value in values]
+        return f"{statistics.fmean(values):.2f}"
+
+    places = range(len(names))
+    rows = [[names[p], *("" if p == q else mean("pairs_r1", p, q) for q in places)] for p in places]
+    rows.append(["all others", *(mean("left_out_r1", q) for q in places)])
+    title = (
+        f"Default run: R@1 among {num} held-out tuples (by chance {1 / num:.4f}), given the row, looking for the column"
+    )
+    yield Table(title=title, head=["given", *names], rows=rows)

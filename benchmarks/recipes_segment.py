@@ -1,0 +1,82 @@
+"""Camouflaged objects in two stages: what is run, and what is expected of it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+
+from recipes_claims import NOT_RUN, Found, Judged, at_least, below, by_seed, claim, equal, within
+from recipes_jobs import Job
+
+ARMS: dict[str, dict[str, object]] = {
+    "clean": {},
+    "inf-pixel guarded": {"fault": "inf-pixel"},
+    "inf-pixel unguarded": {"fault": "inf-pixel", "guarded": False},
+    "stage2-lr guarded": {"fault": "stage2-lr"},
+    "stage2-lr unguarded": {"fault": "stage2-lr", "guarded": False},
+}
+ROTATION: dict[str, object] = {}
+
+
+def jobs(seeds: Sequence[int], *, quick: bool) -> Iterator[Job]:
+    """Every arm with every seed, one process killed per seed, one long run."""
+    for seed in seeds:
+        for arm, how in ARMS.items():
+            spec = {"recipe": "segment", "seed": seed, "quick": quick, **how}
+            yield Job(section="segment", name=f"{arm}/{seed}", kind="train", spec=spec)
+        spec = {"name": "killed_and_resumed", "recipe": "segment", "seed": seed, "quick": True}
+        yield Job(section="segment", name=f"killed/{seed}", kind="trial", spec=spec)
+    spec = {"name": "rotation", "recipe": "segment", "seed": seeds[-1], **ROTATION}
+    yield Job(section="segment", name="rotation", kind="trial", spec=spec)
+
+
+def judge(found: Found, seeds: Sequence[int], *, quick: bool) -> Judged:
+    """What must be shown of it."""
+
+    def of(arm: str, *path: str | int) -> dict[str, object]:
+        return by_seed(seeds, lambda seed: found.get(f"{arm}/{seed}", *path))
+
+    def gap(seed: int) -> object:
+        clean, held = (found.get(f"{arm}/{seed}", "score") for arm in ("clean", "inf-pixel guarded"))
+        return NOT_RUN if NOT_RUN in (clean, held) else held - clean
+
+    def rewound(seed: int) -> object:
+        actions = found.get(f"stage2-lr guarded/{seed}", "actions")
+        return NOT_RUN if actions == NOT_RUN else any(": rewind (" in line for line in actions)
+
+    def share(seed: int) -> object:
+        """The rate of the slowest group as a share of the fastest one's, in the last stage."""
+        rates = found.get(f"clean/{seed}", "group_rates")
+        if rates == NOT_RUN or not rates:
+            return NOT_RUN
+        last = [groups for stage, groups in rates if stage == rates[-1][0] and len(groups) > 1 and max(groups) > 0]
+        return round(min(last[0]) / max(last[0]), 6) if last else NOT_RUN
+
+    left = found.get("rotation", "left")
+    best, epochs = found.get("rotation", "best"), found.get("rotation", "epochs")
+    wanted = sorted({best, epochs - 2, epochs - 1, epochs}) if isinstance(epochs, int) else NOT_RUN
+    claims = [
+        claim("IoU, clean", of("clean", "score"), at_least(0.85)),
+        claim("findings on the clean run", by_seed(seeds, lambda s: found.count(f"clean/{s}", "findings")), equal(0)),
+        claim("stage 2: rate of the backbone / rate of the head", by_seed(seeds, share), equal(0.1)),
+        claim("one Inf pixel, guarded: IoU minus clean", by_seed(seeds, gap), within(-0.01, math.inf)),
+        claim("one Inf pixel, unguarded: IoU", of("inf-pixel unguarded", "score"), equal(0.0)),
+        claim("one Inf pixel, unguarded: weights finite", of("inf-pixel unguarded", "finite"), equal(False)),
+        claim("stage-2 rate of 1, guarded: IoU", of("stage2-lr guarded", "score"), at_least(0.85)),
+        claim("stage-2 rate of 1, guarded: rolled back", by_seed(seeds, rewound), equal(True)),
+        claim("stage-2 rate of 1, unguarded: IoU", of("stage2-lr unguarded", "score"), below(0.5)),
+        claim("killed by SIGKILL within an epoch", of("killed", "codes", 1), equal(-9)),
+        claim("killed, then resumed: weights bit-identical", of("killed", "identical"), equal(True)),
+        claim("epochs with a checkpoint each", {str(seeds[-1]): epochs}, at_least(110)),
+        claim(
+            f"checkpoints left: the newest three and the best (epoch {best})",
+            {str(seeds[-1]): str(left)},
+            (str(wanted), lambda text: text == str(wanted)),
+        ),
+    ]
+    return Judged(
+        title="segment: camouflaged objects of real textures, two stages",
+        about=f"{'Quick' if quick else 'Default'} size, one thread. The processes that are killed and resumed run at "
+        "quick size, one thread, and are compared bit by bit with one that was left alone.",
+        claims=claims,
+    )
