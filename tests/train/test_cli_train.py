@@ -56,16 +56,53 @@ def test_help_shows_options_and_faults_of_a_recipe(call: Any, name: str) -> None
 
 
 def test_an_unknown_recipe_fault_or_choice_is_told(call: Any) -> None:
-    assert (
-        call("tabluar").err
-        == f"error: there is no recipe 'tabluar'; expected one of {', '.join(n for n, _ in RECIPES)}\n"
+    known = ", ".join(name for name, _ in RECIPES)
+    said = call("tabluar")
+    assert (said.code, said.err) == (
+        2,
+        f"error: there is no recipe 'tabluar'; did you mean 'tabular'? There are {known}\n",
     )
+    said = call("tabular", "--quick", "--fault", "nan-feature")
+    assert "tabular has no fault 'nan-feature'; did you mean 'nan-features'? There are nan-features, label" in said.err
     said = call("tabular", "--quick", "--fault", "flood")
     assert said.code == 2
     assert "tabular has no fault 'flood'; expected one of nan-features" in said.err
     said = call("tabular", "--quick", "--scheduler", "wild")
     assert said.code == 2
     assert "scheduler is 'wild'; expected one of none, onecycle" in said.err
+
+
+@pytest.mark.parametrize(
+    ("argv", "told"),
+    [
+        (("tabular", "--fautl", "x"), "No such option: --fautl (Possible options: --fault)"),
+        (("tabular", "--epochs", "0"), "error: epochs is 0; expected at least 1"),
+        (("tabular", "--table", "diabets"), "error: table is 'diabets'; did you mean 'diabetes'?"),
+        (("tabular", "--device", "gpu"), "error: device is 'gpu'; expected auto, cpu, cuda or cuda:N"),
+        (("tabular", "--resume", "auto"), "error: there is nothing to resume from without checkpoints; give"),
+        (("tabular", "--resume", "nowhere"), "error: nowhere does not exist; give auto, a folder of checkpoints"),
+        (("tabular", "--unguarded", "--resume", "auto"), "error: a training without a guard keeps no checkpoints"),
+        (("charlm", "--d-model", "33", "--metrics-file", ""), "error: d_model is 33 with 4 heads"),
+        (("charlm", "--seq", "0"), "error: seq is 0; expected at least 2"),
+    ],
+)
+def test_what_cannot_be_done_ends_with_2_and_says_why(
+    call: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, argv: tuple[str, ...], told: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    said = call(*argv)
+    assert said.code == 2
+    assert told in " ".join(said.err.split())
+    assert list(tmp_path.iterdir()) == [], "nothing was begun"
+
+
+def test_help_tells_every_default_on_a_narrow_terminal(call: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "60")
+    said = call("tabular", "--help")
+    assert max(map(len, said.out.splitlines())) <= 60
+    text = " ".join(word for word in said.out.split() if word not in "│╭╰─")
+    for words in ("The base rate. Default: 0.001.", "Passes over the data. Default: 40.", "Default: diabetes."):
+        assert words in text
 
 
 def test_d11_json_with_underscores_and_true_false(call: Any, tmp_path: Path) -> None:
@@ -79,6 +116,32 @@ def test_d11_json_with_underscores_and_true_false(call: Any, tmp_path: Path) -> 
     assert (tmp_path / "r" / "history.json").exists()
 
 
+def test_compare_in_json_is_one_object_without_a_word_beside(call: Any, tmp_path: Path) -> None:
+    said = call("tabular", "--quick", "--epochs", "1", "--compare", "--json", "--run-dir", tmp_path)
+    assert said.code == 0, said.err
+    runs = json.loads(said.out)["runs"]
+    assert [run["arm"] for run in runs] == ["clean", "guarded", "unguarded"]
+    assert runs[2]["score"] == "NaN"
+
+
+def test_a_guarded_run_that_was_stopped_ends_with_1(call: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from dataclasses import replace
+
+    from trimtab.train import recipes
+    from trimtab.train.recipe import Settings
+
+    recipe = recipes.load_recipe("tabular")
+
+    def build(settings: Settings) -> Any:
+        parts = recipe.build(settings)
+        return replace(parts, config=replace(parts.config, mode="raise"))
+
+    monkeypatch.setattr(recipes, "load_recipe", lambda name: replace(recipe, build=build))
+    said = call("tabular", "--quick", "--fault", "nan-features", "--run-dir", tmp_path / "r")
+    assert said.code == 1
+    assert "stopped: " in said.out
+
+
 def test_compare_prints_one_table_and_the_control_arm_fails(call: Any, tmp_path: Path) -> None:
     said = call("tabular", "--quick", "--epochs", "6", "--compare", "--fault", "nan-features", "--run-dir", tmp_path)
     assert said.code == 0, said.err
@@ -88,6 +151,11 @@ def test_compare_prints_one_table_and_the_control_arm_fails(call: Any, tmp_path:
     assert "finite" in rows["clean"]
     assert "finite" in rows["guarded"]
     assert "NaN or Inf" in rows["unguarded"]
+    assert [line for line in said.out.splitlines() if line.startswith("run ")] == [
+        "run 1 of 3: clean",
+        "run 2 of 3: guarded, nan-features",
+        "run 3 of 3: unguarded, nan-features",
+    ]
     assert "did: step" in said.out
     assert "cut_lr" in said.out
 

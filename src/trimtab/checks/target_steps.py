@@ -12,6 +12,7 @@ from torch import Tensor
 
 from trimtab.checks.target import Target
 from trimtab.core.errors import InputError
+from trimtab.sample.host import to_device
 
 TARGET_KEYS = ("target", "targets", "label", "labels", "y")
 
@@ -137,16 +138,4 @@ def split(batch: Any, model: torch.nn.Module) -> tuple[tuple[Any, ...], dict[str
 def _beside_model(batch: Any, model: torch.nn.Module) -> Any:
     """The batch where the model is; what is there already is not touched."""
     device = next(model.parameters()).device
-    return _moved(batch, device)
-
-
-def _moved(value: Any, device: torch.device) -> Any:
-    if isinstance(value, Tensor):
-        return value if value.device == device else value.to(device, non_blocking=True)
-    if isinstance(value, Mapping):
-        return {k: _moved(v, device) for k, v in value.items()}
-    if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*(_moved(v, device) for v in value))
-    if isinstance(value, list | tuple):
-        return type(value)(_moved(v, device) for v in value)
-    return value
+    return to_device(batch, device)

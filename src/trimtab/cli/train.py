@@ -86,7 +86,7 @@ def _body(recipe: Recipe) -> Callable[..., None]:
         chosen |= {"seed": given["seed"], "device": given["device"]}
         with _shown(as_json=given["as_json"]) as (say, show):
             if given["compare"]:  # the table at the end says it all
-                results = compare(recipe, chosen, **how)
+                results = compare(recipe, chosen, tell=say, **how)
             else:
                 how |= {"guarded": not given["unguarded"], "resume": given["resume"]}
                 results = [run_recipe(recipe, chosen, say=say, show=show, **how)]
@@ -107,9 +107,9 @@ def _parameter(option: Option) -> inspect.Parameter:
     default = option.default
     if kind is bool and default:  # a flag is off unless given; what is on by default takes true or false
         kind, default = str, "true"
-    if kind is float:
-        text = f"{text} [default: {default:g}]"
-    annotation: Any = Annotated[kind | None, typer.Option(flag, help=text, show_default=default not in (None, False))]
+    if default not in (None, "", False) and kind is not bool:
+        text = f"{text} Default: {f'{default:g}' if kind is float else default}."
+    annotation: Any = Annotated[kind | None, typer.Option(flag, help=text, show_default=False)]
     if kind is bool:
         annotation = Annotated[bool, typer.Option(flag, help=text)]
     # None is what was not given: --quick may then choose.

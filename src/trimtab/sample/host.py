@@ -1,7 +1,8 @@
-"""The one place where values leave a device and the host may have to wait for them."""
+"""The one place where values cross between host and device, and where the host may have to wait for them."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -33,3 +34,21 @@ def upload(array: NDArray[Any], device: torch.device) -> Tensor:
     if device.type == "cuda":
         tensor = tensor.pin_memory()
     return tensor.to(device, non_blocking=True)
+
+
+def to_device(batch: Any, device: torch.device) -> Any:
+    """The batch with every tensor on the device, without waiting for it; what is there already is not copied.
+
+    Example:
+        >>> to_device({"x": torch.ones(1), "name": "a"}, torch.device("cpu"))
+        {'x': tensor([1.]), 'name': 'a'}
+    """
+    if isinstance(batch, Tensor):
+        return batch.to(device, non_blocking=True)
+    if isinstance(batch, Mapping):
+        return {key: to_device(one, device) for key, one in batch.items()}
+    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
+        return type(batch)(*(to_device(one, device) for one in batch))
+    if isinstance(batch, list | tuple):
+        return type(batch)(to_device(one, device) for one in batch)
+    return batch

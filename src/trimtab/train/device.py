@@ -1,12 +1,8 @@
-"""Which device a training runs on, and batches brought there."""
+"""Which device a training runs on."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 import torch
-from torch import Tensor
 
 from trimtab.core.errors import InputError
 
@@ -41,21 +37,3 @@ def choose_device(wanted: str = AUTO) -> torch.device:
     if index >= num:
         raise InputError(f"device is {wanted!r}, and there are {num} GPUs; expected cuda:0 to cuda:{num - 1}")
     return torch.device("cuda", index)
-
-
-def to_device(batch: Any, device: torch.device) -> Any:
-    """The batch with every tensor on the device, without waiting for it; what is there already is not copied.
-
-    Example:
-        >>> to_device({"x": torch.ones(1), "name": "a"}, torch.device("cpu"))
-        {'x': tensor([1.]), 'name': 'a'}
-    """
-    if isinstance(batch, Tensor):
-        return batch.to(device, non_blocking=True)
-    if isinstance(batch, Mapping):
-        return {key: to_device(one, device) for key, one in batch.items()}
-    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
-        return type(batch)(*(to_device(one, device) for one in batch))
-    if isinstance(batch, list | tuple):
-        return type(batch)(to_device(one, device) for one in batch)
-    return batch

@@ -8,7 +8,7 @@ import os
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from trimtab.core.errors import InputError
 from trimtab.core.types import Record, Sample
@@ -17,8 +17,8 @@ from trimtab.core.types import Record, Sample
 class MetricsLog:
     """A sink that writes one JSON object a line: `init`, then a step with its metrics every so often, then `finish`.
 
-    `steps_per_epoch` is what the epoch of a step is told from. `run` is a wandb run that gets the same numbers. What
-    JSON has not (NaN, Inf) is null.
+    `path` may be None where only a wandb run listens. `steps_per_epoch` is what the epoch of a step is told from. `run`
+    is a wandb run that gets the same numbers. What JSON has not (NaN, Inf) is null.
 
     Example:
         >>> import tempfile
@@ -35,16 +35,12 @@ class MetricsLog:
     """
 
     def __init__(
-        self, path: Path, config: Mapping[str, Any], *, steps_per_epoch: int, every: int = 10, run: Any = None
+        self, path: Path | None, config: Mapping[str, Any], *, steps_per_epoch: int, every: int = 10, run: Any = None
     ) -> None:
         self._per_epoch, self._every, self._run = max(steps_per_epoch, 1), every, run
         self._began = time.monotonic()
         self._epoch, self._sum, self._num, self._step = 0, 0.0, 0, 0
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            self._file = path.open("w", encoding="utf-8")
-        except OSError as error:
-            raise InputError(f"the metrics file {path} cannot be written: {error}; give another path") from None
+        self._done, self._file = False, None if path is None else _opened(path)
         self._put({"command": "init", "config": dict(config)})
 
     def write(self, record: Record) -> None:
@@ -77,12 +73,14 @@ class MetricsLog:
 
     def finish(self) -> None:
         """Finish the file, once; the wandb run is finished with it."""
-        if self._file.closed:
+        if self._done:
             return
+        self._done = True
         self._end_epoch()
         self._metrics(self._step, {"train/total_time_seconds": round(time.monotonic() - self._began, 3)})
         self._put({"command": "finish"})
-        self._file.close()
+        if self._file is not None:
+            self._file.close()
         if self._run is not None:
             self._run.finish()
 
@@ -97,8 +95,17 @@ class MetricsLog:
             self._run.log(dict(metrics), step=step)
 
     def _put(self, line: Mapping[str, Any]) -> None:
-        self._file.write(json.dumps(_plain(line), ensure_ascii=False) + "\n")
-        self._file.flush()
+        if self._file is not None:
+            self._file.write(json.dumps(_plain(line), ensure_ascii=False) + "\n")
+            self._file.flush()
+
+
+def _opened(path: Path) -> TextIO:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return path.open("w", encoding="utf-8")
+    except OSError as error:
+        raise InputError(f"the metrics file {path} cannot be written: {error}; give another path") from None
 
 
 def open_wandb(project: str, name: str | None, config: Mapping[str, Any]) -> Any:

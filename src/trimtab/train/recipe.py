@@ -15,12 +15,13 @@ and one line in `recipes/__init__.py`. `Parts.begin(parts)` is called once every
 `say` in `settings` (None where nobody reads). `settings["device"]` is the device of every recipe: models and batches
 are brought there by the trainer, and nothing else needs to know it. `settings["resume"]` and `["checkpoint_dir"]` are
 what was given; a recipe that goes on by itself sets `Parts.resume` to what is left for the trainer (None: nothing).
+`settings["arm"]` is which of the compared runs this is (None: the only one), for files that each should have to itself;
+`Parts.score` takes the place of the recipe's where it depends on the settings.
 `Parts.guard` are further settings of the guard, as `Config` knows them.
 """
 
 from __future__ import annotations
 
-import difflib
 import os
 import time
 from collections.abc import Callable, Mapping
@@ -35,6 +36,7 @@ from trimtab.core.config import PolicyConfig
 from trimtab.core.errors import InputError, TrainingStopped
 from trimtab.train.device import AUTO, choose_device
 from trimtab.train.evaluation import LossFn, Metrics, StepFn
+from trimtab.train.names import instead_of
 from trimtab.train.progress import Progress
 from trimtab.train.result import Result, result_of
 from trimtab.train.rig import Surroundings
@@ -49,13 +51,14 @@ AS_GIVEN = "as given"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Option:
-    """One setting of a recipe. `kind` is needed where the default is None."""
+    """One setting of a recipe. `kind` is needed where the default is None; a number is `least` or more."""
 
     name: str
     default: Any
     help: str
     choices: tuple[str, ...] = ()
     kind: type | None = None
+    least: float | None = None
 
     @property
     def type(self) -> type:
@@ -75,6 +78,7 @@ class Parts:
     step_fn: StepFn | None = None
     metrics: Metrics | None = None
     evaluate: Evaluate | None = None
+    score: str | None = None
     stages: tuple[Stage, ...] = ()
     sinks: tuple[Any, ...] = ()
     tags: Any = None
@@ -113,7 +117,7 @@ class Recipe:
         known = {fault.name: fault for fault in self.faults}
         wanted = name.replace("_", "-")
         if wanted not in known:
-            raise InputError(f"{self.name} has no fault {name!r}; expected one of {', '.join(known) or 'none'}")
+            raise InputError(f"{self.name} has no fault {name!r}; {instead_of(wanted, known)}")
         return known[wanted]
 
 
@@ -128,21 +132,23 @@ def settings_of(recipe: Recipe, given: Settings, *, quick: bool = False) -> dict
         >>> settings_of(recipe, {"lrr": 0.5})
         Traceback (most recent call last):
             ...
-        trimtab.core.errors.InputError: r has no setting 'lrr'; did you mean 'lr'?
+        trimtab.core.errors.InputError: r has no setting 'lrr'; did you mean 'lr'? There are lr
     """
     options = {option.name: option for option in recipe.options}
     settings: dict[str, Any] = {"seed": SEED, "device": AUTO, "say": None, "resume": None, "checkpoint_dir": None}
+    settings["arm"] = None
     settings |= {name: option.default for name, option in options.items()}
     settings |= dict(recipe.quick) if quick else {}
     for name, value in given.items():
         if name not in settings:
-            close = difflib.get_close_matches(name, settings, n=1)
-            hint = f"did you mean {close[0]!r}?" if close else f"expected one of {', '.join(options)}"
-            raise InputError(f"{recipe.name} has no setting {name!r}; {hint}")
+            raise InputError(f"{recipe.name} has no setting {name!r}; {instead_of(name, options)}")
         settings[name] = value
     for name, option in options.items():
-        if option.choices and settings[name] not in option.choices:
-            raise InputError(f"{name} is {settings[name]!r}; expected one of {', '.join(option.choices)}")
+        value = settings[name]
+        if option.choices and value not in option.choices:
+            raise InputError(f"{name} is {value!r}; {instead_of(value, option.choices)}")
+        if option.least is not None and value is not None and not value >= option.least:
+            raise InputError(f"{name} is {value!r}; expected at least {option.least:g}")
     return settings
 
 
@@ -210,13 +216,23 @@ def run_recipe(
             stopped = str(stop)
         facts = {} if parts.finish is None else parts.finish(trainer)
     arm = ("guarded" if guarded else "unguarded") if fault else ("clean" if guarded else "clean, unguarded")
-    return result_of(recipe.name, recipe.score, trainer, arm, fault, stopped, facts, time.perf_counter() - began)
+    return result_of(
+        recipe.name, parts.score or recipe.score, trainer, arm, fault, stopped, facts, time.perf_counter() - began
+    )
 
 
-def compare(recipe: Recipe, given: Settings | None = None, *, fault: str | None = None, **how: Any) -> list[Result]:
+def compare(
+    recipe: Recipe,
+    given: Settings | None = None,
+    *,
+    fault: str | None = None,
+    tell: Callable[[str], object] | None = None,
+    **how: Any,
+) -> list[Result]:
     """The same training three times: clean, with a fault under a guard, with the fault and no guard.
 
-    Without a name the first fault of the recipe is taken. `how` are the other arguments of `run_recipe`.
+    Without a name the first fault of the recipe is taken. `tell` gets a line before each run. `how` are the other
+    arguments of `run_recipe`.
     """
     if not recipe.faults:
         raise InputError(f"{recipe.name} has no faults to compare with; run it without --compare")
@@ -225,20 +241,24 @@ def compare(recipe: Recipe, given: Settings | None = None, *, fault: str | None 
     arms: tuple[tuple[str, str | None, bool], ...] = (
         ("clean", None, True),
         ("guarded", name, True),
-        ("bare", name, False),
+        ("unguarded", name, False),
     )
-    return [
-        run_recipe(
-            recipe,
-            given,
-            fault=injected,
-            guarded=guarded,
-            checkpoint_dir=None if folder is None else folder / arm,
-            run_dir=runs if runs is None or runs is False else Path(runs) / arm,
-            **how,
+    results = []
+    for number, (arm, injected, guarded) in enumerate(arms, start=1):
+        if tell is not None:
+            tell(f"run {number} of {len(arms)}: {arm}" + (f", {injected}" if injected else ""))
+        results.append(
+            run_recipe(
+                recipe,
+                {**(given or {}), "arm": arm},
+                fault=injected,
+                guarded=guarded,
+                checkpoint_dir=None if folder is None else Path(folder) / arm,
+                run_dir=runs if runs is None or runs is False else Path(runs) / arm,
+                **how,
+            )
         )
-        for arm, injected, guarded in arms
-    ]
+    return results
 
 
 def doctor_target(recipe: Recipe, given: Settings | None = None, *, quick: bool = False) -> dict[str, Any]:

@@ -54,6 +54,8 @@ def go_on(
             )
         return _newest(root, stages, enter, leave)
     path = Path(resume)
+    if not path.exists():
+        raise CheckpointError(f"{path} does not exist; give auto, a folder of checkpoints, or one of them")
     if _holds_checkpoints(path):
         return _newest(path, stages, enter, leave)
     index = stage_in(path, stages)

@@ -16,10 +16,11 @@ from trimtab.core.errors import InputError
 from trimtab.core.types import Snapshot
 from trimtab.monitor.stability import get_training_stats, monitor_training_health
 from trimtab.recover import documented
+from trimtab.sample.host import to_device
 from trimtab.train.averaging import averaged_or
 from trimtab.train.corrections import correct_epoch
 from trimtab.train.course import Course
-from trimtab.train.device import choose_device, to_device
+from trimtab.train.device import choose_device
 from trimtab.train.early_stopping import EarlyStopping, warn_of_no_metric
 from trimtab.train.evaluation import LossFn, Metrics, StepFn, check_given, evaluate_model, measured_by
 from trimtab.train.feeding import nothing_came, num_batches, place_of, readable, to_measure

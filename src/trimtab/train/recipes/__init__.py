@@ -6,6 +6,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 from trimtab.core.errors import InputError
+from trimtab.train.names import instead_of
 
 if TYPE_CHECKING:
     from trimtab.train.recipe import Recipe
@@ -27,6 +28,6 @@ def load_recipe(name: str) -> Recipe:
     known = [one for one, _ in RECIPES]
     wanted = name.strip().lower().replace("_", "-")
     if wanted not in known:
-        raise InputError(f"there is no recipe {name!r}; expected one of {', '.join(known)}")
+        raise InputError(f"there is no recipe {name!r}; {instead_of(wanted, known)}")
     recipe: Recipe = import_module(f"trimtab.train.recipes.{wanted.replace('-', '_')}").RECIPE
     return recipe

@@ -15,7 +15,7 @@ from trimtab.train.evaluation import evaluate_model
 from trimtab.train.metrics_log import MetricsLog, open_wandb
 from trimtab.train.recipe import Fault, Option, Parts, Recipe, Settings, doctor_target
 from trimtab.train.recipes.charlm_model import CharTransformer, continue_text
-from trimtab.train.recipes.charlm_text import Tokens, read_text, tokens_of, windows
+from trimtab.train.recipes.charlm_text import Tokens, apart, read_text, tokens_of, windows
 from trimtab.train.settings import TrainConfig
 from trimtab.train.trainer import Trainer
 
@@ -40,6 +40,11 @@ def build(settings: Settings) -> Parts:
             f"the text has {len(numbers)} tokens, too few for one batch of {size} times {seq}; give more text or a "
             "smaller --batch-size"
         )
+    if settings["d_model"] % settings["heads"]:
+        raise InputError(
+            f"d_model is {settings['d_model']} with {settings['heads']} heads; expected a multiple of them"
+        )
+    unseen = apart(inputs, len(inputs) - held, NUM_VALIDATED)
     loader = _loader(inputs[:-held], targets[:-held], settings)
     model = CharTransformer(
         num_tokens=len(tokens.known),
@@ -68,7 +73,7 @@ def build(settings: Settings) -> Parts:
     return Parts(
         model=model,
         train_loader=loader,
-        val_loader=DataLoader(TensorDataset(inputs[-held:][:NUM_VALIDATED], targets[-held:][:NUM_VALIDATED]), 32),
+        val_loader=DataLoader(TensorDataset(inputs[unseen], targets[unseen]), 32),
         config=config,
         loss_fn=next_token_loss,
         evaluate=_evaluation(tokens, settings),
@@ -143,13 +148,16 @@ class _Diagnosis:
 
 
 def _metrics(settings: Settings, steps_per_epoch: int) -> MetricsLog | None:
-    config = {name: value for name, value in settings.items() if name != "say"}
+    config = {name: settings[name] for name in (*(option.name for option in RECIPE.options), "seed", "device")}
     run = None
     if settings["wandb"]:
         run = open_wandb(settings["wandb_project"], settings["wandb_run"], config)
-    if not settings["metrics_file"]:
+    if not settings["metrics_file"] and run is None:
         return None
-    return MetricsLog(Path(settings["metrics_file"]), config, steps_per_epoch=steps_per_epoch, run=run)
+    path = Path(settings["metrics_file"]) if settings["metrics_file"] else None
+    if path is not None and settings["arm"] is not None:  # each of the compared runs has a file of its own
+        path = path.with_stem(f"{path.stem}-{settings['arm']}")
+    return MetricsLog(path, config, steps_per_epoch=steps_per_epoch, run=run)
 
 
 def _sample(model: nn.Module, tokens: Tokens, prompt: str, settings: Settings) -> str:
@@ -215,23 +223,23 @@ RECIPE = Recipe(
     build=build,
     options=(
         Option(name="data", default=None, kind=str, help="A text file; without it Python's own reference."),
-        Option(name="steps", default=600, help="Optimizer steps at most; 0: whole epochs."),
-        Option(name="epochs", default=3, help="Passes over the text at most."),
+        Option(name="steps", default=600, help="Optimizer steps at most; 0: whole epochs.", least=0),
+        Option(name="epochs", default=3, help="Passes over the text at most.", least=1),
         Option(name="base_lr", default=5e-5, help="The rate after the warm-up."),
-        Option(name="warmup_steps", default=200, help="Steps of linear warm-up."),
-        Option(name="warmup_init_lr", default=1e-6, help="The rate the warm-up begins with."),
-        Option(name="max_norm", default=1.5, help="The largest gradient norm; 0: no clipping."),
-        Option(name="batch_size", default=8, help="Sequences per step."),
-        Option(name="seq", default=32, help="Tokens per sequence."),
-        Option(name="max_seq", default=64, help="The longest sequence the model can take."),
-        Option(name="d_model", default=128, help="Width of the model."),
-        Option(name="layers", default=4, help="Blocks."),
-        Option(name="heads", default=4, help="Attention heads."),
-        Option(name="d_ff", default=512, help="Width of the feed-forward layers."),
+        Option(name="warmup_steps", default=200, help="Steps of linear warm-up.", least=0),
+        Option(name="warmup_init_lr", default=1e-6, help="The rate the warm-up begins with.", least=0),
+        Option(name="max_norm", default=1.5, help="The largest gradient norm; 0: no clipping.", least=0),
+        Option(name="batch_size", default=8, help="Sequences per step.", least=1),
+        Option(name="seq", default=32, help="Tokens per sequence.", least=2),
+        Option(name="max_seq", default=64, help="The longest sequence the model can take.", least=2),
+        Option(name="d_model", default=128, help="Width of the model.", least=1),
+        Option(name="layers", default=4, help="Blocks.", least=1),
+        Option(name="heads", default=4, help="Attention heads.", least=1),
+        Option(name="d_ff", default=512, help="Width of the feed-forward layers.", least=1),
         Option(name="word_tokenizer", default=False, help="Words instead of characters."),
-        Option(name="vocab_size", default=0, help="Keep only so many tokens; 0: all."),
-        Option(name="temperature", default=0.8, help="Of the samples of text."),
-        Option(name="sample_length", default=60, help="Tokens in a sample of text."),
+        Option(name="vocab_size", default=0, help="Keep only so many tokens; 0: all.", least=0),
+        Option(name="temperature", default=0.8, help="Of the samples of text.", least=0.01),
+        Option(name="sample_length", default=60, help="Tokens in a sample of text.", least=0),
         Option(name="metrics_file", default="training_metrics.jsonl", help="The documented metrics; '' for none."),
         Option(name="wandb", default=False, help="Send the metrics to Weights & Biases; offline without a login."),
         Option(name="wandb_project", default="trimtab", help="The project there."),

@@ -65,3 +65,19 @@ def windows(numbers: Tensor, seq: int) -> tuple[Tensor, Tensor]:
     """Rows of `seq` tokens one after another, and the same one token later."""
     num = (len(numbers) - 1) // seq
     return numbers[: num * seq].reshape(num, seq), numbers[1 : num * seq + 1].reshape(num, seq)
+
+
+def apart(rows: Tensor, first: int, num: int) -> list[int]:
+    """Up to `num` rows from `first` on, evenly spread, that stand nowhere before it: what was seen measures nothing.
+
+    Where everything was seen before, as in a text that repeats itself, they are taken as they are.
+
+    Example:
+        >>> import torch
+        >>> apart(torch.tensor([[1, 2], [3, 4], [2, 3], [5, 6], [1, 5]]), 2, 2)
+        [3, 4]
+    """
+    seen = "".join(map(chr, rows[:first].flatten().tolist()))
+    held = range(first, len(rows))
+    fresh = [row for row in held if "".join(map(chr, rows[row].tolist())) not in seen] or list(held)
+    return [fresh[place * len(fresh) // min(num, len(fresh))] for place in range(min(num, len(fresh)))]
