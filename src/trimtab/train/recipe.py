@@ -11,10 +11,11 @@ How to write one: a file `recipes/NAME.py` with
 - `target() -> dict`, that is `return doctor_target(RECIPE)`, for `trimtab doctor trimtab.train.recipes.NAME:target`;
 
 and one line in `recipes/__init__.py`. `Parts.begin(parts)` is called once everything, a fault included, is in place;
-`Parts.finish(trainer)` may return facts for the result (samples of text, a diagnosis). Texts for people go through the
-`say` in `settings` (None where nobody reads). `settings["device"]` is the device of every recipe: models and batches
-are brought there by the trainer, and nothing else needs to know it. `settings["resume"]` and `["checkpoint_dir"]` are
-what was given; a recipe that goes on by itself sets `Parts.resume` to what is left for the trainer (None: nothing).
+`Parts.within(trainer)` is a context around the training, left whatever happens; `Parts.finish(trainer)` may return
+facts for the result (samples of text, a diagnosis). Texts for people go through the `say` in `settings` (None where
+nobody reads). `settings["device"]` is the device of every recipe: models and batches are brought there by the trainer,
+and nothing else needs to know it. `settings["resume"]` and `["checkpoint_dir"]` are what was given; a recipe that goes
+on by itself sets `Parts.resume` to what is left for the trainer (None: nothing).
 `settings["arm"]` is which of the compared runs this is (None: the only one), for files that each should have to itself;
 `Parts.score` takes the place of the recipe's where it depends on the settings.
 `Parts.guard` are further settings of the guard, as `Config` knows them.
@@ -25,6 +26,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -88,6 +90,7 @@ class Parts:
     before_step: Hook | None = None
     after_step: Hook | None = None
     begin: Callable[[Parts], None] | None = None
+    within: Callable[[Trainer], AbstractContextManager[object]] | None = None
     finish: Callable[[Trainer], Mapping[str, Any]] | None = None
 
 
@@ -211,7 +214,8 @@ def run_recipe(
         )
         try:
             left = resume if parts.resume == AS_GIVEN else parts.resume
-            trainer.train(parts.train_loader, parts.val_loader, resume=left)
+            with nullcontext() if parts.within is None else parts.within(trainer):
+                trainer.train(parts.train_loader, parts.val_loader, resume=left)
         except TrainingStopped as stop:
             stopped = str(stop)
         facts = {} if parts.finish is None else parts.finish(trainer)

@@ -6,6 +6,7 @@ import copy
 import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from torch.optim import Optimizer, lr_scheduler
@@ -143,6 +144,7 @@ def make_schedule(
     warmup_steps: int = 0,
     warmup_init_lr: float = 0.0,
     min_lr: float = 0.0,
+    min_lr_ratio: float = 0.0,
     pct_start: float = 0.1,
     gamma: float = 0.1,
     step_size: int = 0,
@@ -155,7 +157,8 @@ def make_schedule(
     and `cosine_restart` with a `step_size`.
     `step_size` is how many steps `step` keeps a rate (a third of the run unless given) and how long a first cycle of
     `cosine_restart` is (a quarter). `gamma` is the factor of `step` and `plateau`, and what is left at the end of
-    `exponential`. `factor` is the function of `lambda`; without it the rate falls with one over the root of the steps.
+    `exponential`. `cosine` ends at `min_lr`, or each group at `min_lr_ratio` of its own rate. `factor` is the function
+    of `lambda`; without it the rate falls with one over the root of the steps.
 
     Example:
         >>> import torch
@@ -184,6 +187,8 @@ def make_schedule(
     bases = [float(group["lr"]) for group in optimizer.param_groups]
     plan = {"kind": kind, "total_steps": total_steps, "warmup_steps": warmup, "warmup_init_lr": warmup_init_lr}
     plan |= {"min_lr": min_lr, "pct_start": pct_start, "gamma": gamma, "step_size": step_size, "t_mult": t_mult}
+    if min_lr_ratio:
+        plan["min_lr_ratio"] = min_lr_ratio
     if kind == "onecycle":  # its rise is its warm-up
         share = warmup / total if warmup else pct_start
         inner: Any = lr_scheduler.OneCycleLR(
@@ -191,6 +196,8 @@ def make_schedule(
         )
         return Schedule(optimizer, inner, bases, 0, 0.0, plan)
     left = max(total - warmup, 1)
+    if kind == "cosine" and min_lr_ratio:  # torch's has one end for all groups
+        kind, factor = "lambda", partial(_cosine, left, min_lr_ratio)
     inner = _inner(optimizer, kind, left, min_lr=min_lr, gamma=gamma, size=step_size, t_mult=t_mult, factor=factor)
     return Schedule(optimizer, inner, bases, warmup, warmup_init_lr, plan)
 
@@ -220,6 +227,10 @@ def _inner(
     if kind == "lambda":
         return lr_scheduler.LambdaLR(optimizer, factor or _inverse_root)
     return None
+
+
+def _cosine(total: int, least: float, step: int) -> float:
+    return least + (1.0 - least) * 0.5 * (1.0 + math.cos(math.pi * min(step / total, 1.0)))
 
 
 def _inverse_root(step: int) -> float:

@@ -29,6 +29,7 @@ NUMBERS: tuple[str, ...] = (
     "min_delta",
     "warmup_init_lr",
     "min_lr",
+    "min_lr_ratio",
 )
 NUMBERS += ("pct_start", "gamma", "ema_decay")
 OPTIONAL = ("max_grad_norm", "max_steps", "ema_decay")
@@ -45,7 +46,8 @@ class TrainConfig:
     `patience` epochs in which `monitor` did not improve by `min_delta` (0: no early stopping; `-val_loss`: less is
     better). `ema_decay` keeps an average of the weights, which is then what is evaluated. `mode` is that of the guard;
     with `corrective`, losses are judged after each epoch as well and the documented corrections are made.
-    `checkpoint_every` adds checkpoints within epochs to those at their ends.
+    `checkpoint_every` adds checkpoints within epochs to those at their ends. With `min_lr_ratio` the
+    schedule `cosine` ends at that part of each group's own rate.
 
     Example:
         >>> config = TrainConfig(learning_rate=0.01, scheduler_type="onecycle")
@@ -75,6 +77,7 @@ class TrainConfig:
     warmup_steps: int = 0
     warmup_init_lr: float = 0.0
     min_lr: float = 0.0
+    min_lr_ratio: float = 0.0
     pct_start: float = 0.1
     gamma: float = 0.1
     step_size: int = 0

@@ -121,6 +121,7 @@ def schedule_of(
         warmup_steps=config.warmup_steps,
         warmup_init_lr=config.warmup_init_lr,
         min_lr=config.min_lr,
+        min_lr_ratio=config.min_lr_ratio,
         pct_start=config.pct_start,
         gamma=config.gamma,
         step_size=config.step_size,
