@@ -8,8 +8,13 @@ exit handlers run), except that memory is not cleaned up: that alone takes a sec
 from __future__ import annotations
 
 import atexit
+import contextlib
+import gc
+import io
 import json
 import os
+import runpy
+import signal
 import sys
 import threading
 import types
@@ -21,11 +26,13 @@ def main() -> None:
     import torch._dynamo
     import torch.utils.data
 
-    import trimtab.cli.app
     import trimtab.launch.pilot
     import trimtab.rules  # noqa: F401
 
     torch.set_num_threads(1)
+    read_a_command_line()
+    gc.collect()
+    gc.freeze()  # a collection in a child would touch, and so copy, every page that is shared
     for line in sys.stdin:
         request = json.loads(line)
         child = os.fork()
@@ -35,21 +42,34 @@ def main() -> None:
         print(os.waitstatus_to_exitcode(status), flush=True)
 
 
+def read_a_command_line() -> None:
+    """What reading the first one imports and compiles is half of the time of a short guarded program."""
+    from trimtab.cli.app import main as trimtab
+
+    hook = sys.excepthook
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.suppress(SystemExit):
+        trimtab(["--version"])
+    sys.excepthook = hook
+
+
 def ended(request: dict[str, Any]) -> NoReturn:
-    code = 0
+    code, interrupted = 0, False
     try:
         become(request)
     except SystemExit as end:
         if not isinstance(end.code, int | None):
             print(end.code, file=sys.stderr)
         code = end.code if isinstance(end.code, int) else int(end.code is not None)
-    except BaseException:
+    except BaseException as error:
         sys.excepthook(*sys.exc_info())  # type: ignore[arg-type]
-        code = 1
+        code, interrupted = 1, isinstance(error, KeyboardInterrupt)
     threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()
     sys.stdout.flush()
     sys.stderr.flush()
+    if interrupted:  # so does an interpreter of its own end, for the shell to know
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGINT)
     os._exit(code & 0xFF)
 
 
@@ -73,6 +93,14 @@ def become(request: dict[str, Any]) -> None:
 
 
 def plain(words: list[str]) -> None:
+    if words[0] == "-m":
+        sys.argv[:], sys.path[0] = words[1:], os.getcwd()
+        runpy.run_module(words[1], run_name="__main__", alter_sys=True)
+        return
+    if os.path.isdir(words[0]):
+        sys.argv[:] = words
+        runpy.run_path(words[0], run_name="__main__")
+        return
     path = os.path.abspath(words[0])
     sys.argv[:], sys.path[0] = words, os.path.dirname(path)
     script = types.ModuleType("__main__")

@@ -114,7 +114,7 @@ def test_json_ends_with_one_object(workplace: Workplace) -> None:
 
 
 def test_disabled_is_the_plain_script(workplace: Workplace) -> None:
-    said = workplace.guarded("plain.py", own_process=True, TRIMTAB_DISABLE="1", **BAD)
+    said = workplace.guarded("plain.py", TRIMTAB_DISABLE="1", **BAD)
     assert (said.code, said.err, said.finite) == (0, "", False)
     assert not (workplace.folder / "runs").exists()
 

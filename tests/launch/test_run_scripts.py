@@ -12,8 +12,8 @@ SURVIVORS = [case for case in CASES if case.nan_at is not None]
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.id)
 def test_a_healthy_script_runs_as_without(case: Case, workplace: Workplace) -> None:
-    plain = workplace.plain(*case.words, own_process=case.own_process, stdin=case.stdin)
-    guarded = workplace.guarded(*case.words, own_process=case.own_process, stdin=case.stdin)
+    plain = workplace.plain(*case.words, own_process=case.own_process == "both", stdin=case.stdin)
+    guarded = workplace.guarded(*case.words, own_process=bool(case.own_process), stdin=case.stdin)
     assert [line for line in guarded.findings if not case.finds or case.finds not in line] == []
     assert guarded.out == plain.out
     assert guarded.own_err == plain.own_err
@@ -27,13 +27,18 @@ def test_a_healthy_script_runs_as_without(case: Case, workplace: Workplace) -> N
 @pytest.mark.parametrize("case", SURVIVORS, ids=lambda case: case.id)
 def test_a_nan_does_no_harm(case: Case, workplace: Workplace) -> None:
     bad = {"NAN_AT": str(case.nan_at)}
-    control = workplace.plain(*case.words, own_process=case.own_process, stdin=case.stdin, **bad)
-    guarded = workplace.guarded(*case.words, own_process=case.own_process, stdin=case.stdin, **bad)
+    control = workplace.plain(*case.words, stdin=case.stdin, **bad)
+    guarded = workplace.guarded(*case.words, stdin=case.stdin, **bad)
     assert control.finite is False, control
     assert guarded.finite is True, guarded
     assert guarded.code == case.code
     assert guarded.own_err == control.own_err
     assert guarded.our_err != []
+
+
+def test_a_nan_does_no_harm_in_a_process_of_its_own(workplace: Workplace) -> None:
+    guarded = workplace.guarded("plain.py", own_process=True, NAN_AT="20")
+    assert (guarded.code, guarded.finite, guarded.own_err) == (0, True, []), guarded
 
 
 @pytest.mark.parametrize("script", ["accumulation", "compiled_after", "complex_model", "container", "policy"])

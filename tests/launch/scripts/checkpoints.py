@@ -5,7 +5,7 @@ import subprocess
 import sys
 
 import torch
-from task import batch, ending
+from task import BAD, batch, ending
 from torch import nn
 
 
@@ -50,8 +50,9 @@ train(model, optimizer, 0, 15)
 torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": 15}, "half.pt")
 torch.save(model, "whole.pt")
 torch.save(optimizer, "optimizer.pt")
-clean = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
-print(subprocess.run([sys.executable, "-I", "-c", READER], env=clean, capture_output=True, text=True).stdout)
+if BAD < 0:
+    clean = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
+    print(subprocess.run([sys.executable, "-I", "-c", READER], env=clean, capture_output=True, text=True).stdout)
 model, optimizer = build()
 state = torch.load("half.pt")
 model.load_state_dict(state["model"])

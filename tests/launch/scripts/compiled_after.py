@@ -1,7 +1,7 @@
 """The optimizer is built from the bare model, which is compiled after that; a step function around it is, too."""
 
 import torch
-from task import batches, ending
+from task import BAD, batches, ending
 from torch import nn
 
 bare = nn.Sequential(nn.Linear(8, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 1))
@@ -20,7 +20,8 @@ def train(x, y):
 
 for x, y in batches():
     train(x, y)
-model.eval()
-with torch.no_grad():
-    print("prediction", "ok" if model(torch.zeros(1, 8)).shape == (1, 1) else "?")
+if BAD < 0:
+    model.eval()
+    with torch.no_grad():
+        print("prediction", "ok" if model(torch.zeros(1, 8)).shape == (1, 1) else "?")
 ending(bare)

@@ -4,7 +4,7 @@ import inspect
 import warnings
 
 import torch
-from task import batches, ending
+from task import BAD, batches, ending
 from torch import nn
 
 
@@ -23,13 +23,14 @@ for x, y in batches():
     optimizer.zero_grad()
     nn.functional.mse_loss(model(x), y).backward()
     optimizer.step()
-model.eval()
-example = torch.ones(2, 8)
-warnings.simplefilter("ignore", DeprecationWarning)
-print(inspect.getsource(Net).splitlines()[0], inspect.signature(type(optimizer).__init__).parameters["lr"])
-print(torch.fx.symbolic_trace(model).code.strip())
-torch.jit.script(model).save("scripted.pt")
-print(torch.jit.trace(model, example)(example).shape, torch.jit.load("scripted.pt")(example).shape)
-exported = torch.export.export(model, (example,))
-print(len(exported.graph.nodes), torch.compile(model, backend="eager", fullgraph=True)(example).shape)
+if BAD < 0:
+    model.eval()
+    example = torch.ones(2, 8)
+    warnings.simplefilter("ignore", DeprecationWarning)
+    print(inspect.getsource(Net).splitlines()[0], inspect.signature(type(optimizer).__init__).parameters["lr"])
+    print(torch.fx.symbolic_trace(model).code.strip())
+    torch.jit.script(model).save("scripted.pt")
+    print(torch.jit.trace(model, example)(example).shape, torch.jit.load("scripted.pt")(example).shape)
+    exported = torch.export.export(model, (example,))
+    print(len(exported.graph.nodes), torch.compile(model, backend="eager", fullgraph=True)(example).shape)
 ending(model)
