@@ -58,7 +58,7 @@ def judge(found: Found, seeds: Sequence[int], *, quick: bool) -> Judged:
         rows.append([run, *(told(statistics.fmean(c)) if NOT_RUN not in c else NOT_RUN for c in columns)])
     return Judged(
         title="clip6: emoji and their names in five languages",
-        about=f"{'Quick' if quick else 'Default'} size, one thread. The default run (objective `axis`, similarity `norm`) "
+        about=f"{'Quick' if quick else 'Default'} size, one thread. The default run (`axis`, `norm`) "
         "has a batch of its own; the others share data, steps and a batch of 8, where the original's `[B]^6` tensor "
         "still fits. Leave one out: each modality is looked for with the other five among all held-out tuples; pairs: "
         "with one other.",

@@ -88,23 +88,21 @@ def child() -> None:
     torch.save({name: value.clone() for name, value in model[0].state_dict().items()}, folder / "end.pt")
 
 
-def rotation(recipe: str, seed: int, stage: str | None, **given: Any) -> dict[str, Any]:
-    """A run of 110 epochs in one stage with a checkpoint after each: which are left, by their numbers."""
+def rotation(recipe: str, seed: int, stage: str, metric: str, **given: Any) -> dict[str, Any]:
+    """A long stage with a checkpoint after each epoch: which are left, and which epochs were best, by their numbers."""
     from trimtab.train.recipe import run_recipe
     from trimtab.train.recipes import load_recipe
 
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder) / "checkpoints"
         result = run_recipe(load_recipe(recipe), {"seed": seed, **given}, checkpoint_dir=root, run_dir=False)
-        rows = [row for row in result.history if stage is None or row["stage"] == stage]
-        ends = [row["first_step"] + row["num_steps"] for row in rows]
-        holds = next(
-            path.parent for path in root.glob("**/step-*") if stage is None or path.parent.name.endswith(stage)
-        )
+        rows = [row for row in result.history if row["stage"] == stage]
+        ends = {row["first_step"] + row["num_steps"]: epoch for epoch, row in enumerate(rows, 1)}
+        holds = next(path.parent for path in root.glob("**/step-*") if path.parent.name in (f"2-{stage}", root.name))
         left = sorted(int(re.sub(r"\D", "", path.name)) for path in holds.glob("step-*"))
-    epochs = [ends.index(step) + 1 if step in ends else -step for step in left]
-    best = min(range(len(rows)), key=lambda i: rows[i]["val_loss"]) + 1
-    return {"epochs": len(rows), "left": epochs, "best_by_val_loss": best, "folder": holds.name}
+    highest = max(row[metric] for row in rows)
+    best = [epoch for epoch, row in enumerate(rows, 1) if row[metric] == highest]
+    return {"epochs": len(rows), "left": [ends.get(step, -step) for step in left], "best": best}
 
 
 def seeded_faults() -> dict[str, Any]:
