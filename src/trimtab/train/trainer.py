@@ -113,10 +113,11 @@ class Trainer:
             if resume is not None:
                 self._resume(resume, loader)
             while self._stage < len(self.stages):
-                rig = self.rig or self._enter(self._stage, loader)
-                while not self._over(rig):
-                    self._epoch(rig, loader, val_loader)
-                self._leave()
+                if self.rig is not None or self.stages[self._stage].epochs > 0:  # else a stage to be passed over
+                    rig = self.rig or self._enter(self._stage, loader)
+                    while not self._over(rig):
+                        self._epoch(rig, loader, val_loader)
+                    self._leave()
                 self._stage += 1
         except BaseException as error:
             self._leave(type(error).__name__)
@@ -180,6 +181,7 @@ class Trainer:
     def _epoch(self, rig: Rig, loader: Any, val_loader: Iterable[Any] | None) -> None:
         """One epoch, or what is left of it after a resume."""
         began, course = time.perf_counter(), self.course
+        rig.remember()
         set_training(self.model, rig.stage)
         progress = self.around.progress
         if progress is not None:

@@ -102,8 +102,8 @@ def crop(picture: Floats, side: int, rng: np.random.Generator) -> Floats:
 
 def outline(side: int, rng: np.random.Generator) -> NDArray[np.bool_]:
     """The inside of a blob, an ellipse or a polygon around a random place, as `[side, side]`."""
-    radius = rng.uniform(0.25, 0.37) * side
-    y0, x0 = rng.uniform(0.36 * side, 0.64 * side, size=2)
+    radius = rng.uniform(0.27, 0.39) * side
+    y0, x0 = rng.uniform(0.38 * side, 0.62 * side, size=2)
     y, x = np.mgrid[:side, :side].astype(np.float64)
     angle, distance = np.arctan2(y - y0, x - x0), np.hypot(y - y0, x - x0)
     kind = rng.integers(3)
