@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
 RECIPES: tuple[tuple[str, str], ...] = (
     ("charlm", "a transformer language model with warm-up, clipping and a line every 10 steps, on any text"),
+    ("segment", "two-stage segmentation of camouflaged objects: a frozen backbone first, then everything"),
     ("tabular", "an MLP on raw tables that corrects itself: NaN, outliers, rates too high, overfitting"),
 )
 """Name and one line about each; the file has the same name."""
