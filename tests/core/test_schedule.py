@@ -111,9 +111,28 @@ def test_idle_steps_are_those_in_a_row_with_every_rate_at_zero() -> None:
     assert schedule.idle_steps == 0
 
 
-@pytest.mark.parametrize(("sizes", "at"), [((8, 8, 32), 2), ((32, 8, 8), 1), ((8, 9, 10, 7), NEVER), ((8,), NEVER)])
+@pytest.mark.parametrize(
+    ("sizes", "at"),
+    [
+        ((8, 8, 32), 2),
+        ((32, 8, 8), 2),
+        ((32, 8), NEVER),
+        ((32, 32, 2, 32, 32, 2, 32), NEVER),
+        ((32, 32, 2, 32, 64, 2, 64), 4),
+        ((32, 2, 2, 32), 3),
+        ((8, 9, 10, 7), NEVER),
+        ((8, 12, 18, 27), NEVER),
+        ((8,), NEVER),
+    ],
+)
 def test_batch_sizes(sizes: tuple[float, ...], at: int) -> None:
+    """Larger at once; smaller when it lasts, for the rest of an epoch does not; slowly is not a change at all."""
     assert followed([0.1] * len(sizes), sizes).resized_at == at
+    half = len(sizes) // 2
+    resumed = copy_of(followed([0.1] * half, sizes[:half]))
+    for step in range(half, len(sizes)):
+        resumed.absorb(sample(step, [0.1], sizes[step]))
+    assert resumed.resized_at == at
 
 
 def test_a_batch_of_unknown_size_is_no_change() -> None:
@@ -122,6 +141,11 @@ def test_a_batch_of_unknown_size_is_no_change() -> None:
         schedule.absorb(sample(step, [0.1], size))
     assert schedule.resized_at == NEVER
     assert schedule.batch_size == 8.0
+
+
+def test_an_empty_batch_is_no_size_to_go_by() -> None:
+    assert followed([0.1] * 4, (0.0, 0.0, 8.0, 8.0)).resized_at == NEVER
+    assert followed([0.1] * 4, (8.0, 0.0, 0.0, 8.0)).batch_size == 8.0
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 import numpy as np
@@ -191,7 +191,7 @@ def test_a_restored_brain_gives_the_same_verdicts_ever_after(mode: str, cut: int
     two.load_state_dict(json.loads(json.dumps(one.state_dict())))
     verdicts = [(told(one, sample), told(two, sample)) for sample in samples[cut:]]
     assert all(mine == yours for mine, yours in verdicts)
-    assert sum('"code"' in mine for mine, _ in verdicts) > 50  # the rules were at work
+    assert sum('"code"' in mine for mine, _ in verdicts) > 40  # the rules were at work
     assert json.dumps(one.state_dict()) == json.dumps(two.state_dict())
     assert one._broken == two._broken == set()
 
@@ -270,6 +270,17 @@ def test_a_change_the_loop_made_begins_the_drift_anew(name: str, before: float, 
     assert begun.level("loss").best >= kept.level("loss").best
 
 
+def test_the_rest_of_an_epoch_hides_no_climb() -> None:
+    """Every eleventh batch is two rows of 32; before, each of them made the loss's history begin anew."""
+    rng = np.random.default_rng(0)
+    losses = [1.0 + 0.01 * float(rng.normal()) for _ in range(110)] + [1.3] * 30
+    sizes = [2.0 if i % 11 == 10 else 32.0 for i in range(140)]
+    window = seen(*(plain(i, loss=a, batch_size=b) for i, (a, b) in enumerate(zip(losses, sizes, strict=True))))
+    assert window.drift.alarmed
+    assert 105 <= window.drift.onset <= 111
+    assert len(window.level("loss")) == 139
+
+
 def test_a_climb_is_added_up_from_its_onset() -> None:
     rng = np.random.default_rng(0)
     losses = [1.0 + 0.01 * float(rng.normal()) for _ in range(200)] + [3.0] * 30
@@ -298,3 +309,18 @@ def test_a_loss_that_stays_where_it_is_does_not_drift() -> None:
                 alarmed.append((seed, step))
                 break
     assert alarmed == []
+
+
+@pytest.mark.parametrize("restored", [False, True])
+def test_going_back_for_another_optimizer_forgets_only_the_newest_sample(restored: bool) -> None:
+    """A rewind that this brain did not decide: it knows no onset, and before forgot all that it had seen."""
+    brain = Brain.from_config(Config(mode="act"))
+    for step in range(60):
+        brain.advance(plain(step, loss=1.0, grad_norm=1.0), seen_at=step)
+    if restored:
+        state, brain = brain.state_dict(), Brain.from_config(Config(mode="act"))
+        brain.load_state_dict(json.loads(json.dumps(state)))
+    known = len(brain._window.past)
+    brain.advance(replace(plain(60, loss=1.0, grad_norm=1.0), branch=1), seen_at=60)
+    assert [len(brain._trail.steps), brain._trail.steps[-1]] == [60, 60]
+    assert len(brain._window.past) == known

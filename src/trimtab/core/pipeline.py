@@ -22,6 +22,7 @@ from trimtab.core.window import Window
 
 log = logging.getLogger("trimtab")
 MAX_FACT_SETS = 256
+UNKNOWN = -1
 Adviser = Callable[[Finding, tuple[str, ...], Window, int], tuple[str, ...]]
 """Makes the advice of a finding from what its rule says, the window, and how many actions were taken so far."""
 
@@ -47,7 +48,7 @@ class Brain:
         self._effects = effects
         self._due: tuple[Outcome, ...] = ()
         self._trail = Trail()  # kept only where there is a policy: it is what a rewind is aimed by
-        self._branch, self._onset = 0, 0
+        self._branch, self._onset = 0, UNKNOWN
         self._window = Window()
         self._open: dict[str, dict[str, int]] = {}
         self._policy_state: Mapping[str, Any] = policy.init() if policy is not None else {}
@@ -105,10 +106,15 @@ class Brain:
         return replace(verdict, findings=tuple(told))
 
     def _rewound(self, branch: int) -> None:
-        """The first sample after weights were put back: what was seen since the onset is no memory to judge it by."""
-        num = int((self._trail.steps >= self._onset).sum())
+        """The first sample after weights were put back: what was seen since the onset is no memory to judge it by.
+
+        Who went back for the sake of another optimizer knows no onset: then only the newest sample is forgotten.
+        """
+        steps = self._trail.steps
+        onset = int(steps[-1]) if self._onset == UNKNOWN and len(steps) else self._onset
+        num = int((steps >= onset).sum())
         self._branch = branch
-        self._trail.cut(self._onset)
+        self._trail.cut(onset)
         go_back(self._window, num)
 
     def did(self, outcome: Outcome) -> Outcome:
@@ -200,6 +206,6 @@ class Brain:
             self._policy_state = {**self._policy.init(), **state["policy"]}
         if state.get("trail"):
             self._trail = Trail.from_state(state["trail"])
-        self._branch, self._onset = (int(v) for v in state.get("branch", (0, 0)))
+        self._branch, self._onset = (int(v) for v in state.get("branch", (0, UNKNOWN)))
         if self._effects is not None and state.get("effects"):
             self._effects.load_state_dict(state["effects"])

@@ -28,7 +28,8 @@ class Schedule:
         self.highest = 0.0
         self.raised_at = self.grown_at = self.resized_at = self.leapt_at = NEVER
         self.leapt_from = 0.0  # the highest rate before the last leap
-        self.batch_size = math.nan
+        self.batch_size = math.nan  # the usual one: of the last batch that was not much smaller than those before
+        self.small_before = False
         self.idle_steps = 0  # consecutive steps with every rate at 0
         self.highs: deque[float] = deque(maxlen=SPAN)  # the highest rate so far, after each of the last steps
         self.effort = 0.0  # steps so far, each counted by its rate over the highest: what a warm-up delays
@@ -53,10 +54,24 @@ class Schedule:
             self.rates = rates
         size = sample.scalars.get("batch_size")
         if size is not None:
-            if size == size and self.batch_size == self.batch_size and not 0.5 < size / max(self.batch_size, 1) < 2:
-                self.resized_at = sample.step
-            self.batch_size = size
+            self._sized(size, sample.step)
         self.num_seen += 1
+
+    def _sized(self, size: float, step: int) -> None:
+        """Take in the size of a batch. A larger one is new at once, a smaller one when it lasts.
+
+        The rest at the end of an epoch is one small batch between usual ones: what is known of the loss stays known.
+        """
+        if not size > 0 or not self.batch_size > 0:
+            self.batch_size = size if size > 0 else self.batch_size
+            return
+        small = size <= 0.5 * self.batch_size
+        if size >= 2.0 * self.batch_size or (small and self.small_before):
+            self.resized_at, self.batch_size, self.small_before = step, size, False
+            return
+        self.small_before = small
+        if not small:
+            self.batch_size = size
 
     @property
     def used_to(self) -> float:
@@ -75,6 +90,7 @@ class Schedule:
             "leapt_at": self.leapt_at,
             "leapt_from": self.leapt_from,
             "batch_size": None if math.isnan(self.batch_size) else self.batch_size,
+            "small_before": self.small_before,
             "idle_steps": self.idle_steps,
             "effort": self.effort,
             "highs": list(self.highs),
