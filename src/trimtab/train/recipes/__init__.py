@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
 RECIPES: tuple[tuple[str, str], ...] = (
     ("charlm", "a transformer language model with warm-up, clipping and a line every 10 steps, on any text"),
+    ("pairs", "two images and a question, answered First, Second or Similar, with swap consistency"),
     ("segment", "two-stage segmentation of camouflaged objects: a frozen backbone first, then everything"),
     ("tabular", "an MLP on raw tables that corrects itself: NaN, outliers, rates too high, overfitting"),
 )

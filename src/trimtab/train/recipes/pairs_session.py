@@ -1,0 +1,139 @@
+"""What is said and set around a training of pairs: banner, switches of the backend, memory, health report, files."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from trimtab.checks.banner import environment
+from trimtab.checks.drive import Options
+from trimtab.core.types import Record, Sample
+from trimtab.monitor.training_health import TrainingHealthMonitor, format_health_report
+from trimtab.train.history import memory_peak
+from trimtab.train.recipes.pairs_data import ANSWERS
+from trimtab.train.trainer import Trainer
+
+Say = Callable[[str], object]
+CUBLAS = "CUBLAS_WORKSPACE_CONFIG"
+
+
+class NormSink:
+    """Tells the health monitor the gradient norm of every step, as the guard measured it."""
+
+    def __init__(self, monitor: TrainingHealthMonitor) -> None:
+        self._monitor = monitor
+
+    def write(self, record: Record) -> None:
+        """Take in a step."""
+        if isinstance(record, Sample) and record.phase == "train" and "grad_norm" in record.scalars:
+            self._monitor.update_gradient_norm(record.scalars["grad_norm"])
+
+    def close(self) -> None:
+        """Nothing to close."""
+
+
+def banner(settings: Mapping[str, Any], model: nn.Module, num_train: int, num_val: int) -> Iterator[str]:
+    """The device and the environment, in lines."""
+    options = Options(amp_dtype=settings["amp_dtype"], clip_grad_norm=settings["clip_grad_norm"], seed=settings["seed"])
+    where = environment(options)
+    yield "=" * 60
+    yield "Device & Environment Banner"
+    yield "=" * 60
+    gpus = f" ({', '.join(where['gpus'])}, CUDA {where['cuda']})" if "gpus" in where else ""
+    device = settings["device"] if settings["device"] != "auto" else where["device"]
+    yield f"Device: {device}{gpus}, {where['cpus']} CPUs, {where['threads']} threads"
+    yield f"trimtab {where['trimtab']}, torch {where['torch']}, Python {where['python']}, {where['platform']}"
+    switches = ("amp_dtype", "clip_grad_norm", "cudnn_benchmark", "compile", "deterministic", "seed")
+    yield ", ".join(f"{name} {settings[name]}" for name in switches)
+    total = sum(p.numel() for p in model.parameters())
+    yield f"Model: {type(model).__name__}, {total:,} parameters; {num_train:,} pairs to train on, {num_val:,} held out"
+    yield "=" * 60
+
+
+@contextmanager
+def switched(settings: Mapping[str, Any], say: Say | None) -> Iterator[None]:
+    """The backend as the flags say, and as it was afterwards."""
+    cudnn: Any = torch.backends.cudnn
+    was = cudnn.benchmark, cudnn.deterministic, torch.are_deterministic_algorithms_enabled()
+    warned = torch.is_deterministic_algorithms_warn_only_enabled()
+    variable = os.environ.get(CUBLAS)
+    exact = settings["deterministic"]
+    if exact and settings["cudnn_benchmark"] and say is not None:
+        say("deterministic: cudnn_benchmark stays off, since it chooses algorithms by their speed")
+    try:
+        cudnn.benchmark = settings["cudnn_benchmark"] and not exact
+        if exact:
+            cudnn.deterministic = True
+            os.environ.setdefault(CUBLAS, ":4096:8")
+            torch.use_deterministic_algorithms(True)
+        yield
+    finally:
+        cudnn.benchmark, cudnn.deterministic = was[:2]
+        torch.use_deterministic_algorithms(was[2], warn_only=warned)
+        if variable is None:
+            os.environ.pop(CUBLAS, None)
+
+
+def compile_blocks(blocks: nn.ModuleList, width: int, say: Say | None) -> bool:
+    """Compile the blocks of a model; where that does not work here, say so and leave them as they are."""
+    try:
+        for block in blocks:
+            block.compile()
+            block(torch.randn(2, 4, width, requires_grad=True)).sum().backward()
+    except Exception as error:  # whatever a compiler may raise, training goes on without it
+        for block in blocks:
+            block._compiled_call_impl = None
+        if say is not None:
+            told = " ".join(str(error).split())[:160]
+            say(f"compile: not possible here ({type(error).__name__}: {told}); training goes on without it")
+        return False
+    finally:
+        blocks.zero_grad(set_to_none=True)
+    return True
+
+
+def memory_line(step: int, device: torch.device) -> str:
+    """How much memory is taken: of the GPU, or of the process where there is none."""
+    mib = 2.0**20
+    if device.type == "cuda":
+        now, peak = torch.cuda.memory_allocated(device) / mib, torch.cuda.max_memory_allocated(device) / mib
+        held = torch.cuda.memory_reserved(device) / mib
+        return f"[GPU] Step {step:>4} | Allocated: {now:.0f} MiB | Reserved: {held:.0f} MiB | Peak: {peak:.0f} MiB"
+    return f"[MEM] Step {step:>4} | Peak of the process: {memory_peak(device) / mib:.0f} MiB | no GPU"
+
+
+def report_health(trainer: Trainer, monitor: TrainingHealthMonitor, say: Say | None) -> dict[str, Any]:
+    """Sum up the run: the health report in lines, and as data."""
+    for epoch in trainer.history.epochs:
+        monitor.update_epoch_loss(epoch.get("val_loss", epoch["train_loss"]))
+        if say is not None:
+            peak = epoch["memory_peak_bytes"] / 2.0**20
+            say(f"{epoch['stage']} epoch {epoch['epoch']}: memory peak {peak:.0f} MiB, {epoch['seconds']:.1f} s")
+    last = trainer.history.epochs[-1] if trainer.history.epochs else {}
+    monitor.update_per_class_accuracy({name: last[key] for name in ANSWERS if (key := f"accuracy_{name}") in last})
+    report = monitor.get_health_report()
+    if say is not None:
+        for line in format_health_report(report).splitlines():
+            say(line)
+    return report
+
+
+def write_files(folder: Path, trainer: Trainer, settings: Mapping[str, Any], report: Mapping[str, Any]) -> None:
+    """What a run leaves behind: its settings, history, health report and weights."""
+    from safetensors.torch import save_file
+
+    folder.mkdir(parents=True, exist_ok=True)
+    plain = {name: value for name, value in settings.items() if name != "say"}
+    (folder / "settings.json").write_text(json.dumps(plain, indent=2, default=str) + "\n", encoding="utf-8")
+    (folder / "health_report.json").write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+    (folder / "health_report.txt").write_text(format_health_report(report) + "\n", encoding="utf-8")
+    trainer.history.save(folder / "history.json")
+    state = {name: t.detach().cpu().contiguous() for name, t in trainer.model.state_dict().items()}
+    save_file(state, folder / "model.safetensors")
