@@ -12,6 +12,7 @@ from torch import nn
 from trimtab.core.config import PolicyConfig
 from trimtab.core.errors import InputError
 from trimtab.losses import NWayLoss, nway_cost
+from trimtab.losses.similarity import SIMILARITIES as KNOWN
 from trimtab.record.line_sink import LineSink
 from trimtab.train.recipe import Option, Parts, Recipe, Settings, doctor_target
 from trimtab.train.recipes import clip6_original as original
@@ -35,7 +36,7 @@ NUM_LOSSES = 8
 
 def build(settings: Settings) -> Parts:
     """The six views, a tower for each, and the chosen loss."""
-    views = emoji_views() if settings["data"] == "emoji" else generated_views(settings["seed"])
+    views = emoji_views(settings["text_features"]) if settings["data"] == "emoji" else generated_views(settings["seed"])
     size, said = batch_size(settings)
     loader = make_loader(views.train, size, settings["seed"])
     config = TrainConfig(
@@ -93,7 +94,10 @@ def batch_size(settings: Settings) -> tuple[int, str]:
             f"smaller --batch-size (without it one is chosen that fits) or --objective axis"
         )
     size = max(fitting, default=min(times))
-    return size, f"objective full, similarity {name}: batch {size} fits, {size}^{NUM_VIEWS} = {size**NUM_VIEWS:,} tuples"
+    return (
+        size,
+        f"objective full, similarity {name}: batch {size} fits, {size}^{NUM_VIEWS} = {size**NUM_VIEWS:,} tuples",
+    )
 
 
 def target() -> dict[str, Any]:
@@ -114,7 +118,7 @@ def _similarity(settings: Settings) -> str:
     version = settings["stable_loss_version"]
     if version not in SIMILARITIES:
         raise InputError(f"stable_loss_version is {version}; expected 0 (einsum), 1 (norm), 2 (cosine) or 3 (distance)")
-    return settings["similarity"] or SIMILARITIES[version]
+    return SIMILARITIES[version] if settings["similarity"] == "auto" else str(settings["similarity"])
 
 
 def _product(settings: Settings) -> bool:
@@ -175,10 +179,15 @@ RECIPE = Recipe(
         Option(name="data", default="emoji", help="Emoji and names, or six generated views.", choices=tuple(BATCHES)),
         Option(name="loss", default="stable", help="What it is trained with.", choices=("stable", "original")),
         Option(name="objective", default="axis", help="Which tuples compete.", choices=OBJECTIVES),
-        Option(name="similarity", default=None, kind=str, help="Of a tuple, as nway_loss knows it; else by version."),
+        Option(
+            name="similarity",
+            default="auto",
+            help="Of a tuple, as nway_loss knows it; auto: by the version.",
+            choices=("auto", *KNOWN),
+        ),
         Option(name="stable_loss_version", default=1, help="0 einsum, 1 norm, 2 cosine, 3 distance."),
         Option(name="use_stable_loss", default=True, help="false is --loss original."),
-        Option(name="steps", default=480, help="Optimizer steps."),
+        Option(name="steps", default=360, help="Optimizer steps."),
         Option(name="batch_size", default=0, help="Tuples of six per step; 0: what fits the objective."),
         Option(name="learning_rate", default=2e-3, help="The base rate."),
         Option(name="weight_decay", default=0.05, help="Weight decay."),
@@ -190,12 +199,13 @@ RECIPE = Recipe(
         Option(name="warmup_steps", default=50, help="Steps of linear warm-up."),
         Option(name="ema_decay", default=0.0, help="Decay of an average of the weights; 0: none."),
         Option(name="amp_dtype", default="none", help="Mixed precision.", choices=("none", "bf16", "fp16")),
-        Option(name="width", default=128, help="Numbers in an encoding."),
-        Option(name="channels", default=32, help="Channels of the first convolution."),
+        Option(name="width", default=256, help="Numbers in an encoding."),
+        Option(name="text_features", default=4096, help="Numbers that stand for a name."),
+        Option(name="channels", default=16, help="Channels of the first convolution."),
         Option(name="dropout", default=0.2, help="Before the last layer of the picture's tower."),
-        Option(name="text_dropout", default=0.5, help="Of the features of a name."),
+        Option(name="text_dropout", default=0.85, help="Of the features of a name."),
         Option(name="smoothing", default=0.0, help="Label smoothing."),
     ),
-    quick={"steps": 60, "channels": 8},
+    quick={"steps": 60, "warmup_steps": 10, "channels": 8, "text_features": 1024, "text_dropout": 0.6, "width": 128},
     faults=FAULTS,
 )

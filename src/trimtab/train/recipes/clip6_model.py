@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 SHIFT = 2
 CONTRAST, BRIGHTNESS = 0.2, 0.05
+START = 0.1
 
 
 class SixTowers(nn.Module):
@@ -64,12 +65,12 @@ def _convolution(wide: int, wider: int) -> list[nn.Module]:
 def text_tower(features: int, width: int, *, dropout: float) -> nn.Module:
     """One linear map without an offset: a name without a letter is a row of zeros, and stays one.
 
-    It begins small, so that what it knows of a piece of a word soon comes from the data and not from the start: pieces
-    that no training name has are then placed alike in every language.
+    Dropout of most features takes pieces of words away, so that no name is learnt by one of them; a deeper tower only
+    learns the training names by heart. The map begins small, so that the first steps already outweigh it.
     """
     head = nn.Linear(features, width, bias=False)
     with torch.no_grad():
-        head.weight.mul_(0.01)
+        head.weight.mul_(START)
     return nn.Sequential(nn.Dropout(dropout), head)
 
 

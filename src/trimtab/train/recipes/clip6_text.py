@@ -6,25 +6,26 @@ import math
 import unicodedata
 import zlib
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-WIDTH = 1024
-NUM_BUCKETS = 1 << 14
-SHORTEST, LONGEST = 1, 4
+NUM_HASHES = 1 << 16
+NUM_PLACES = 8
+"""Each piece of a word is written to so many places of a row, with random signs: few pieces then share all of theirs."""
+SHORTEST, LONGEST = 1, 3
 
 
 def pieces(name: str) -> list[str]:
-    """Each word with its bounds, and all its runs of 1 to 4 letters; accents and case do not count.
+    """Each word with its bounds, and all its runs of 1 to 3 letters; accents and case do not count.
 
     Related languages share them: `radioactive` and `radiactivo` have most of their pieces in common.
 
     Example:
         >>> pieces("Épi")
-        ['<epi>', '<', 'e', 'p', 'i', '>', '<e', 'ep', 'pi', 'i>', '<ep', 'epi', 'pi>', '<epi', 'epi>']
+        ['<epi>', '<', 'e', 'p', 'i', '>', '<e', 'ep', 'pi', 'i>', '<ep', 'epi', 'pi>']
     """
     letters = unicodedata.normalize("NFKD", name.lower().replace("ß", "ss"))
     words = "".join(c for c in letters if not unicodedata.combining(c)).replace("-", " ").split()
@@ -36,11 +37,16 @@ def pieces(name: str) -> list[str]:
     return list(found)
 
 
-def name_features(languages: Sequence[Sequence[str]], learn: Sequence[bool]) -> tuple[Tensor, ...]:
-    """The names of each language as rows of root mean square 1, `[n, WIDTH]`; a name without a letter is a row of zeros.
+def name_features(languages: Sequence[Sequence[str]], learn: Sequence[bool], width: int) -> tuple[Tensor, ...]:
+    """The names of each language as rows of root mean square 1, `[n, width]`; an empty name is a row of zeros.
 
     A row is the sum of one fixed random vector per piece, times the logarithm of how rare the piece is in the names to
     `learn` from: nothing of the others is looked at.
+
+    Example:
+        >>> english, german = name_features([["anchor", ""], ["anker", "apfel"]], [True, True], 512)
+        >>> bool(english[0] @ german[0] > 2 * english[0] @ german[1]), float(english[1].norm())
+        (True, 0.0)
     """
     split = [[pieces(name) for name in names] for names in languages]
     seen: Counter[str] = Counter()
@@ -48,18 +54,17 @@ def name_features(languages: Sequence[Sequence[str]], learn: Sequence[bool]) -> 
         for row, known in zip(rows, learn, strict=True):
             seen.update(row if known else ())
     most = sum(learn) * len(languages) + 1
-    table = torch.randn(NUM_BUCKETS, WIDTH, generator=torch.Generator().manual_seed(0))
-    return tuple(_summed(rows, table, seen, most) for rows in split)
+    draw = torch.Generator().manual_seed(0)
+    places = torch.randint(width, (NUM_HASHES, NUM_PLACES), generator=draw)
+    signs = 2.0 * torch.randint(2, (NUM_HASHES, NUM_PLACES), generator=draw) - 1.0
 
+    def summed(rows: list[list[str]]) -> Tensor:
+        found = [(i, piece) for i, row in enumerate(rows) for piece in row]
+        hashes = torch.tensor([zlib.crc32(piece.encode("utf-8")) % NUM_HASHES for _, piece in found])
+        weights = torch.tensor([math.log(most / (seen[piece] + 1)) for _, piece in found])
+        at = torch.tensor([i for i, _ in found])[:, None] * width + places[hashes]
+        sums = torch.zeros(len(rows) * width)
+        sums.index_add_(0, at.flatten(), (weights[:, None] * signs[hashes]).flatten())
+        return functional.normalize(sums.view(len(rows), width), dim=-1) * math.sqrt(width)
 
-def _summed(rows: Sequence[Iterable[str]], table: Tensor, seen: Counter[str], most: int) -> Tensor:
-    buckets, weights, begins = [], [], []
-    for row in rows:
-        begins.append(len(buckets))
-        for piece in row:
-            buckets.append(zlib.crc32(piece.encode("utf-8")) % NUM_BUCKETS)
-            weights.append(math.log(most / (seen[piece] + 1)))
-    sums = functional.embedding_bag(
-        torch.tensor(buckets), table, torch.tensor(begins), mode="sum", per_sample_weights=torch.tensor(weights)
-    )
-    return functional.normalize(sums, dim=-1) * math.sqrt(WIDTH)
+    return tuple(summed(rows) for rows in split)

@@ -40,8 +40,8 @@ class SixViews:
 
 
 @cache
-def emoji_views() -> SixViews:
-    """Pictures `[n, 3, 24, 24]` from -0.5 to 0.5, and the features of their names in five languages, `[n, d]` each.
+def emoji_views(width: int) -> SixViews:
+    """Pictures `[n, 3, 24, 24]` from -0.5 to 0.5, and the features of their names in five languages, `[n, width]`.
 
     It is made once and shared: copy what is to be changed.
     """
@@ -51,7 +51,7 @@ def emoji_views() -> SixViews:
     away = {name for name, out in zip(families, held.tolist(), strict=True) if out}
     learn = torch.tensor([name not in away for name in families])
     pictures = torch.from_numpy(emoji.images).permute(0, 3, 1, 2).float() / 255 - 0.5
-    names = name_features([emoji.names[language] for language in LANGUAGES], learn.tolist())
+    names = name_features([emoji.names[language] for language in LANGUAGES], learn.tolist(), width)
     views = (pictures.contiguous(), *names)
     return SixViews(
         names=("image", *LANGUAGES),
