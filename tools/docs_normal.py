@@ -15,7 +15,7 @@ ALWAYS = (
     (re.compile(r"\bpid \d+ on \S+"), "pid"),
     (re.compile(r"\bdigest [0-9a-f]{6,}"), "digest"),
 )
-NUMBER = re.compile(r"[-+]?\d[\d,]*(\.\d+)?([eE][-+]?\d+)?|\bnan\b|\binf\b")
+NUMBER = re.compile(r"[-+]?\d+(,\d{3})*(\.\d+)?([eE][-+]?\d+)?|\bnan\b|\binf\b")
 GLYPHS = re.compile(r"[▁▂▃▄▅▆▇█×─│┤└┘┌┐]+")
 
 

@@ -25,8 +25,9 @@ sys.path.insert(0, str(Path(__file__).parent))
 from docs_blocks import DOCS, ROOT, Block, blocks, commands, complaints, pages
 from docs_links import link_complaints
 from docs_normal import plain, same, tidy
-from docs_session import Session
+from docs_session import Session, environment
 from docs_static import static_complaints
+from docs_warm import start
 
 RECORDED = DOCS / "recorded"
 Produced = dict[int, str]  # by the first line of a block: the text it should have
@@ -51,13 +52,13 @@ def difference(block: Block, what: str, shown: str, real: str, folder: Path) -> 
         yield f"{block.where}: {what} gives something else:\n--- shown\n{plain(shown)}\n--- real\n{plain(real)}\n---"
 
 
-def run_page(page: Path, found: list[Block]) -> tuple[list[str], Produced, float]:
+def run_page(page: Path, found: list[Block], *first: Path) -> tuple[list[str], Produced, float]:
     """Run a page from top to bottom: what is not so, what its blocks should hold, and how long it took."""
     wrong: list[str] = []
     produced: Produced = {}
     began, printed = time.monotonic(), ""
     with tempfile.TemporaryDirectory(prefix="trimtab-docs-") as made:
-        session = Session(Path(made), ROOT)
+        session = Session(Path(made), *first)
         try:
             for block in found:
                 wanted = next((int(o[5:]) for o in block.options if o.startswith("exit=")), 0)
@@ -109,7 +110,7 @@ def record_page(found: list[Block]) -> None:
     """Run the slow commands of a page and keep what they print."""
     RECORDED.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="trimtab-docs-") as made:
-        session = Session(Path(made), ROOT)
+        session = Session(Path(made))
         for block in found:
             if block.kind == "file":
                 (session.folder / block.argument).write_text(block.text + "\n", encoding="utf-8")
@@ -132,6 +133,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     for name in ("check", "write", "show", "record"):
         parser.add_argument(f"--{name}", action="store_true")
+    parser.add_argument("--cold", action="store_true", help="a fresh process for every command: four times as long")
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("pages", nargs="*")
     args = parser.parse_args()
@@ -147,8 +149,14 @@ def main() -> int:
         wrong += complaints(block)
         wrong += quote_complaints(block) if block.kind in ("from", "recorded") else static_complaints(block)
     to_run = {page: found for page, found in all_blocks.items() if needs_running(found)}
-    with ThreadPoolExecutor(args.jobs) as pool:
-        results = list(pool.map(run_page, to_run, to_run.values()))
+    with tempfile.TemporaryDirectory(prefix="trimtab-docs-") as made:
+        warm = None if args.cold or not to_run else start(Path(made), environment())
+        first = [] if warm is None else [Path(made) / "bin"]
+        with ThreadPoolExecutor(args.jobs) as pool:
+            results = list(pool.map(lambda page: run_page(page, to_run[page], *first), to_run))
+        if warm is not None:
+            warm.terminate()
+            warm.wait()
     for (page, found), (bad, produced, took) in zip(to_run.items(), results, strict=True):
         sys.stdout.write(f"{took:5.1f} s  {page.relative_to(ROOT)}\n")
         wrong += bad

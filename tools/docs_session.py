@@ -10,36 +10,23 @@ from pathlib import Path
 from typing import Any
 
 COMMAND_S = 600.0
-# A line of JSON holds the code of one block; the answer is a line of JSON with what it printed.
-LOOP = """
-import contextlib, io, json, logging, sys, traceback
-names, answers = {"__name__": "__main__"}, sys.stdout
-for line in sys.stdin:
-    out, failed = io.StringIO(), False
-    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(out):
-        try:
-            exec(compile(json.loads(line), "<the page>", "exec"), names)
-        except BaseException:
-            failed = True
-            traceback.print_exc(file=out)
-    answers.write(json.dumps([out.getvalue(), failed]) + "\\n")
-    answers.flush()
-"""
+LOOP = Path(__file__).with_name("docs_loop.py")
 
 
-def environment(root: Path) -> dict[str, str]:
-    """What every command sees: this interpreter's commands, plain text 80 wide, one thread."""
+def environment(*first: Path) -> dict[str, str]:
+    """What every command sees: this interpreter's commands (and those of `first`), plain text 80 wide, one thread."""
     kept = {k: v for k, v in os.environ.items() if not k.startswith(("TRIMTAB_", "PYTEST_", "COV_"))}
-    kept |= {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}", "COLUMNS": "80"}
+    path = [*map(str, first), str(Path(sys.executable).parent), os.environ.get("PATH", "")]
+    kept |= {"PATH": os.pathsep.join(path), "COLUMNS": "80"}
     kept |= {"NO_COLOR": "1", "TERM": "dumb", "OMP_NUM_THREADS": "1", "PYTHONHASHSEED": "0", "PYTHONWARNINGS": "error"}
-    return kept | {"PYTHONDONTWRITEBYTECODE": "1", "PYTHONUNBUFFERED": "1", "TRIMTAB_REPO": str(root)}
+    return kept | {"PYTHONDONTWRITEBYTECODE": "1", "PYTHONUNBUFFERED": "1"}
 
 
 class Session:
     """A folder with a shell and, from the first Python block on, an interpreter."""
 
-    def __init__(self, folder: Path, root: Path) -> None:
-        self.folder, self._environment = folder, environment(root)
+    def __init__(self, folder: Path, *first: Path) -> None:
+        self.folder, self._environment = folder, environment(*first)
         self._python: subprocess.Popen[str] | None = None
 
     def shell(self, command: str) -> tuple[str, int]:
@@ -64,7 +51,7 @@ class Session:
         """What a block of Python prints; 1 where it raised."""
         if self._python is None:
             self._python = subprocess.Popen(
-                [sys.executable, "-u", "-c", LOOP],
+                ["python", str(LOOP)],
                 cwd=self.folder,
                 env=self._environment,
                 stdin=subprocess.PIPE,

@@ -1,0 +1,133 @@
+"""A `python` and a `trimtab` that need not import torch anew: pages run many small commands, and that is most of it.
+
+A warm process, with torch and trimtab imported and nothing else done, forks once per command; the child gets the
+folder, the environment and the streams of whoever asked, and runs the same code that the real command would run.
+
+    python tools/docs_warm.py SOCKET       # the warm process
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+SHIM = """#!{python} -S
+import json, os, socket, sys
+words = [{name!r}, *sys.argv[1:]]
+if {name!r} == "python" and not (len(words) > 1 and words[1].endswith(".py")):
+    os.execv({python!r}, [{python!r}, *words[1:]])
+line = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+line.connect({path!r})
+job = json.dumps([words, os.getcwd(), dict(os.environ)]).encode()
+socket.send_fds(line, [len(job).to_bytes(8, "big")], [0, 1, 2])
+line.sendall(job)
+code = line.recv(1)
+line.close()
+sys.exit(code[0] if code else 1)
+"""
+
+
+def put_on_path(folder: Path, path: str) -> None:
+    """Write the two commands that hand over to the warm process."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in ("python", "trimtab"):
+        shim = folder / name
+        shim.write_text(SHIM.format(python=sys.executable, name=name, path=path), encoding="utf-8")
+        shim.chmod(0o755)
+
+
+def start(folder: Path, environment: dict[str, str]) -> subprocess.Popen[bytes]:
+    """Start the warm process and put its commands into `folder`/bin."""
+    path = str(folder / "warm")
+    process = subprocess.Popen([sys.executable, __file__, path], env=environment)
+    while not Path(path).exists() and process.poll() is None:
+        time.sleep(0.05)
+    put_on_path(folder / "bin", path)
+    return process
+
+
+def received(line: socket.socket) -> tuple[list[str], str, dict[str, str], list[int]]:
+    """A job: its words, folder, environment and streams."""
+    head, streams, _, _ = socket.recv_fds(line, 8, 3)
+    size, data = int.from_bytes(head, "big"), b""
+    while len(data) < size:
+        data += line.recv(size - len(data))
+    words, folder, environment = json.loads(data)
+    return words, folder, environment, list(streams)
+
+
+def serve(path: str) -> list[str]:
+    """Fork for every job, for ever; returns, in a child, the words of its job."""
+    import torch  # noqa: F401
+
+    import trimtab.checks
+    import trimtab.cli.app
+    import trimtab.guard
+    import trimtab.recover.checkpointer  # noqa: F401
+
+    door = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    door.bind(path)
+    door.listen()
+    parent = os.getppid()
+    door.settimeout(1.0)
+    while os.getppid() == parent:  # whoever started it is gone: so is the need for it
+        with contextlib.suppress(ChildProcessError):
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+        try:
+            line, _ = door.accept()
+        except TimeoutError:
+            continue
+        line.setblocking(True)
+        if os.fork():
+            line.close()
+            continue
+        words, folder, environment, streams = received(line)
+        job = os.fork()
+        if job:
+            code = os.waitstatus_to_exitcode(os.waitpid(job, 0)[1])
+            line.sendall(bytes([code % 256]))
+            os._exit(0)
+        line.close()
+        door.close()
+        for stream, number in enumerate(streams):
+            os.dup2(number, stream)
+            os.close(number)
+        os.chdir(folder)
+        os.environ.clear()
+        os.environ.update(environment)
+        return words
+    sys.exit(0)
+
+
+def run(words: list[str]) -> None:
+    """Do what the real command would do."""
+    import logging
+    import runpy
+    import warnings
+
+    for stream in (sys.stdout, sys.stderr):
+        stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+    warnings.simplefilter("error")
+    logging.lastResort.setLevel("WARNING")  # type: ignore[union-attr]
+    if words[0] == "trimtab":
+        from trimtab.cli.app import main
+
+        sys.argv = words
+        sys.path.insert(0, "")
+        main()
+    else:
+        sys.argv = words[1:]
+        sys.path[0] = str(Path(words[1]).resolve().parent)
+        runpy.run_path(words[1], run_name="__main__")
+
+
+if __name__ == "__main__":
+    job = serve(sys.argv[1])
+    run(job)
