@@ -115,12 +115,13 @@ def main() -> int:
     parser.add_argument("--cache", type=Path, help="where measurements are kept; trimtab-recipes among temporary files")
     parser.add_argument("--again", action="store_true", help="measure again what is in the cache")
     parser.add_argument("--assemble", action="store_true", help="measure nothing")
+    parser.add_argument("--match", default="", help="run only jobs with this in their names")
     parser.add_argument("--workers", type=int, default=2)
     args = parser.parse_args()
     folder = args.cache or Path(tempfile.gettempdir()) / f"trimtab-recipes{'-quick' if args.quick else ''}"
     cache, chosen = Cache(folder), sections(args.only, args.seeds, quick=args.quick)
     if not args.assemble:
-        every = [job for section in chosen.values() for job in section.jobs]
+        every = [job for section in chosen.values() for job in section.jobs if args.match in job.name]
         now = state()
         todo = [job for job in every if args.again or not cache.has(job.section, job.name, dict(job.spec), now)]
         print(f"{len(todo)} of {len(every)} jobs to run; kept in {folder}", file=sys.stderr, flush=True)

@@ -55,6 +55,8 @@ class Judged:
     claims: Sequence[Claim]
     tables: Sequence[Table] = ()
     notes: Sequence[str] = ()
+    summary: Sequence[Sequence[str]] = ()
+    """Rows for the README: what is measured, clean, what goes wrong, guarded, unguarded."""
 
 
 class Found:
@@ -88,6 +90,15 @@ def told(value: Any) -> str:
     if not math.isfinite(value):
         return "NaN" if math.isnan(value) else "Inf"
     return f"{value:.0f}" if abs(value) >= 1000 else f"{value:.3g}" if abs(value) < 1 else f"{value:.2f}"
+
+
+def span(values: Iterable[Any]) -> str:
+    """From the lowest to the highest; NaN if one is."""
+    seen = list(values)
+    if not seen or NOT_RUN in seen:
+        return NOT_RUN
+    low, high = (told(float(one)) for one in (min(seen), max(seen)))
+    return "NaN" if any(math.isnan(one) for one in seen) else low if low == high else f"{low} to {high}"
 
 
 def at_least(bound: float) -> tuple[str, Test]:

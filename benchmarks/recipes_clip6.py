@@ -5,12 +5,16 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterator, Sequence
 
-from recipes_claims import NOT_RUN, Found, Judged, Table, at_least, below, by_seed, claim, equal, told
+from recipes_claims import NOT_RUN, Found, Judged, Table, at_least, below, by_seed, claim, equal, span, told
+from recipes_faults import fault_claims, fault_row
 from recipes_jobs import Job
 
 OBJECTIVES = ("axis", "joint", "full", "pairwise")
 SAME: dict[str, object] = {"batch_size": 8}
 """Where every loss takes part: the original builds batch^6."""
+FAULTS = ("nan-image", "lr-x1000")
+NUM_FAULTY = 2
+"""So many seeds get the faults, the default one among them."""
 MEASURES = {"r1": "R@1, leave one out", "r5": "R@5, leave one out", "pairs_r1": "R@1, pairs", "pairs_r5": "R@5, pairs"}
 
 
@@ -23,6 +27,9 @@ def jobs(seeds: Sequence[int], *, quick: bool) -> Iterator[Job]:
             for objective in OBJECTIVES:
                 runs[f"{data} {objective}"] = {"data": data, "objective": objective, **SAME}
             runs[f"{data} original"] = {"data": data, "loss": "original", **SAME}
+        for fault in FAULTS if seed in seeds[:NUM_FAULTY] else ():
+            runs[f"{fault} guarded"] = {"fault": fault}
+            runs[f"{fault} unguarded"] = {"fault": fault, "guarded": False}
         for name, given in runs.items():
             yield Job(section="clip6", name=f"{name}/{seed}", kind="train", spec={**base, **given})
 
@@ -48,10 +55,12 @@ def judge(found: Found, seeds: Sequence[int], *, quick: bool) -> Judged:
             by_seed(seeds, lambda seed: found.count(f"default/{seed}", "findings")),
             equal(0),
         ),
+        *fault_claims(found, seeds[:NUM_FAULTY], FAULTS, clean="default"),
         *(claim(f"emoji, {one}: R@1 / R@1 of the original", times(one), at_least(5.0)) for one in OBJECTIVES),
         *(claim(f"six generated views, {one}: R@1", of(f"views {one}"), at_least(0.80)) for one in OBJECTIVES),
         claim("six generated views, original: R@1", of("views original"), below(0.10)),
     ]
+    original = span(of("emoji original").values())
     rows = []
     for run in ("default", *(f"{data} {one}" for data in ("emoji", "views") for one in (*OBJECTIVES, "original"))):
         columns = [[found.get(f"{run}/{s}", "metrics", measure) for s in seeds[1:] or seeds] for measure in MEASURES]
@@ -66,6 +75,10 @@ def judge(found: Found, seeds: Sequence[int], *, quick: bool) -> Judged:
         tables=[
             Table(title="Means over the fresh seeds", head=["run", *MEASURES.values()], rows=rows),
             *_by_pair(found, seeds[1:] or seeds),
+        ],
+        summary=[
+            fault_row(found, seeds[:NUM_FAULTY], "R@1 of each of six modalities, given the others", FAULTS, "default"),
+            ["the same at a batch of 8", span(of("emoji axis").values()), "the loss of the document", "", original],
         ],
     )
 

@@ -59,6 +59,7 @@ def train(
     from trimtab.train.recipe import run_recipe
 
     said: list[str] = []
+    began = time.process_time()
     with tempfile.TemporaryDirectory() as folder:
         result = run_recipe(
             _with_more_faults(recipe),
@@ -74,6 +75,7 @@ def train(
         "metrics": dict(result.metrics),
         "steps": result.num_steps,
         "seconds": result.seconds,
+        "processor_s": round(time.process_time() - began, 1),
         "rejected": result.rejected,
         "finite": result.weights_finite,
         "findings": list(result.findings),

@@ -20,8 +20,8 @@ FAULTS = {  # what the guard does about each, and the documented issue and facto
     "tiny-data": (r"raise_weight_decay \(weight decay 0\.0001 -> 0\.00015\)", "overfitting", 1.5),
 }
 HARMFUL = ("nan-features", "label-1e9", "lr-x1000")
-SHORT = 8
-"""Epochs of the runs that show a documented factor; faults come in the fifth at the latest."""
+SHORT = 16
+"""Epochs of the runs that show a documented factor: no schedule has slowed down much by the fifth, when faults come."""
 KEPT = 2
 """So many epochs later no schedule may have undone it."""
 

@@ -105,6 +105,42 @@ def rotation(recipe: str, seed: int, stage: str, metric: str, **given: Any) -> d
     return {"epochs": len(rows), "left": [ends.get(step, -step) for step in left], "best": best}
 
 
+SEEDED = """from tests.train.test_pairs_doctor import FAULTS, build
+
+
+def sound():
+    return build()
+
+"""
+ONE_SEEDED = """
+def fault_{number}():
+    built = build()
+    FAULTS[{number}][0](built)
+    return built
+
+"""
+
+
 def seeded_faults() -> dict[str, Any]:
-    """The faults of the tests, each put into the pairs' training: what doctor names first, and its exit code."""
-    raise NotImplementedError
+    """`trimtab doctor` on the pairs as the tests build them, sound and with each of their faults."""
+    from tests.train.test_pairs_doctor import FAULTS
+    from typer.testing import CliRunner
+
+    from trimtab.cli.app import app
+
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "seeded_pairs.py"
+        path.write_text(SEEDED + "".join(ONE_SEEDED.format(number=number) for number in range(len(FAULTS))))
+
+        def ask(function: str) -> tuple[int, list[str]]:
+            done = CliRunner().invoke(app, ["doctor", f"{path}:{function}", "--json"])
+            lines = json.loads(done.stdout)["lines"] if done.exit_code in (0, 1) else []
+            return done.exit_code, [line["name"] for line in lines if line["status"] == "fail"]
+
+        code, named = ask("sound")
+        faults = []
+        for number, (change, cause) in enumerate(FAULTS):
+            fault_code, fault_named = ask(f"fault_{number}")
+            name = change.__qualname__.split(".")[0].replace("_", " ")
+            faults.append({"fault": name, "code": fault_code, "wanted": cause, "named": fault_named})
+    return {"healthy": {"code": code, "named": named}, "faults": faults}
