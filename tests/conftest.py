@@ -2,15 +2,32 @@
 
 from __future__ import annotations
 
+import gc
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.launch.running import Nest
+
 # Timing never decides a test: neither a slow example nor a slow draw is a failure on a busy machine.
 settings.register_profile("trimtab", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("trimtab")
+
+
+def pytest_collection_finish() -> None:
+    gc.collect()
+    gc.freeze()  # what is imported by now stays: no later collection need look at it, nor a fork copy it for that
+
+
+@pytest.fixture(scope="session")
+def nest() -> Iterator[Nest]:
+    """Forks of a process that has imported PyTorch, for programs that need a process of their own."""
+    found = Nest()
+    yield found
+    found.close()
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import torch
 
+from tests.launch.running import Nest
 from tests.recover import training
 from tests.recover.test_state import bits
 from tests.recover.training import ACCUMULATE, EPOCHS, OPTIMIZERS, PER_EPOCH, SCHEDULERS, Trainer
@@ -22,6 +23,7 @@ from trimtab.core.errors import CheckpointError
 from trimtab.recover import container, state
 from trimtab.recover.tree import flatten, unflatten
 
+SCRIPT = training.__file__
 MIDDLE = EPOCHS // 2 * PER_EPOCH
 CUTS = {
     "in the middle of an epoch and of an accumulation": f"micro {MIDDLE - 4}",
@@ -52,9 +54,18 @@ def differing(one: Any, other: Any, path: str = "") -> list[str]:
     return [] if bits(one) == bits(other) else [path]
 
 
+# Every optimizer under every schedule; with workers each of them once, as what a loader keeps knows of neither.
+WITH_WORKERS = [("sgd", "onecycle", 2), ("adam", "cosine", 2), ("adamw", "plateau", 2), ("adamw fused", "onecycle", 2)]
+
+
+def test_workers_are_tried_with_every_optimizer_and_schedule() -> None:
+    assert {case[0] for case in WITH_WORKERS} == set(OPTIMIZERS)
+    assert {case[1] for case in WITH_WORKERS} == set(SCHEDULERS)
+
+
 @pytest.mark.parametrize(
     ("optimizer", "scheduler", "workers"),
-    list(product(OPTIMIZERS, SCHEDULERS, (0, 2))),
+    [*product(OPTIMIZERS, SCHEDULERS, (0,)), *WITH_WORKERS],
     ids=lambda value: str(value),
 )
 def test_b29_resume_is_bit_exact_from_every_cut(optimizer: str, scheduler: str, workers: int) -> None:
@@ -109,37 +120,51 @@ def test_nothing_in_it_is_superfluous(section: str, caplog: pytest.LogCaptureFix
 # -- killed for real --------------------------------------------------------------------------------------------------
 
 
-def child(folder: Path, *told: str) -> subprocess.CompletedProcess[str]:
-    root = Path(training.__file__).parents[2]
-    return subprocess.run(
-        [sys.executable, "-m", "tests.recover.training", str(folder), *told],
-        cwd=root,
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+def child(nest: Nest | None, folder: Path, *told: str) -> tuple[int, str, str]:
+    """Run the trainer in a process of its own, or in a fork of the nest: exit code, output, errors."""
+    env = os.environ | {"OMP_NUM_THREADS": "1"}
+    if nest is None:
+        start, root = [sys.executable, "-m", "tests.recover.training", str(folder), *told], Path(SCRIPT).parents[2]
+        done = subprocess.run(start, cwd=root, env=env, capture_output=True, text=True, timeout=120, check=False)
+        return done.returncode, done.stdout, done.stderr
+    files = {name: folder.with_name(name) for name in ("stdin", "stdout", "stderr")}
+    for path in files.values():
+        path.write_bytes(b"")
+    words = {"words": [SCRIPT, str(folder), *told], "guarded": False, "cwd": str(folder.parent), "env": env}
+    code = nest.run(words | {name: str(path) for name, path in files.items()})
+    return code, files["stdout"].read_text(), files["stderr"].read_text()
 
 
 @pytest.mark.parametrize(
-    ("optimizer", "scheduler", "workers", "save_every", "die_after", "begun"),
+    ("optimizer", "scheduler", "workers", "save_every", "die_after", "begun", "forked"),
     [
-        ("sgd", "plateau", "0", "10", f"micro {MIDDLE}", 20),  # saved after a step, in the middle of an epoch
-        ("adam", "onecycle", "2", "5", f"micro {MIDDLE + 5}", 25),  # of an accumulation and of an epoch
-        ("adamw fused", "cosine", "2", str(PER_EPOCH), f"epoch {EPOCHS // 2}", MIDDLE),  # exactly at an epoch's end
+        # saved after a step, in the middle of an epoch
+        ("sgd", "plateau", "0", "10", f"micro {MIDDLE}", 20, False),
+        # in the middle of an accumulation and of an epoch
+        ("adam", "onecycle", "2", "5", f"micro {MIDDLE + 5}", 25, True),
+        # exactly at an epoch's end
+        ("adamw fused", "cosine", "2", str(PER_EPOCH), f"epoch {EPOCHS // 2}", MIDDLE, True),
     ],
 )
 def test_b29_killed_and_resumed_by_a_new_process(
-    tmp_path: Path, optimizer: str, scheduler: str, workers: str, save_every: str, die_after: str, begun: int
+    tmp_path: Path,
+    nest: Nest,
+    optimizer: str,
+    scheduler: str,
+    workers: str,
+    save_every: str,
+    die_after: str,
+    begun: int,
+    forked: bool,
 ) -> None:
     run = (optimizer, scheduler, workers, "--save-every", save_every)
-    killed = child(tmp_path / "saved", *run, "--seed", "0", "--die-after", die_after)
-    assert killed.returncode == -signal.SIGKILL, killed.stderr
-    assert json.loads(killed.stdout) == {"begun": None}
-    resumed = child(tmp_path / "saved", *run, "--seed", "99")
-    assert resumed.returncode == 0, resumed.stderr
-    assert json.loads(resumed.stdout) == {"begun": begun}
+    where = (nest if forked else None, tmp_path / "saved")
+    code, out, err = child(*where, *run, "--seed", "0", "--die-after", die_after)
+    assert code == -signal.SIGKILL, err
+    assert json.loads(out) == {"begun": None}
+    code, out, err = child(*where, *run, "--seed", "99")
+    assert code == 0, err
+    assert json.loads(out) == {"begun": begun}
     whole = Trainer(optimizer, scheduler, int(workers))
     whole.run()
     (path,) = (path for _, _, path in container.entries(tmp_path / "saved" / "end"))
