@@ -6,7 +6,7 @@ Real pairs: six measurements of each handwritten digit that ships with trimtab (
 used. A small encoder per view is trained on 1,437 images; then, among 360 images it never saw, each view is looked for
 with the other five (leave one out), and with each single other view (pairs). R@1 is the share found first of 360;
 chance is 0.0028. The control is the loss that six-way training started with: unit vectors, one product over all six,
-exp(logit_scale) = 14.3, cross-entropy over the [B]^6 tensor, written here by its formula.
+exp(logit_scale) = 14.3, cross-entropy over the [B]^6 tensor, by its formula.
 
 The second table is the generated set of the acceptance tests: a latent vector seen through six fixed random maps with
 noise, 128 held-out samples.
@@ -30,10 +30,11 @@ from torch.nn import functional as F  # noqa: N812
 
 from trimtab.data import load_digits
 from trimtab.losses import nway_loss
+from trimtab.train.recipes.clip6_original import version_zero
+from trimtab.train.recipes.clip6_views import latent_views
 
 Views = list[Tensor]
 Loss = Callable[[Sequence[Tensor], Tensor], Tensor]
-NUM_VIEWS = 6
 WIDTH = 64
 
 
@@ -70,33 +71,10 @@ def digit_views() -> tuple[Views, Views]:
     return _standardised([v[~held] for v in views], [v[held] for v in views])
 
 
-def latent_views(seed: int) -> tuple[Views, Views]:
-    """A latent vector of 8 numbers through six fixed random maps, ``tanh(z W) + 0.3 noise``, 24 numbers each."""
-    draw = torch.Generator().manual_seed(1000 + seed)
-    z = torch.randn(4096 + 128, 8, generator=draw)
-    views = []
-    for _ in range(NUM_VIEWS):
-        seen = torch.tanh(z @ torch.randn(8, 24, generator=draw))
-        views.append(seen + 0.3 * torch.randn(seen.shape, generator=draw))
-    return [v[:4096] for v in views], [v[4096:] for v in views]
-
-
 def _standardised(train: Views, held: Views) -> tuple[Views, Views]:
     stats = [(v.mean(0), v.std(0).clamp_min(1e-3)) for v in train]
     train = [(v - mean) / std for v, (mean, std) in zip(train, stats, strict=True)]
     return train, [(v - mean) / std for v, (mean, std) in zip(held, stats, strict=True)]
-
-
-def version_zero(xs: Sequence[Tensor], scale: Tensor) -> Tensor:
-    """The first six-way loss by its formula: every one of the B^6 products of unit vectors, six cross-entropies."""
-    units = [x / x.norm(dim=-1, keepdim=True) for x in xs]
-    b, n = len(units[0]), len(units)
-    logits = scale * torch.einsum("ax,bx,cx,dx,ex,fx->abcdef", *units)
-    labels = torch.zeros_like(logits)
-    labels[(torch.arange(b),) * n] = 1.0
-    turns = [[(r + k) % n for k in range(n)] for r in range(n)]
-    losses = [F.cross_entropy(logits.permute(turn), labels, reduction="sum") for turn in turns]
-    return torch.stack(losses).mean() / b
 
 
 def arms() -> list[Arm]:

@@ -190,7 +190,7 @@ def test_a28_the_documented_flags() -> None:
         assert parts.config.batch_size == 8
     with pytest.raises(InputError, match="stable_loss_version is 4; expected 0 "):
         go(stable_loss_version=4)
-    with pytest.raises(InputError, match="similarity is 'volumes'; expected one of auto, mip"):
+    with pytest.raises(InputError, match="similarity is 'volumes'; did you mean 'volume'"):
         go(similarity="volumes", data="views")
 
 
@@ -221,15 +221,6 @@ def test_a3_a_fault_breaks_the_control_arm_and_not_the_guarded_run(views: Result
     assert not bare.score > 0.2 * views.score
     assert not found or found in held.findings
     assert held.actions or held.rejected
-
-
-def test_a3_pictures_far_too_bright_leave_the_guarded_tower_alive() -> None:
-    held, bare = go("huge-image", **LEAN), go("huge-image", guarded=False, **LEAN)
-    assert "nonfinite-buffer" in held.findings
-    assert held.weights_finite
-    assert not bare.weights_finite
-    assert held.facts["retrieval"].left_out_r5[0] > 0.02
-    assert bare.facts["retrieval"].left_out_r5[0] == 0.0, "every picture looks the same to it"
 
 
 def test_a3_lost_names_make_nan_of_the_original_loss_only() -> None:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from trimtab.core.config import PolicyConfig
 from trimtab.core.errors import InputError
@@ -102,7 +102,7 @@ def batch_size(settings: Settings) -> tuple[int, str]:
 
 def target() -> dict[str, Any]:
     """For `trimtab doctor trimtab.train.recipes.clip6:target`."""
-    return doctor_target(RECIPE)
+    return doctor_target(RECIPE, quick=True)  # small, so that checks which train a little have the time to
 
 
 def _cost(size: int, settings: Settings) -> float:
@@ -154,7 +154,9 @@ def _examination(names: tuple[str, ...], size: int, examined: list[Retrieval], *
     def evaluate(model: nn.Module, loader: Any) -> Mapping[str, float]:
         assert isinstance(model, SixTowers)
         device = next(model.parameters()).device
-        was, encoded, losses = model.training, [], []
+        was = model.training
+        encoded: list[list[Tensor]] = []
+        losses: list[Tensor] = []
         model.eval()
         try:
             for views in loader:

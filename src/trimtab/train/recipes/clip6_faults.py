@@ -13,7 +13,6 @@ from trimtab.train.recipe import Fault, Parts, Settings
 from trimtab.train.recipes.clip6_views import make_loader
 
 NUM_BAD = 3
-HUGE = 1e30
 LOST_FRAC = 0.05
 SPIKE_FACTOR, SPIKE_STEPS = 1000.0, 10
 
@@ -29,12 +28,6 @@ def _views(parts: Parts) -> list[Tensor]:
 def _nan_image(parts: Parts, settings: Settings) -> Parts:
     views = _views(parts)
     views[0].flatten(1)[:NUM_BAD, 7] = math.nan
-    return _with_views(parts, settings, views)
-
-
-def _huge_image(parts: Parts, settings: Settings) -> Parts:
-    views = _views(parts)
-    views[0][:NUM_BAD] *= HUGE
     return _with_views(parts, settings, views)
 
 
@@ -64,7 +57,6 @@ def _lr_spike(parts: Parts, settings: Settings) -> Parts:
 
 FAULTS = (
     Fault(name="nan-image", summary=f"{NUM_BAD} training pictures hold a NaN", inject=_nan_image),
-    Fault(name="huge-image", summary=f"{NUM_BAD} training pictures are {HUGE:g} times too bright", inject=_huge_image),
     Fault(
         name="lr-x1000",
         summary=f"the rate is 1000 times too high for {SPIKE_STEPS} steps in the middle",

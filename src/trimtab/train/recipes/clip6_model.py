@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
@@ -52,7 +53,7 @@ def image_tower(width: int, *, channels: int, dropout: float) -> nn.Module:
     """Four convolutions from 24 x 24 down to 3 x 3, and one linear layer."""
     sizes = (3, channels, 2 * channels, 4 * channels)
     layers: list[nn.Module] = [Jitter()]
-    for wide, wider in zip(sizes, sizes[1:], strict=False):
+    for wide, wider in pairwise(sizes):
         layers += [*_convolution(wide, wider), nn.MaxPool2d(2)]
     layers += [*_convolution(sizes[-1], sizes[-1]), nn.Flatten(), nn.Dropout(dropout)]
     return nn.Sequential(*layers, nn.Linear(9 * sizes[-1], width))

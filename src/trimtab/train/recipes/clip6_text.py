@@ -14,7 +14,7 @@ from torch.nn import functional
 
 NUM_HASHES = 1 << 16
 NUM_PLACES = 8
-"""Each piece of a word is written to so many places of a row, with random signs: few pieces then share all of theirs."""
+"""Each piece of a word is written to so many places of a row, with random signs: hardly two share all of theirs."""
 SHORTEST, LONGEST = 1, 3
 
 

@@ -1,10 +1,9 @@
 """Six aligned modalities to learn from: emoji with their names in five languages, or six maps of one latent vector.
 
-The emoji that are held out are those that `load_emoji` marks, by a hash of each. There are no skin tones among them, and
-no two pictures are equal, but a man, a woman and a person doing the same differ in little else. So whoever shares the
-family of a held-out emoji is left out of the training as well: the same thing with another gender, facing the other
-way, or the same set of people in another arrangement. Flags, clocks and keycaps are different things that look alike;
-they stay on both sides.
+Held out are the emoji that `load_emoji` marks, by a hash of each. There are no skin tones among them, and no two are
+drawn alike, but a man, a woman and a person who do the same differ in little else. So whoever shares the family of a
+held-out emoji is left out of the training as well: the same thing with another gender or facing the other way, and any
+family where one is held out. Flags, clocks and keycaps are different things that look alike; they stay on both sides.
 """
 
 from __future__ import annotations
