@@ -9,6 +9,9 @@ import pytest
 
 TESTS = Path(__file__).parents[1]
 BUILT = [
+    "A1",
+    "A2",
+    "A3",
     "A4",
     "A5",
     "A6",
