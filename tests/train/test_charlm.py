@@ -162,7 +162,7 @@ def test_c7_wandb_is_offline_without_a_login(monkeypatch: pytest.MonkeyPatch) ->
     assert (0, "train/loss", "train/learning_rate", "train/epoch") in calls
     assert calls[-1] == "finish"
     monkeypatch.setitem(sys.modules, "wandb", None)
-    with pytest.raises(InputError, match="pip install wandb"):
+    with pytest.raises(InputError, match=r"pip install 'trimtab\[wandb\]'"):
         go(wandb=True)
 
 

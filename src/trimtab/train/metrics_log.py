@@ -40,6 +40,7 @@ class MetricsLog:
         self._per_epoch, self._every, self._run = max(steps_per_epoch, 1), every, run
         self._began = time.monotonic()
         self._epoch, self._sum, self._num, self._step = 0, 0.0, 0, 0
+        self._told = 0
         self._done, self._file = False, None if path is None else _opened(path)
         self._put({"command": "init", "config": dict(config)})
 
@@ -65,7 +66,7 @@ class MetricsLog:
         """A sample of text."""
         self._put({"step": step, "metrics": {"samples/prompt": prompt, "samples/text": sample}})
         if self._run is not None:
-            self._run.log({"samples/prompt": prompt, "samples/text": sample}, step=step)
+            self._run.log({f"samples/{prompt}": sample}, step=self._forward(step))  # one line for each prompt
 
     def close(self) -> None:
         """The guard is done; samples of text may still come."""
@@ -92,7 +93,12 @@ class MetricsLog:
     def _metrics(self, step: int, metrics: Mapping[str, float]) -> None:
         self._put({"step": step, "metrics": metrics})
         if self._run is not None:
-            self._run.log(dict(metrics), step=step)
+            self._run.log(dict(metrics), step=self._forward(step))
+
+    def _forward(self, step: int) -> int:
+        """The step, or the last one that was told: wandb drops what comes for an earlier one."""
+        self._told = max(self._told, step)
+        return self._told
 
     def _put(self, line: Mapping[str, Any]) -> None:
         if self._file is not None:
@@ -115,7 +121,7 @@ def open_wandb(project: str, name: str | None, config: Mapping[str, Any]) -> Any
 
         wandb = import_module("wandb")
     except ImportError:
-        raise InputError("--wandb needs the package: pip install wandb; --metrics-file works without it") from None
+        raise InputError("--wandb needs the package: pip install 'trimtab[wandb]'; --metrics-file works without it") from None
     mode = os.environ.get("WANDB_MODE") or ("online" if os.environ.get("WANDB_API_KEY") else "offline")
     return wandb.init(project=project, name=name, config=dict(config), mode=mode)
 

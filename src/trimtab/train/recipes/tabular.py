@@ -62,6 +62,7 @@ def build(settings: Settings) -> Parts:
         loss_fn=nn.functional.cross_entropy if classes else nn.functional.mse_loss,
         metrics=classification_metrics if classes else regression_metrics,
         score="accuracy" if classes else "r2",
+        # An epoch is a dozen steps: what comes back with the next one is new, and states to go back to are close by.
         policy=PolicyConfig(quiet=5, ring_every=2),
         tags=_tensorboard(settings["tensorboard"]),
     )
