@@ -121,7 +121,8 @@ def open_wandb(project: str, name: str | None, config: Mapping[str, Any]) -> Any
 
         wandb = import_module("wandb")
     except ImportError:
-        raise InputError("--wandb needs the package: pip install 'trimtab[wandb]'; --metrics-file works without it") from None
+        told = "--wandb needs the package: pip install 'trimtab[wandb]'; --metrics-file works without it"
+        raise InputError(told) from None
     mode = os.environ.get("WANDB_MODE") or ("online" if os.environ.get("WANDB_API_KEY") else "offline")
     return wandb.init(project=project, name=name, config=dict(config), mode=mode)
 
