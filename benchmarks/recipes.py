@@ -1,6 +1,7 @@
 """The five systems on real data: every number that must be shown of `trimtab train`, and whether it is good enough.
 
-    python benchmarks/recipes.py [--only NAME ...] [--seeds 42 1000 1001 1002] [--quick] [--out FILE.md] [--cache DIR]
+    python benchmarks/recipes.py [--only NAME ...] [--seeds 42 1000 1001 1002] [--quick] [--out FILE.md]
+                                 [--readme README.md] [--cache DIR] [--again | --assemble]
 
 Each expectation is one line, `ok` or `MISS`, with what was measured and what was expected; exit code 1 if one is
 missed. Whatever was measured is kept in the cache at once, and is not measured again while the sources stay the same
@@ -15,6 +16,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import multiprocessing
+import os
 import sys
 import tempfile
 import time
@@ -29,7 +31,7 @@ from typing import Any
 import recipes_general
 from recipes_claims import Found, Judged
 from recipes_jobs import Job, do, known_recipes
-from recipes_page import Cache, page, state
+from recipes_page import Cache, page, put_between_marks, state, summary
 
 SEEDS = (42, 1000, 1001, 1002)
 RECIPES = ("clip6", "segment", "charlm", "tabular", "pairs")
@@ -111,10 +113,13 @@ def main() -> int:
     parser.add_argument("--only", nargs="+", default=list(SECTIONS), choices=SECTIONS, metavar="NAME")
     parser.add_argument("--seeds", nargs="+", type=int, default=list(SEEDS))
     parser.add_argument("--quick", action="store_true", help="the quick size of every recipe: tries the script out")
-    parser.add_argument("--out", type=Path)
+    parser.add_argument(
+        "--out", type=Path, help="the page; without it a whole run goes to results/recipes_cpu2_<day>.md"
+    )
     parser.add_argument("--cache", type=Path, help="where measurements are kept; trimtab-recipes among temporary files")
     parser.add_argument("--again", action="store_true", help="measure again what is in the cache")
     parser.add_argument("--assemble", action="store_true", help="measure nothing")
+    parser.add_argument("--readme", type=Path, help="put the short table between the marks of this page")
     parser.add_argument("--match", default="", help="run only jobs with this in their names")
     parser.add_argument("--workers", type=int, default=2)
     args = parser.parse_args()
@@ -131,8 +136,15 @@ def main() -> int:
         for claim in one.claims:
             print(claim.line(name))
     text = page(judged, cache, args.seeds, f"python benchmarks/recipes.py{' --quick' if args.quick else ''}")
-    if args.out is not None:
-        args.out.write_text(text, encoding="utf-8")
+    out = args.out
+    if out is None and not args.quick and set(judged) == set(SECTIONS):
+        day = time.strftime("%Y-%m-%d", time.gmtime())
+        out = Path(__file__).parent / "results" / f"recipes_cpu{os.cpu_count()}_{day}.md"
+    if out is not None:
+        out.write_text(text, encoding="utf-8")
+        print(f"written to {out}", file=sys.stderr)
+    if args.readme is not None:
+        put_between_marks(args.readme, summary(judged))
     return 0 if all(claim.holds for one in judged.values() for claim in one.claims) else 1
 
 

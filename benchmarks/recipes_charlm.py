@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from recipes_claims import Found, Judged, above, below, by_seed, claim, equal
+from recipes_faults import fault_rows
 from recipes_jobs import Job
 
 MISMATCH = "targets[0] should equal inputs[1] -> MISMATCH!"
@@ -81,6 +82,7 @@ def judge(found: Found, seeds: Sequence[int], *, quick: bool) -> Judged:
         about=f"{'200' if quick else '600'} steps, one thread. On the held-out text, who has only counted letters "
         f"loses {letters:.2f} nats per letter, who has counted pairs of them {pairs:.2f}.",
         claims=claims,
+        summary=fault_rows(found, seeds, "nats per letter (less is better)", {"sgd": "SGD with a rate of 1"}),
         notes=[
             "The fault `shuffled-targets` also sums the loss over all places, as the document's system did: that, not "
             "the shuffling, is what clips every step. Targets that are only shuffled (last three lines) are told by "

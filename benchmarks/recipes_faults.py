@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from recipes_claims import NOT_RUN, Claim, Found, at_least, by_seed, claim, equal, span
 
@@ -10,7 +10,7 @@ LOST = 0.5
 """An unguarded run has failed with a score below this share of the clean one's, or with NaN in its weights."""
 
 
-def fault_claims(found: Found, seeds: Sequence[int], faults: Sequence[str], clean: str = "clean") -> Iterator[Claim]:
+def fault_claims(found: Found, seeds: Sequence[int], faults: Iterable[str], clean: str = "clean") -> Iterator[Claim]:
     """Two for each fault."""
     for fault in faults:
 
@@ -28,13 +28,15 @@ def fault_claims(found: Found, seeds: Sequence[int], faults: Sequence[str], clea
         yield claim(f"{fault}, unguarded: below half of it, or NaN", by_seed(seeds, lost), equal(True))
 
 
-def fault_row(found: Found, seeds: Sequence[int], what: str, faults: Sequence[str], clean: str) -> list[str]:
-    """A row of the README."""
+def fault_rows(
+    found: Found, seeds: Sequence[int], what: str, faults: Mapping[str, str], clean: str = "clean"
+) -> list[list[str]]:
+    """Rows of the README, one for each fault (by the names of its jobs, and in words)."""
 
     def scores(arm: str) -> str:
         return span(found.get(f"{arm}/{seed}", "score") for seed in seeds)
 
-    def each(arm: str) -> str:
-        return ", ".join(f"{fault} {scores(f'{fault} {arm}')}" for fault in faults)
-
-    return [what, scores(clean), ", ".join(faults), each("guarded"), each("unguarded")]
+    return [
+        [what, scores(clean), words, scores(f"{fault} guarded"), scores(f"{fault} unguarded")]
+        for fault, words in faults.items()
+    ]

@@ -17,6 +17,7 @@ from recipes_claims import Claim, Judged, told
 
 from trimtab import __version__
 
+BEGIN, END = "<!-- recipes:begin -->", "<!-- recipes:end -->"
 ROOT = Path(__file__).parent.parent
 
 
@@ -100,6 +101,24 @@ def page(sections: Mapping[str, Judged], cache: Cache, seeds: Sequence[int], wor
             lines += ["", note]
     lines += ["", "## Environment", "", *_environment(sections, cache)]
     return "\n".join([*lines, ""])
+
+
+def summary(sections: Mapping[str, Judged]) -> str:
+    """One row for each recipe and fault: the table of the README."""
+    head = ["`trimtab train`", "held-out", "clean", "what goes wrong", "guarded", "unguarded"]
+    lines = [_row(head), _row("---" for _ in head)]
+    for name, judged in sections.items():
+        lines += [_row([name, *cells]) for cells in judged.summary]
+    return "\n".join(lines)
+
+
+def put_between_marks(path: Path, text: str) -> None:
+    """Put a text in the place of the one between the marks of a page."""
+    before, begin, rest = path.read_text(encoding="utf-8").partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not begin or not end:
+        raise ValueError(f"{path} has no {BEGIN} ... {END}")
+    path.write_text(f"{before}{BEGIN}\n{text}\n{END}{after}", encoding="utf-8")
 
 
 def _claims(claims: Sequence[Claim]) -> list[str]:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from recipes_claims import NOT_RUN, Found, Judged, Table, at_least, by_seed, claim, equal
-from recipes_faults import fault_claims, fault_row
+from recipes_faults import fault_claims, fault_rows
 from recipes_jobs import Job
 
 CLASSES = ("First", "Second", "Similar")
-FAULTS = ("nan-pixel", "lr-10", "bit-flip")
+FAULTS = {"nan-pixel": "a pixel of NaN", "lr-10": "a learning rate of 10", "bit-flip": "one weight becomes huge"}
 NUM_FAULTY = 2
 """So many seeds get the faults, the default one among them."""
 
@@ -59,7 +59,7 @@ def judge(found: Found, seeds: Sequence[int], *, quick: bool) -> Judged:
         title="pairs: two images and a question",
         about=f"{'Quick' if quick else 'Default'} size, one thread; neither image of a held-out pair was trained on.",
         claims=claims,
-        summary=[fault_row(found, seeds[:NUM_FAULTY], "accuracy, three answers", FAULTS, "clean")],
+        summary=fault_rows(found, seeds[:NUM_FAULTY], "accuracy, three answers", FAULTS),
         tables=[
             Table(title="Doctor and the seeded faults", head=["fault", "exit code", "is named", "failures"], rows=rows)
         ],

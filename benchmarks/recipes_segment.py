@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator, Sequence
 
 from recipes_claims import NOT_RUN, Found, Judged, at_least, below, by_seed, claim, equal, within
+from recipes_faults import fault_rows
 from recipes_jobs import Job
 
 ARMS: dict[str, dict[str, object]] = {
@@ -90,4 +91,7 @@ def judge(found: Found, seeds: Sequence[int], *, quick: bool) -> Judged:
         about=f"{'Quick' if quick else 'Default'} size, one thread. The processes that are killed and resumed run at "
         "quick size, one thread, and are compared bit by bit with one that was left alone.",
         claims=claims,
+        summary=fault_rows(
+            found, seeds, "IoU", {"inf-pixel": "one pixel of Inf", "stage2-lr": "stage 2 at a rate of 1"}
+        ),
     )

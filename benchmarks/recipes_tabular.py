@@ -8,7 +8,7 @@ import statistics
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from recipes_claims import Claim, Found, Judged, Table, at_least, by_seed, claim, equal, told
+from recipes_claims import Claim, Found, Judged, Table, at_least, by_seed, claim, equal, span, told
 from recipes_jobs import Job
 
 SCHEDULES = ("none", "onecycle", "cosine", "cosine_restart", "step", "exponential", "plateau", "lambda")
@@ -19,7 +19,7 @@ FAULTS = {  # what the guard does about each, and the documented issue and facto
     "nan-validation": (r"cut_lr \(LR multiplier 1 -> 0\.5\b", "val_loss_nan_inf", 0.5),
     "tiny-data": (r"raise_weight_decay \(weight decay 0\.0001 -> 0\.00015\)", "overfitting", 1.5),
 }
-HARMFUL = ("nan-features", "label-1e9", "lr-x1000")
+HARMFUL = {"nan-features": "features of NaN", "label-1e9": "a label of 1e9", "lr-x1000": "a rate 1000 times too high"}
 SHORT = 16
 """Epochs of the runs that show a documented factor: no schedule has slowed down much by the fifth, when faults come."""
 KEPT = 2
@@ -46,6 +46,9 @@ def judge(found: Found, seeds: Sequence[int], *, quick: bool) -> Judged:
 
     def each(fault: str, seed: int, value: Any) -> list[Any]:
         return [value(fault, found.get(f"{schedule}/{seed}", default={})) for schedule in SCHEDULES]
+
+    def scores(arm: str) -> str:
+        return span(found.get(f"{schedule}/{seed}", arm, "score") for schedule in SCHEDULES for seed in seeds)
 
     every = equal(len(SCHEDULES))
     claims: list[Claim] = [
@@ -81,6 +84,10 @@ def judge(found: Found, seeds: Sequence[int], *, quick: bool) -> Judged:
         title="tabular: an MLP on the raw diabetes table",
         about=f"{'12' if quick else '40'} epochs, eight schedules, five faults, 88 rows held out; one thread.",
         claims=claims,
+        summary=[
+            ["R2, eight schedules", scores("clean"), words, scores(f"{fault} guarded"), scores(f"{fault} unguarded")]
+            for fault, words in HARMFUL.items()
+        ],
         tables=[
             Table(
                 title="Guarded and unguarded R2 as shares of the clean run's, median of all seeds",

@@ -91,6 +91,22 @@ def test_the_page_says_how_many_hold_and_where_it_was_made(
     assert rows == [len(SEEDS) + 2]
 
 
+def test_the_short_table_goes_between_the_marks_and_nothing_else_changes(
+    bench: dict[str, Any], sections: dict[str, Any], tmp_path: Path
+) -> None:
+    page, readme = bench["page"], tmp_path / "README.md"
+    judged = {name: section.judge(bench["claims"].Found({})) for name, section in sections.items()}
+    table = page.summary(judged)
+    assert {line.split(" | ")[0] for line in table.splitlines()[2:]} == {f"| {name}" for name in bench["main"].RECIPES}
+    assert len({line.count(" | ") for line in table.splitlines()}) == 1
+    readme.write_text(f"before\n{page.BEGIN}\nold\n{page.END}\nafter\n")
+    page.put_between_marks(readme, table)
+    assert readme.read_text() == f"before\n{page.BEGIN}\n{table}\n{page.END}\nafter\n"
+    readme.write_text("no marks")
+    with pytest.raises(ValueError, match="has no"):
+        page.put_between_marks(readme, table)
+
+
 def test_one_broken_job_costs_one_line(bench: dict[str, Any]) -> None:
     job = bench["jobs"].Job(section="charlm", name="x", kind="train", spec={"recipe": "nothing", "seed": 1})
     assert "there is no recipe 'nothing'" in bench["main"].safely(job)["error"]
