@@ -222,7 +222,7 @@ RECIPE = Recipe(
         Option(name="data", default="digits", help="The images.", choices=("digits", "emoji")),
         Option(name="data_dir", default=None, kind=str, help="Your own pairs: a folder with pairs.npz, or the file."),
         Option(name="output_dir", default=None, kind=str, help="Where to write weights, history, report, checkpoints."),
-        Option(name="num_pairs", default=12_800, help="How many pairs are drawn to train on.", least=1),
+        Option(name="num_pairs", default=6_400, help="How many pairs are drawn to train on.", least=1),
         Option(name="epochs", default=EPOCHS, help="Passes over the pairs in the documented stage.", least=1),
         Option(name="pretrain_epochs", default=3, help="Passes before it, at a rate of their own; 0: none.", least=0),
         Option(name="pretrain_lr", default=2e-3, help="The rate of these."),
@@ -246,6 +246,6 @@ RECIPE = Recipe(
         Option(name="layers", default=2, help="Fusion blocks.", least=1),
         Option(name="heads", default=4, help="Attention heads.", least=1),
     ),
-    quick={"num_pairs": 3_200, "pretrain_epochs": 4, "epochs": 1},
+    quick={"num_pairs": 1_600, "pretrain_epochs": 4, "epochs": 1},
     faults=FAULTS,
 )

@@ -21,16 +21,16 @@ HELD_OUT = 0.2
 ROUNDS = 200
 
 DIGIT_QUESTIONS = (
-    ("which digit is larger ?", "digit", 1.0),
-    ("which has more ink ?", "ink", 1.0),
-    ("which is wider ?", "width", 1.0),
-    ("which is narrower ?", "width", -1.0),
+    ("which digit is larger", "digit", 1.0),
+    ("which has more ink", "ink", 1.0),
+    ("which is wider", "width", 1.0),
+    ("which is narrower", "width", -1.0),
 )
 EMOJI_QUESTIONS = (
-    ("which is brighter ?", "light", 1.0),
-    ("which is redder ?", "red", 1.0),
-    ("which is bluer ?", "red", -1.0),
-    ("which covers more ?", "cover", 1.0),
+    ("which is brighter", "light", 1.0),
+    ("which is redder", "red", 1.0),
+    ("which is bluer", "red", -1.0),
+    ("which covers more", "cover", 1.0),
 )
 
 
@@ -75,9 +75,9 @@ def encode(questions: Sequence[str], words: Sequence[str]) -> Tensor:
     """Each question as the numbers of its words, filled up on the left: the last token is always its last word.
 
     Example:
-        >>> words = vocabulary(["which is wider ?", "which digit is larger ?"])
-        >>> encode(["which is wider ?", "which digit is larger ?"], words)[0].tolist()
-        [0, 6, 3, 5, 1]
+        >>> words = vocabulary(["which is wider", "which digit is larger"])
+        >>> encode(["which is wider", "which digit is larger"], words).tolist()
+        [[0, 4, 2, 5], [4, 1, 2, 3]]
     """
     number = {word: i for i, word in enumerate(words)}
     rows = [[number[word] for word in text.split()] for text in questions]
@@ -128,11 +128,11 @@ def ask(
 
     Example:
         >>> told = {"size": torch.arange(50.0)}
-        >>> asked = ask([("which is larger ?", "size", 1.0)], told, torch.arange(50), 30, seed=0)
+        >>> asked = ask([("which is larger", "size", 1.0)], told, torch.arange(50), 30, seed=0)
         >>> bool((asked.first[asked.labels == FIRST] > asked.second[asked.labels == FIRST]).all())
         True
         >>> asked.labels.bincount().tolist()
-        [15, 15]
+        [10, 10]
     """
     generator = torch.Generator().manual_seed(seed)
     texts = [text for text, _, _ in questions]

@@ -59,7 +59,7 @@ class PairLoss:
     def __call__(self, model: nn.Module, batch: Mapping[str, Tensor]) -> Tensor:
         """The loss of one batch."""
         done, labels = self.done_frac(), batch["labels"]
-        scores, swapped = model(batch["first"], batch["second"], batch["prompt"], both=True)
+        scores, swapped = model(batch["first"], batch["second"], batch["prompt"], both=True).unbind(1)
         if done is None:
             other = labels.new_tensor(SWAPPED)[labels]
             return self.answers(torch.cat([scores, swapped]), torch.cat([labels, other]))
@@ -85,7 +85,7 @@ def evaluate_pairs(loss: PairLoss, model: nn.Module, loader: Iterable[Any]) -> d
     finally:
         for module, mode in was.items():
             module.training = mode
-    scores, swapped = torch.cat(told, dim=1)
+    scores, swapped = torch.cat(told).unbind(1)
     wanted = torch.cat(labels)
     found = classification_metrics(scores, wanted)
     sound = scores.isfinite().all(-1) & swapped.isfinite().all(-1)

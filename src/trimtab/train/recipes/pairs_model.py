@@ -42,13 +42,13 @@ class PairFusion(nn.Module):
     """Two images and a question in, scores of First, Second and Similar out.
 
     `vision` sees each image, `projector` makes tokens of it, `blocks` fuse them with the words. With `both` the answer
-    for the swapped images comes along, `[2, batch, 3]`, and each image is still looked at only once.
+    for the swapped images comes along, `[batch, 2, 3]`, and each image is still looked at only once.
 
     Example:
         >>> model = PairFusion(size=(1, 8, 8), num_words=9, max_words=5, width=16, depth=2, heads=2)
         >>> images, prompt = torch.rand(2, 4, 1, 8, 8), torch.ones(4, 5, dtype=torch.long)
         >>> model(*images, prompt).shape, model(*images, prompt, both=True).shape
-        (torch.Size([4, 3]), torch.Size([2, 4, 3]))
+        (torch.Size([4, 3]), torch.Size([4, 2, 3]))
     """
 
     def __init__(
@@ -65,29 +65,25 @@ class PairFusion(nn.Module):
             nn.Linear(64 * POOLED**2, 2 * width),
             nn.GELU(),
             nn.Linear(2 * width, TOKENS * width),
-            nn.LayerNorm(TOKENS * width),  # what is seen begins as loud as the words
         )
-        # As a factor, too, a side can be told from the other: sums alone take long to find a difference.
-        self.sides = nn.Parameter(torch.randn(2, TOKENS, width))
         self.words = nn.Embedding(num_words, width)
-        self.places = nn.Parameter(0.5 * torch.randn(2 * TOKENS + max_words, width))
+        self.places = nn.Parameter(0.5 * torch.randn(3 * TOKENS + max_words, width))
         self.blocks = nn.ModuleList(Block(width, heads) for _ in range(depth))
         self.norm = nn.LayerNorm(width)
         self.head = nn.Linear(width, 3)
 
     def forward(self, first: Tensor, second: Tensor, prompt: Tensor, both: bool = False) -> Tensor:
-        """Scores `[batch, 3]`, or `[2, batch, 3]` with `both`."""
+        """Scores `[batch, 3]`, or `[batch, 2, 3]` with `both`."""
         seen = self.projector(self.vision(torch.cat([first, second]))).unflatten(1, (TOKENS, -1))
         (one, two), words = seen.chunk(2), self.words(prompt)
-        left, right = self.sides
-        hidden = torch.cat([one * left, two * right, words], dim=1)
+        hidden = torch.cat([one, two, one - two, words], dim=1)
         if both:
-            hidden = torch.cat([hidden, torch.cat([two * left, one * right, words], dim=1)])
+            hidden = torch.cat([hidden, torch.cat([two, one, two - one, words], dim=1)])
         hidden = hidden + self.places
         for block in self.blocks[:-1]:
             hidden = block(hidden)
         scores: Tensor = self.head(self.norm(self.blocks[-1](hidden, last=True)[:, 0]))
-        return torch.stack(scores.chunk(2)) if both else scores
+        return torch.stack(scores.chunk(2), dim=1) if both else scores
 
 
 def _convolution(inputs: int, outputs: int, stride: int) -> tuple[nn.Module, ...]:
