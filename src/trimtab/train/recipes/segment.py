@@ -23,7 +23,7 @@ from trimtab.train.recipes.segment_faults import FAULTS, kill_at
 from trimtab.train.recipes.segment_folder import read_folder
 from trimtab.train.recipes.segment_loss import segmentation_loss
 from trimtab.train.recipes.segment_metrics import overlap_metrics, segmentation_metrics
-from trimtab.train.recipes.segment_model import BACKBONES, Segmenter
+from trimtab.train.recipes.segment_model import BACKBONES, ConvBlock, Segmenter
 from trimtab.train.recipes.segment_plan import ALL, LR, Plan, Rates, plan_of
 from trimtab.train.recipes.segment_pretrain import Wanted, pretrain
 from trimtab.train.settings import SCHEDULES, TrainConfig
@@ -41,7 +41,7 @@ def build(settings: Settings) -> Parts:
     train, val = _scenes(settings)
     model = Segmenter(BACKBONES[settings["backbone"]], settings["num_experts"], deep=settings["deep_supervision"])
     if settings["gradient_checkpointing"]:
-        add_gradient_checkpointing(model, ("backbone.levels", "head.merge_middle", "head.merge_fine"))
+        add_gradient_checkpointing(model, ConvBlock.__name__)
     loader = DataLoader(
         _rows(train),
         batch_size=settings["batch_size"],

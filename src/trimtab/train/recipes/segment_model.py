@@ -20,6 +20,19 @@ class Predicted(NamedTuple):
     deep: tuple[Tensor, ...] = ()
 
 
+class ConvBlock(nn.Module):
+    """A convolution, its normalisation, and what is positive of it; gradient checkpointing goes by this name."""
+
+    def __init__(self, ins: int, outs: int, stride: int = 1) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(ins, outs, 3, stride=stride, padding=1, bias=False)
+        self.norm = nn.BatchNorm2d(outs)
+
+    def forward(self, features: Tensor) -> Tensor:
+        """Of the same size, or half of it."""
+        return functional.relu(self.norm(self.conv(features)), inplace=True)
+
+
 class Backbone(nn.Module):
     """Three levels of convolutions; gives the features of all of them.
 
@@ -32,7 +45,7 @@ class Backbone(nn.Module):
         super().__init__()
         ins = (3, *channels[:-1])
         self.levels = nn.ModuleList(
-            nn.Sequential(_conv(a, b, stride=1 if i == 0 else 2), _conv(b, b))
+            nn.Sequential(ConvBlock(a, b, stride=1 if i == 0 else 2), ConvBlock(b, b))
             for i, (a, b) in enumerate(zip(ins, channels, strict=True))
         )
 
@@ -77,7 +90,7 @@ class Head(nn.Module):
         fine, middle, coarse = channels
         self.experts = Experts(coarse, num_experts)
         self.from_coarse, self.from_middle = nn.Conv2d(coarse, middle, 1), nn.Conv2d(middle, fine, 1)
-        self.merge_middle, self.merge_fine = _conv(middle, middle), _conv(fine, fine)
+        self.merge_middle, self.merge_fine = ConvBlock(middle, middle), ConvBlock(fine, fine)
         self.score = nn.Conv2d(fine, 1, 1)
         self.deep_scores = nn.ModuleList(nn.Conv2d(n, 1, 1) for n in (coarse, middle)) if deep else None
 
@@ -119,19 +132,13 @@ class TextureClassifier(nn.Module):
     def __init__(self, backbone: Backbone, num_textures: int) -> None:
         super().__init__()
         self.backbone = backbone
-        last = backbone.levels[-1][1][0].out_channels  # type: ignore[index]
+        last = backbone.levels[-1][1].conv.out_channels  # type: ignore[index]
         self.score = nn.Linear(int(last), num_textures)
 
     def forward(self, images: Tensor) -> Tensor:
         """A score per texture."""
         scores: Tensor = self.score(self.backbone(images)[-1].mean((2, 3)))
         return scores
-
-
-def _conv(ins: int, outs: int, stride: int = 1) -> nn.Sequential:
-    return nn.Sequential(
-        nn.Conv2d(ins, outs, 3, stride=stride, padding=1, bias=False), nn.BatchNorm2d(outs), nn.ReLU(inplace=True)
-    )
 
 
 def _to(coarse: Tensor, fine: Tensor) -> Tensor:

@@ -41,7 +41,7 @@ def plan_of(settings: Settings) -> Plan:
         >>> flags = {"lr": 0.00025, "stage2_lr": None, "epochs": 140, "stage1_epochs": 30, "skip_stage1": False}
         >>> flags |= {"resume": None, "resume_from": None, "progressive_unfreeze": False, "checkpoint_dir": None}
         >>> first, second = plan_of(flags).stages
-        >>> first.epochs, second.epochs, second.learning_rate, second.factor_of("backbone.levels.0.0.weight")
+        >>> first.epochs, second.epochs, second.learning_rate, second.factor_of("backbone.levels.0.0.conv.weight")
         (30, 110, 0.000125, 0.1)
         >>> _, second = plan_of(flags | {"resume": "best", "checkpoint_dir": Path("c"), "lr": 0.000125}).stages
         >>> second.learning_rate
