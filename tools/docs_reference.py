@@ -28,6 +28,23 @@ GENERATED = re.compile(r"^<!-- generated: (\w+) -->$", re.MULTILINE)
 OUTWARD = re.compile(r"\[((?:[^\[\]]|\[[^\]]*\])*)\]\(((?:\.\./)+)((?!\.\.)[^)#\s]+)(#[^)\s]*)?\)")
 
 
+FAMILIES = {
+    "ACT": "activations and outputs",
+    "AMP": "mixed precision",
+    "CON": "contrastive training",
+    "DATA": "inputs and targets",
+    "EMA": "averaged weights",
+    "GRAD": "gradients",
+    "LOSS": "the loss",
+    "MODE": "modes",
+    "OPT": "the optimizer",
+    "STEP": "the step itself",
+    "UPD": "updates",
+    "WGT": "weights and buffers",
+    "WIRE": "wiring",
+}
+
+
 def cell(text: str) -> str:
     """Text for one cell of a table."""
     return " ".join(text.split()).replace("|", "\\|")
@@ -35,7 +52,7 @@ def cell(text: str) -> str:
 
 def demoted(text: str) -> str:
     """A docstring whose headings are no headings of the page."""
-    return re.sub(r"^#+\s*(.+)$", r"**\1.**", inspect.cleandoc(text), flags=re.MULTILINE)
+    return re.sub(r"^#+\s*(.+)$", r"**\1.**\n", inspect.cleandoc(text), flags=re.MULTILINE)
 
 
 def catalogue(entries: list[Any], lead: Callable[[Any], str]) -> Iterator[str]:
@@ -48,7 +65,7 @@ def catalogue(entries: list[Any], lead: Callable[[Any], str]) -> Iterator[str]:
         for one in family:
             yield f"| {one.code} | [{one.name}](#{one.code.lower()}-{one.name}) | {cell(lead(one))} |"
     for name, family in families.items():
-        yield f"\n## {name}"
+        yield f"\n## {name}: {FAMILIES[name]}" if name in FAMILIES else f"\n## {name}"
         for one in family:
             yield f"\n### {one.code} {one.name}\n\n{demoted(one.__doc__)}"
 
