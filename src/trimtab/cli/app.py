@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from typing import Annotated
+from functools import cache
+from typing import Annotated, Any
 
 import typer
 
@@ -58,17 +59,23 @@ def _root(
     """Hold the options that belong to no command."""
 
 
+@cache
+def _commands() -> Any:
+    """What is known of each command's options, built once in a process."""
+    return typer.main.get_command(app)
+
+
 def main(argv: Sequence[str] | None = None) -> None:
     """Run the command line. Exit codes: 0 fine, 1 a check failed, 2 could not be done, 130 interrupted."""
     given, script = list(sys.argv[1:] if argv is None else argv), list[str]()
-    known = typer.main.get_command(app)
+    known = _commands()
     if given[:1] == [run.NAME]:
-        given, script = run.split(given, options_of(known.commands[run.NAME]))  # type: ignore[attr-defined]
+        given, script = run.split(given, options_of(known.commands[run.NAME]))
     if given[:1] == [doctor.NAME]:
-        ours, rest = run.split(given, options_of(known.commands[doctor.NAME]))  # type: ignore[attr-defined]
+        ours, rest = run.split(given, options_of(known.commands[doctor.NAME]))
         given, script = (ours, rest) if rest and doctor.is_script(rest[0]) else (given, script)
     # One word can be a flag of one command and take a value in another: the command decides.
-    own = known.commands.get(given[0]) if given else None  # type: ignore[attr-defined]
+    own = known.commands.get(given[0]) if given else None
     words = [*normalise(given, options_of(own or known)), *(["--", *script] if script else [])]
     try:
         app(args=words, prog_name="trimtab")

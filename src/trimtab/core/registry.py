@@ -59,7 +59,12 @@ def select_rules(config: Config) -> tuple[Rule, ...]:
 
 def advice_of(rule: Rule | type[Rule]) -> tuple[str, ...]:
     """The numbered recommendations under "What to try" in a rule's documentation, in their order."""
-    _, _, tail = (rule.__doc__ or "").partition("## What to try")
+    return _advice_in(rule.__doc__ or "")
+
+
+@cache
+def _advice_in(documentation: str) -> tuple[str, ...]:
+    _, _, tail = documentation.partition("## What to try")
     section = re.split(r"^\s*## ", tail, maxsplit=1, flags=re.MULTILINE)[0]
     items = re.split(r"^\s*\d+\.\s+", section, flags=re.MULTILINE)[1:]
     return tuple(" ".join(item.split()) for item in items)
