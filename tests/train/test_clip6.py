@@ -241,7 +241,7 @@ def test_a21_half_precision_stays_finite() -> None:
         assert result.score > 0.1
 
 
-def test_the_file_is_in_the_way_of_nobody(tmp_path: Path) -> None:
+def test_a_run_is_recorded(tmp_path: Path) -> None:
     result = run_recipe(RECIPE, {**SMALL, "steps": 3}, run_dir=tmp_path / "r")
     assert (tmp_path / "r" / "run.jsonl").exists()
     assert result.run_dirs == (str(tmp_path / "r"),)

@@ -36,8 +36,8 @@ NUM_LOSSES = 8
 
 def build(settings: Settings) -> Parts:
     """The six views, a tower for each, and the chosen loss."""
-    views = emoji_views(settings["text_features"]) if settings["data"] == "emoji" else generated_views(settings["seed"])
     size, said = batch_size(settings)
+    views = emoji_views(settings["text_features"]) if settings["data"] == "emoji" else generated_views(settings["seed"])
     loader = make_loader(views.train, size, settings["seed"])
     config = TrainConfig(
         learning_rate=settings["learning_rate"],
@@ -66,7 +66,7 @@ def build(settings: Settings) -> Parts:
         step_fn=contrastive_loss,
         evaluate=_examination(views.names, size, examined, product=_product(settings)),
         sinks=_sinks(settings),
-        policy=PolicyConfig(quiet=5, ring_every=2),
+        policy=PolicyConfig(quiet=5),
         begin=None if say is None else lambda parts: say(said),
         finish=lambda trainer: {"batch_size": size, "retrieval": examined[-1]} if examined else {"batch_size": size},
     )

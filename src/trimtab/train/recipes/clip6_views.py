@@ -92,7 +92,7 @@ def latent_views(seed: int) -> tuple[list[Tensor], list[Tensor]]:
 def generated_views(seed: int) -> SixViews:
     """`latent_views` under their names."""
     train, held = latent_views(seed)
-    names = tuple(f"view {m + 1}" for m in range(NUM_VIEWS))
+    names = tuple(f"view{m + 1}" for m in range(NUM_VIEWS))
     return SixViews(names=names, train=tuple(train), held=tuple(held))
 
 
