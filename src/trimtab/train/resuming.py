@@ -29,7 +29,8 @@ QUIET: tuple[str, ...] = (
     "warmup_init_lr",
     "min_lr",
 )
-QUIET += ("pct_start", "gamma", "step_size", "t_mult", "device", "lines", "full_every", "keep_last", "checkpoint_every")
+QUIET += ("pct_start", "div_factor", "gamma", "step_size", "t_mult")
+QUIET += ("device", "lines", "full_every", "keep_last", "checkpoint_every")
 """What the schedule tells itself, and what changes nothing."""
 _STAGE = re.compile(r"\d+-.+")
 

@@ -146,6 +146,7 @@ def make_schedule(
     min_lr: float = 0.0,
     min_lr_ratio: float = 0.0,
     pct_start: float = 0.1,
+    div_factor: float = 25.0,
     gamma: float = 0.1,
     step_size: int = 0,
     t_mult: int = 1,
@@ -157,8 +158,9 @@ def make_schedule(
     and `cosine_restart` with a `step_size`.
     `step_size` is how many steps `step` keeps a rate (a third of the run unless given) and how long a first cycle of
     `cosine_restart` is (a quarter). `gamma` is the factor of `step` and `plateau`, and what is left at the end of
-    `exponential`. `cosine` ends at `min_lr`, or each group at `min_lr_ratio` of its own rate. `factor` is the function
-    of `lambda`; without it the rate falls with one over the root of the steps.
+    `exponential`. `onecycle` begins at its peak over `div_factor`. `cosine` ends at `min_lr`, or each group at
+    `min_lr_ratio` of its own rate. `factor` is the function of `lambda`; without it the rate falls with one over the
+    root of the steps.
 
     Example:
         >>> import torch
@@ -189,10 +191,17 @@ def make_schedule(
     plan |= {"min_lr": min_lr, "pct_start": pct_start, "gamma": gamma, "step_size": step_size, "t_mult": t_mult}
     if min_lr_ratio:
         plan["min_lr_ratio"] = min_lr_ratio
+    if div_factor != 25.0:
+        plan["div_factor"] = div_factor
     if kind == "onecycle":  # its rise is its warm-up
         share = warmup / total if warmup else pct_start
         inner: Any = lr_scheduler.OneCycleLR(
-            optimizer, max_lr=bases, total_steps=max(total, 2), pct_start=share, cycle_momentum=False
+            optimizer,
+            max_lr=bases,
+            total_steps=max(total, 2),
+            pct_start=share,
+            div_factor=div_factor,
+            cycle_momentum=False,
         )
         return Schedule(optimizer, inner, bases, 0, 0.0, plan)
     left = max(total - warmup, 1)

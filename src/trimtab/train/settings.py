@@ -31,7 +31,7 @@ NUMBERS: tuple[str, ...] = (
     "min_lr",
     "min_lr_ratio",
 )
-NUMBERS += ("pct_start", "gamma", "ema_decay")
+NUMBERS += ("pct_start", "div_factor", "gamma", "ema_decay")
 OPTIONAL = ("max_grad_norm", "max_steps", "ema_decay")
 AMP_DTYPES = ("auto", "bf16", "fp16")
 
@@ -79,6 +79,7 @@ class TrainConfig:
     min_lr: float = 0.0
     min_lr_ratio: float = 0.0
     pct_start: float = 0.1
+    div_factor: float = 25.0
     gamma: float = 0.1
     step_size: int = 0
     t_mult: int = 1
@@ -102,7 +103,15 @@ class TrainConfig:
             fine = isinstance(value, kind) and not isinstance(value, bool)
             wanted = "a whole number" if kind is int else "a number"
             _check(name, value, fine or (value is None and name in OPTIONAL), wanted)
-        positive = ("learning_rate", "batch_size", "num_epochs", "accumulation_steps", "t_mult", "keep_last")
+        positive = (
+            "learning_rate",
+            "batch_size",
+            "num_epochs",
+            "accumulation_steps",
+            "t_mult",
+            "keep_last",
+            "div_factor",
+        )
         for name in positive:
             _check(name, getattr(self, name), getattr(self, name) > 0, "a number above 0")
         for name in ("weight_decay", "patience", "min_delta", "warmup_steps", "warmup_init_lr", "checkpoint_every"):

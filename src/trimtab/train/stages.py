@@ -123,6 +123,7 @@ def schedule_of(
         min_lr=config.min_lr,
         min_lr_ratio=config.min_lr_ratio,
         pct_start=config.pct_start,
+        div_factor=config.div_factor,
         gamma=config.gamma,
         step_size=config.step_size,
         t_mult=config.t_mult,

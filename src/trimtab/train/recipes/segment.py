@@ -31,6 +31,10 @@ from trimtab.train.trainer import Trainer
 
 HELD_OUT = 0.2
 VAL_BATCH = 48
+DIV_FACTOR = 100.0
+"""A cycle is documented as 0, peak, 0: it begins at a hundredth."""
+GUARD = {"rules": {"update-ratio": {"shake": 0.1, "large": 0.1}}}
+"""A pre-trained network has more to lose in its first steps: a tenth of its weights is too much already."""
 GOAL = 0.72
 """The IoU that the document aims at."""
 
@@ -59,6 +63,7 @@ def build(settings: Settings) -> Parts:
         loss_fn=segmentation_loss,
         evaluate=evaluate,
         stages=plan.stages,
+        guard=GUARD,
         before_step=kill_at(settings["kill_at_step"]) if settings["kill_at_step"] else None,
         after_step=rates.note,
         begin=lambda parts: _begin(parts, plan, settings),
@@ -95,6 +100,7 @@ def _config(settings: Settings, plan: Plan, num_batches: int) -> TrainConfig:
         monitor="IoU",
         scheduler_type=settings["scheduler"],
         warmup_steps=settings["warmup_epochs"] * steps_per_epoch,
+        div_factor=DIV_FACTOR,
         min_lr=settings["min_lr"],
         t_mult=settings["t_mult"],
         ema_decay=settings["ema_decay"] if settings["use_ema"] else None,
