@@ -42,7 +42,7 @@ def one_thread() -> None:
 @pytest.fixture(scope="module")
 def emoji(tmp_path_factory: pytest.TempPathFactory) -> tuple[Result, list[str], list[dict[str, Any]]]:
     path, said = tmp_path_factory.mktemp("clip6") / "metrics.jsonl", []
-    given = {"metrics_file": str(path), "log_frequency": 20, "steps": 33, "warmup_steps": 5, "learning_rate": 5e-3}
+    given = {"metrics_file": str(path), "log_frequency": 20, "steps": 33, "warmup_steps": 5, "learning_rate": 8e-3}
     result = run_recipe(RECIPE, given, quick=True, run_dir=False, say=said.append)
     return result, said, [json.loads(line) for line in path.read_text().splitlines()]
 

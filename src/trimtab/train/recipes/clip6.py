@@ -208,6 +208,14 @@ RECIPE = Recipe(
         Option(name="text_dropout", default=0.85, help="Of the features of a name."),
         Option(name="smoothing", default=0.0, help="Label smoothing."),
     ),
-    quick={"steps": 60, "warmup_steps": 10, "channels": 8, "text_features": 1024, "text_dropout": 0.6, "width": 128},
+    quick={
+        "steps": 66,
+        "warmup_steps": 10,
+        "learning_rate": 5e-3,
+        "width": 128,
+        "channels": 8,
+        "text_features": 1024,
+        "text_dropout": 0.6,
+    },
     faults=FAULTS,
 )

@@ -10,7 +10,6 @@ from torch import Tensor, nn
 
 SHIFT = 2
 CONTRAST, BRIGHTNESS = 0.2, 0.05
-START = 0.1
 
 
 class SixTowers(nn.Module):
@@ -67,12 +66,9 @@ def text_tower(features: int, width: int, *, dropout: float) -> nn.Module:
     """One linear map without an offset: a name without a letter is a row of zeros, and stays one.
 
     Dropout of most features takes pieces of words away, so that no name is learnt by one of them; a deeper tower only
-    learns the training names by heart. The map begins small, so that the first steps already outweigh it.
+    learns the training names by heart.
     """
-    head = nn.Linear(features, width, bias=False)
-    with torch.no_grad():
-        head.weight.mul_(START)
-    return nn.Sequential(nn.Dropout(dropout), head)
+    return nn.Sequential(nn.Dropout(dropout), nn.Linear(features, width, bias=False))
 
 
 def vector_tower(features: int, width: int) -> nn.Module:

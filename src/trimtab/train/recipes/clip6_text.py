@@ -44,9 +44,10 @@ def name_features(languages: Sequence[Sequence[str]], learn: Sequence[bool], wid
     `learn` from: nothing of the others is looked at.
 
     Example:
-        >>> english, german = name_features([["anchor", ""], ["anker", "apfel"]], [True, True], 512)
-        >>> bool(english[0] @ german[0] > 2 * english[0] @ german[1]), float(english[1].norm())
-        (True, 0.0)
+        >>> names = [["radioactive", "apple", ""], ["radiactivo", "manzana", "ancla"]]
+        >>> english, spanish = name_features(names, [True, True, True], 512)
+        >>> (english[0] @ spanish.T).argmax().item(), english[2].norm().item()
+        (0, 0.0)
     """
     split = [[pieces(name) for name in names] for names in languages]
     seen: Counter[str] = Counter()
