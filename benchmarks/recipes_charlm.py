@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from recipes_claims import Found, Judged, above, below, by_seed, claim, equal
-from recipes_faults import fault_rows
+from recipes_faults import fault_rows, few
 from recipes_jobs import Job
 
 MISMATCH = "targets[0] should equal inputs[1] -> MISMATCH!"
@@ -23,6 +23,8 @@ def jobs(seeds: Sequence[int], *, quick: bool) -> Iterator[Job]:
     yield Job(section="charlm", name="counts", kind="letter_counts")
     for seed in seeds:
         for arm, how in ARMS.items():
+            if arm == "only shuffled" and seed not in few(seeds):
+                continue
             spec = {"recipe": "charlm", "seed": seed, "quick": quick, "metrics_file": "", **how}
             yield Job(section="charlm", name=f"{arm}/{seed}", kind="train", spec=spec)
 
@@ -63,17 +65,17 @@ def judge(found: Found, seeds: Sequence[int], *, quick: bool) -> Judged:
         claim("shuffled targets: diagnosis names both", by_seed(seeds, diagnosed), equal(True)),
         claim(
             "only the targets shuffled, the loss a mean as before: share of the last 100 steps clipped",
-            of("only shuffled", "facts", "clipped_last"),
+            by_seed(few(seeds), lambda seed: found.get(f"only shuffled/{seed}", "facts", "clipped_last")),
         ),
         claim(
             "only the targets shuffled: findings",
             by_seed(
-                seeds, lambda seed: ", ".join(found.get(f"only shuffled/{seed}", "findings", default=())) or "none"
+                few(seeds), lambda seed: ", ".join(found.get(f"only shuffled/{seed}", "findings", default=())) or "none"
             ),
         ),
         claim(
             "only the targets shuffled: first line says MISMATCH",
-            by_seed(seeds, lambda seed: found.get(f"only shuffled/{seed}", "first_line") == MISMATCH),
+            by_seed(few(seeds), lambda seed: found.get(f"only shuffled/{seed}", "first_line") == MISMATCH),
             equal(True),
         ),
     ]

@@ -11,7 +11,7 @@ from recipes_overhead import ARMS, GUARDED
 DEFAULT_S, QUICK_S = 180.0, 20.0
 OVERHEAD: dict[str, dict[str, object]] = {
     "charlm": {"rounds": 16, "block": 50, "steps": 1000, "metrics_file": ""},
-    "segment": {"rounds": 16, "block": 10},
+    "segment": {"rounds": 14, "block": 4},
 }
 
 
