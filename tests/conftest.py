@@ -37,6 +37,14 @@ def one_thread() -> None:
     torch.set_num_threads(1)  # two test workers on two cores: more threads only wait for each other
 
 
+@pytest.fixture(autouse=True, scope="session")
+def no_waiting_for_the_disk() -> Iterator[None]:
+    """Only a power failure would show what a sync did, and `tests/recover/power.py` has its own; errors stay errors."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", os.fstat)
+        yield
+
+
 @pytest.fixture(autouse=True)
 def clean_surroundings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import torch

@@ -99,7 +99,7 @@ CASES = [
     Case(words=("lazy_too_late.py",)),
     Case(words=("deep.py",)),
     Case(words=("-m", "bundle.train", "-m", "12"), says="bundle.train", own_process="guarded"),
-    Case(words=("-m", "bundle"), says="bundle.train", own_process="guarded"),
+    Case(words=("-m", "bundle"), says="bundle.train"),
     Case(words=("folder", "--x", "1"), says="['--x', '1'] 12", own_process="guarded"),
     Case(words=("transformer.py",)),
     Case(words=("step_in_backward.py",), guards=None),

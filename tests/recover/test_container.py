@@ -220,6 +220,13 @@ def test_a_save_in_progress_is_not_cleaned_away(folder: Path) -> None:
     assert healthy_steps(folder) == {3: "candidate"}
 
 
+def test_every_file_and_name_of_a_save_is_synced_by_the_system(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced: set[int] = set()
+    monkeypatch.setattr(os, "fsync", lambda fd: synced.add(os.fstat(fd).st_ino))
+    path = save(folder, 3)
+    assert {one.stat().st_ino for one in (folder, path, *path.iterdir())} <= synced
+
+
 def test_a_lock_protects_what_seems_to_be_of_the_dead(folder: Path) -> None:
     dead = subprocess.Popen([sys.executable, "-c", ""])
     dead.wait()
