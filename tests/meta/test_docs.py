@@ -22,6 +22,7 @@ from docs_blocks import DOCS, Block, blocks, complaints, pages  # noqa: E402
 from docs_links import anchors, link_complaints, menu  # noqa: E402
 from docs_normal import same  # noqa: E402
 from docs_outputs import quote_complaints  # noqa: E402
+from docs_site import site_complaints  # noqa: E402
 from docs_static import static_complaints  # noqa: E402
 
 ALL = [block for page in pages() for block in blocks(page)]
@@ -142,6 +143,14 @@ def test_a_made_up_quotation_is_refused(tmp_path: Path) -> None:
 def test_what_does_not_exist_is_named(tmp_path: Path, text: str, complaint: str) -> None:
     (block,) = page_of(tmp_path, text)
     assert any(complaint in found for found in static_complaints(block))
+
+
+def test_a_page_that_loads_from_elsewhere_is_refused(tmp_path: Path) -> None:
+    page = tmp_path / "index.html"
+    page.write_text('<a href="https://arxiv.org/abs/1">fine</a><script src="assets/a.js"></script>')
+    assert [text for text in site_complaints(tmp_path) if "loads" in text] == []
+    page.write_text('<script src="https://unpkg.com/x"></script><link rel="stylesheet" href="//fonts.example/a.css">')
+    assert len([text for text in site_complaints(tmp_path) if "index.html: loads" in text]) == 2
 
 
 def test_what_may_differ_between_two_runs() -> None:
