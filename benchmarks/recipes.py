@@ -144,7 +144,7 @@ def main() -> int:
         out.write_text(text, encoding="utf-8")
         print(f"written to {out}", file=sys.stderr)
     if args.readme is not None:
-        put_between_marks(args.readme, summary(judged))
+        put_between_marks(args.readme, summary(judged, out or Path("benchmarks/results")))
     return 0 if all(claim.holds for one in judged.values() for claim in one.claims) else 1
 
 

@@ -96,9 +96,11 @@ def test_the_short_table_goes_between_the_marks_and_nothing_else_changes(
 ) -> None:
     page, readme = bench["page"], tmp_path / "README.md"
     judged = {name: section.judge(bench["claims"].Found({})) for name, section in sections.items()}
-    table = page.summary(judged)
-    assert {line.split(" | ")[0] for line in table.splitlines()[2:]} == {f"| {name}" for name in bench["main"].RECIPES}
-    assert len({line.count(" | ") for line in table.splitlines()}) == 1
+    table = page.summary(judged, Path("results.md"))
+    rows = [line for line in table.splitlines() if line.startswith("| ")]
+    assert {line.split(" | ")[0] for line in rows[2:]} == {f"| {name}" for name in bench["main"].RECIPES}
+    assert len({line.count(" | ") for line in rows}) == 1
+    assert "[`results.md`](results.md)" in table
     readme.write_text(f"before\n{page.BEGIN}\nold\n{page.END}\nafter\n")
     page.put_between_marks(readme, table)
     assert readme.read_text() == f"before\n{page.BEGIN}\n{table}\n{page.END}\nafter\n"
