@@ -67,7 +67,7 @@ def build(settings: Settings) -> Parts:
         evaluate=partial(evaluate_pairs, loss),
         stages=stages,
         sinks=_sinks(settings, monitor),
-        before_step=partial(_explain, settings) if settings["debug"] else None,
+        before_step=partial(_explain, settings),
         after_step=partial(_memory, settings),
         begin=partial(_begin, settings),
         within=partial(_within, settings, loss, len(loader)),
@@ -180,13 +180,16 @@ def _within(settings: Settings, loss: PairLoss, num_batches: int, trainer: Train
 
 
 def _explain(settings: Settings, trainer: Trainer) -> None:
-    """With --debug: what a stage begins with."""
+    """What a stage begins with: each group of the optimizer, and with --debug each parameter."""
     rig, say = trainer.rig, settings["say"]
     if say is None or rig is None or trainer.course.step:
         return
     report = validate_training_setup(trainer.model, rig.optimizer, scaler=rig.scaler, device=trainer.device)
-    for line in (*report.groups, *report.warnings, *report.problems):
-        say(f"[DEBUG] {rig.stage.name}: {line}")
+    groups = [f"{one}; {rate:g} at its peak" for one, rate in zip(report.groups, rig.schedule.base_lrs, strict=True)]
+    for line in (*groups, *report.warnings, *report.problems):
+        say(f"{rig.stage.name}: {line}")
+    if not settings["debug"]:
+        return
     for name, parameter in trainer.model.named_parameters():
         what = "frozen" if not parameter.requires_grad else "no gradient" if parameter.grad is None else "learns"
         say(f"[DEBUG]   {name} {list(parameter.shape)} {str(parameter.dtype).removeprefix('torch.')}: {what}")
@@ -240,7 +243,7 @@ RECIPE = Recipe(
         Option(name="cudnn_benchmark", default=False, help="Let cuDNN choose algorithms by their speed."),
         Option(name="compile", default=False, help="Compile the fusion blocks, where there is a compiler."),
         Option(name="deterministic", default=False, help="Only algorithms that give the same bits every time."),
-        Option(name="debug", default=False, help="Say more: groups, parameters, the [GRAD] line of every step."),
+        Option(name="debug", default=False, help="Say more: each parameter, and the [GRAD] line of every step."),
         Option(name="dry_run", default=False, help="Build and check everything, train nothing."),
         Option(name="width", default=64, help="Width of the model."),
         Option(name="layers", default=2, help="Fusion blocks.", least=1),
