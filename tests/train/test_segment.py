@@ -142,7 +142,7 @@ def test_b11_b13_the_backbone_learns_at_a_tenth_of_the_head_at_the_peak() -> Non
     peaks = result.facts["peak_lr"]
     assert peaks["head"] == {"head": pytest.approx(0.00025, rel=0.1)}
     assert peaks["all"]["head"] == pytest.approx(0.000125, rel=0.1)
-    assert peaks["all"]["backbone"] / peaks["all"]["head"] == pytest.approx(0.1)
+    assert peaks["all"]["backbone"] / peaks["all"]["head"] == pytest.approx(0.1, rel=1e-3)
     # The control: one scalar as max_lr, as in the original, makes both the same.
     parts = build_parts(RECIPE, settings_of(RECIPE, TINY))
     optimizer = make_optimizer(parts.model, parts.stages[1], parts.config)

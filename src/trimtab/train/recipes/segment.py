@@ -1,4 +1,10 @@
-"""System 001: two-stage segmentation of camouflaged objects; a frozen backbone first, then everything, gently."""
+"""System 001: two-stage segmentation of camouflaged objects; a frozen backbone first, then everything, gently.
+
+The flags are the documented ones. Defaults that are others here, to fit two cores and the shipped pictures: batches of
+8 (documented: 2), pictures of 48 pixels (384), 12 epochs with 3 in stage 1 (120, 30), a rate of 0.02 (0.00025), no
+worker processes (4), an average with a decay of 0.98 (0.999), a small backbone of our own (edgenext_base), the device
+that is there (cuda), and checkpoints only where --checkpoint-dir is given (./checkpoints).
+"""
 
 from __future__ import annotations
 
@@ -173,7 +179,7 @@ def _finish(trainer: Trainer, held: Any, rates: Rates) -> dict[str, Any]:
     rig = trainer.last_rig
     _, logits, masks = _measured(averaged_or(trainer.model, None if rig is None else rig.ema), held)
     measured = segmentation_metrics(logits, masks)
-    facts: dict[str, Any] = {**measured, "peak_lr": rates.peaks}
+    facts: dict[str, Any] = {**measured, "peak_lr": rates.rounded()}
     facts[f"goal: IoU of at least {GOAL}"] = "reached" if measured["IoU"] >= GOAL else "missed"
     if trainer.around.guarded and len(trainer.history.epochs) < sum(stage.epochs for stage in trainer.stages):
         slower = max(rates.peaks.get(ALL, {}).get("head", LR) / 2.0, 0.0)
@@ -193,17 +199,17 @@ RECIPE = Recipe(
         Option(name="pretrain_epochs", default=8, help="Epochs on textures before stage 1; 0: from nothing."),
         Option(name="num_experts", default=7, help="Experts in the head."),
         Option(name="num_images", default=1024, help="Scenes to compose, and a fifth as many held out."),
-        Option(name="batch_size", default=8, help="Pictures per batch."),
+        Option(name="batch_size", default=8, help="Pictures per batch (documented: 2)."),
         Option(name="accumulation_steps", default=4, help="Batches per step."),
-        Option(name="img_size", default=48, help="Side of a picture in pixels."),
-        Option(name="epochs", default=12, help="Epochs of both stages together."),
-        Option(name="stage1_epochs", default=3, help="Epochs with a frozen backbone."),
+        Option(name="img_size", default=48, help="Side of a picture in pixels (documented: 384)."),
+        Option(name="epochs", default=12, help="Epochs of both stages together (documented: 120)."),
+        Option(name="stage1_epochs", default=3, help="Epochs with a frozen backbone (documented: 30)."),
         Option(name="skip_stage1", default=False, help="Begin with stage 2."),
         Option(
             name="lr",
             default=None,
             kind=float,
-            help=f"The rate of stage 1 ({LR:g} unless given); with --resume best that of the head in stage 2.",
+            help=f"The rate of stage 1, else {LR:g} (documented: 0.00025); after --resume best the head's in stage 2.",
         ),
         Option(name="stage2_lr", default=None, kind=float, help="The head's rate in stage 2; else half of --lr."),
         Option(name="weight_decay", default=1e-4, help="Weight decay."),
@@ -216,7 +222,7 @@ RECIPE = Recipe(
         Option(name="deep_supervision", default=False, help="Let coarser levels learn the mask, too."),
         Option(name="gradient_checkpointing", default=False, help="Less memory for more time."),
         Option(name="use_ema", default=False, help="Measure and keep an average of the weights."),
-        Option(name="ema_decay", default=0.98, help="Decay of that average."),
+        Option(name="ema_decay", default=0.98, help="Decay of that average (documented: 0.999)."),
         Option(
             name="amp_dtype",
             default="auto",
@@ -224,7 +230,7 @@ RECIPE = Recipe(
             choices=("auto", "none", "bf16", "fp16"),
         ),
         Option(name="no_amp", default=False, help="No mixed precision."),
-        Option(name="num_workers", default=0, help="Processes that load pictures."),
+        Option(name="num_workers", default=0, help="Processes that load pictures (documented: 4)."),
         Option(name="mode", default="act", help="Of the guard; raise stops at the first NaN or Inf.", choices=MODES),
         Option(name="kill_at_step", default=0, help="End as in a power cut before this step, to try --resume auto."),
     ),

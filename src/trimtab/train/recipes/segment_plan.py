@@ -115,6 +115,10 @@ class Rates:
         for part, rate in zip(parts, rig.stability.keeper.rates, strict=True):
             peaks[part] = max(peaks[part], rate)
 
+    def rounded(self) -> dict[str, dict[str, float]]:
+        """The highest rate of each part in each stage, for people."""
+        return {name: {part: float(f"{rate:.4g}") for part, rate in of.items()} for name, of in self.peaks.items()}
+
     def _tell(self, trainer: Any, parts: list[str]) -> None:
         rig, names = trainer.rig, [stage.name for stage in trainer.stages]
         if self.say is not None:
