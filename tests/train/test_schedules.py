@@ -81,6 +81,21 @@ def test_a_schedule_goes_on_where_its_state_was_taken(kind: str) -> None:
     assert begun + rates_over(third, third_optimizer, 23) == whole
 
 
+@pytest.mark.parametrize(("then", "now"), [({"min_lr_ratio": 0.5}, {}), ({}, {"min_lr_ratio": 0.5})])
+def test_another_plan_holds_from_the_same_step_on(then: dict[str, float], now: dict[str, float]) -> None:
+    first, second, third = optimizer(0.1), optimizer(0.1), optimizer(0.1)
+    old = make_schedule(first, "cosine", total_steps=20, **then)
+    rates_over(old, first, 15)
+    wanted = make_schedule(second, "cosine", total_steps=20, **now)
+    rates_over(wanted, second, 15)
+    resumed = make_schedule(third, "cosine", total_steps=20, **now)
+    resumed.load_state_dict(old.state_dict())
+    third.param_groups[0]["lr"] = old.rates[0]  # as it comes with the optimizer of the checkpoint
+    resumed.follow_plan()
+    assert resumed.rates == pytest.approx(wanted.rates)
+    assert resumed.rates != pytest.approx(old.rates)
+
+
 def test_a_warm_up_takes_at_most_half_of_a_run_and_an_unknown_kind_is_told() -> None:
     one = optimizer(1.0)
     schedule = make_schedule(one, "none", total_steps=20, warmup_steps=1000)

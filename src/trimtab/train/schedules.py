@@ -107,9 +107,8 @@ class Schedule:
         """Go on where `state_dict` was taken; the rates themselves come with the optimizer, unless the plan is new."""
         saved = {"base_lrs": list(state["base_lrs"]), **state.get("plan", self._plan)}
         here = {"base_lrs": self.base_lrs, **self._plan}
-        other = [
-            f"{name} was {saved.get(name)}, is {value}" for name, value in here.items() if saved.get(name) != value
-        ]
+        differing = [name for name in {**saved, **here} if saved.get(name) != here.get(name)]
+        other = [f"{name} was {saved.get(name)}, is {here.get(name)}" for name in differing]
         self.count, self._other = int(state["count"]), other
         if self._inner is not None and not other:
             self._inner.load_state_dict(dict(state["inner"]))
