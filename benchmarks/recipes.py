@@ -97,7 +97,8 @@ def run(todo: Sequence[Job], cache: Cache, workers: int) -> None:
     with ProcessPoolExecutor(workers, mp_context=fresh) as pool:
         waiting = {pool.submit(safely, job): job for job in rest}
         for future in as_completed(waiting):
-            keep(waiting[future], future.result())
+            error = future.exception()  # a worker that died takes its pool along: what is left is told as not done
+            keep(waiting[future], future.result() if error is None else {"error": repr(error)})
 
 
 def safely(job: Job) -> Any:
