@@ -89,8 +89,9 @@ def test_b22_sizes_that_cannot_be_are_told() -> None:
         compose(2, 50, seed=1)
     with pytest.raises(InputError, match="stage1_epochs is 3 of 3 epochs; expected 0 or more, and fewer"):
         go(stage1_epochs=3)
-    with pytest.raises(InputError, match="num_images is 1; expected 2 or more"):
-        go(num_images=1)
+    for name, value in {"num_images": 1, "num_experts": 0, "img_size": 8, "batch_size": 0, "stage1_epochs": -1}.items():
+        with pytest.raises(InputError, match=f"{name} is {value}; expected at least"):
+            go(**{name: value})
 
 
 def test_the_backbone_is_pretrained_on_textures_and_draws_no_random_numbers() -> None:

@@ -122,8 +122,6 @@ def _scenes(settings: Settings) -> tuple[Scenes, Scenes]:
     side, seed, path = settings["img_size"], settings["seed"], settings["dataset_path"]
     if path is None:
         num = settings["num_images"]
-        if num < 2:
-            raise InputError(f"num_images is {num}; expected 2 or more")
         return compose(num, side, seed), compose(max(round(num * HELD_OUT), 2), side, seed, held_out=True)
     scenes = read_folder(path, side)
     order = np.random.default_rng(seed).permutation(len(scenes.images))
@@ -196,14 +194,14 @@ RECIPE = Recipe(
         Option(name="dataset_path", default=None, kind=str, help="Your images/ and masks/; else composed scenes."),
         Option(name="resume_from", default=None, kind=str, help="Begin with the weights of this checkpoint, or best."),
         Option(name="backbone", default="conv-small", help="The backbone.", choices=tuple(BACKBONES)),
-        Option(name="pretrain_epochs", default=8, help="Epochs on textures before stage 1; 0: from nothing."),
-        Option(name="num_experts", default=7, help="Experts in the head."),
-        Option(name="num_images", default=1024, help="Scenes to compose, and a fifth as many held out."),
-        Option(name="batch_size", default=8, help="Pictures per batch (documented: 2)."),
-        Option(name="accumulation_steps", default=4, help="Batches per step."),
-        Option(name="img_size", default=48, help="Side of a picture in pixels (documented: 384)."),
-        Option(name="epochs", default=12, help="Epochs of both stages together (documented: 120)."),
-        Option(name="stage1_epochs", default=3, help="Epochs with a frozen backbone (documented: 30)."),
+        Option(name="pretrain_epochs", default=8, help="Epochs on textures before stage 1; 0: from nothing.", least=0),
+        Option(name="num_experts", default=7, help="Experts in the head.", least=1),
+        Option(name="num_images", default=1024, help="Scenes to compose, and a fifth as many held out.", least=2),
+        Option(name="batch_size", default=8, help="Pictures per batch (documented: 2).", least=1),
+        Option(name="accumulation_steps", default=4, help="Batches per step.", least=1),
+        Option(name="img_size", default=48, help="Side of a picture in pixels (documented: 384).", least=16),
+        Option(name="epochs", default=12, help="Epochs of both stages together (documented: 120).", least=1),
+        Option(name="stage1_epochs", default=3, help="Epochs with a frozen backbone (documented: 30).", least=0),
         Option(name="skip_stage1", default=False, help="Begin with stage 2."),
         Option(
             name="lr",
@@ -212,12 +210,12 @@ RECIPE = Recipe(
             help=f"The rate of stage 1, else {LR:g} (documented: 0.00025); after --resume best the head's in stage 2.",
         ),
         Option(name="stage2_lr", default=None, kind=float, help="The head's rate in stage 2; else half of --lr."),
-        Option(name="weight_decay", default=1e-4, help="Weight decay."),
-        Option(name="grad_clip", default=0.5, help="The largest gradient norm; 0: no clipping."),
+        Option(name="weight_decay", default=1e-4, help="Weight decay.", least=0),
+        Option(name="grad_clip", default=0.5, help="The largest gradient norm; 0: no clipping.", least=0),
         Option(name="scheduler", default="onecycle", help="How the rate changes.", choices=SCHEDULES),
-        Option(name="min_lr", default=0.0, help="The lowest rate of the cosine schedules."),
-        Option(name="warmup_epochs", default=0, help="Epochs of linear warm-up in each stage."),
-        Option(name="t_mult", default=1, help="How much longer each cycle of cosine_restart is."),
+        Option(name="min_lr", default=0.0, help="The lowest rate of the cosine schedules.", least=0),
+        Option(name="warmup_epochs", default=0, help="Epochs of linear warm-up in each stage.", least=0),
+        Option(name="t_mult", default=1, help="How much longer each cycle of cosine_restart is.", least=1),
         Option(name="progressive_unfreeze", default=False, help="Unfreeze the top of the backbone first."),
         Option(name="deep_supervision", default=False, help="Let coarser levels learn the mask, too."),
         Option(name="gradient_checkpointing", default=False, help="Less memory for more time."),
@@ -230,9 +228,14 @@ RECIPE = Recipe(
             choices=("auto", "none", "bf16", "fp16"),
         ),
         Option(name="no_amp", default=False, help="No mixed precision."),
-        Option(name="num_workers", default=0, help="Processes that load pictures (documented: 4)."),
+        Option(name="num_workers", default=0, help="Processes that load pictures (documented: 4).", least=0),
         Option(name="mode", default="act", help="Of the guard; raise stops at the first NaN or Inf.", choices=MODES),
-        Option(name="kill_at_step", default=0, help="End as in a power cut before this step, to try --resume auto."),
+        Option(
+            name="kill_at_step",
+            default=0,
+            help="End as in a power cut before this step, to try --resume auto.",
+            least=0,
+        ),
     ),
     quick={"num_images": 192, "epochs": 6, "stage1_epochs": 2, "pretrain_epochs": 3, "img_size": 32},
     faults=FAULTS,
