@@ -66,7 +66,7 @@ def build(settings: Settings) -> Parts:
         step_fn=contrastive_loss,
         evaluate=_examination(views.names, size, examined, product=_product(settings)),
         sinks=_sinks(settings),
-        policy=PolicyConfig(quiet=5),
+        policy=PolicyConfig(quiet=5, ring_every=5),
         begin=None if say is None else lambda parts: say(said),
         finish=lambda trainer: {"batch_size": size, "retrieval": examined[-1]} if examined else {"batch_size": size},
     )
