@@ -70,8 +70,8 @@ def test_e8_e15_e16_e18_banner_groups_health_report_and_memory_peaks(clean: Any)
     assert said[1] == "Device & Environment Banner"
     assert any("amp_dtype none, clip_grad_norm 1.0" in line for line in said)
     assert [line for line in said if line.startswith("tune: group")] == [
-        "tune: group 0: 34 parameters, learning rate 0, weight decay 0.1; 0.0002 at its peak",
-        "tune: group 1: 4 parameters, learning rate 0, weight decay 0.1; 2e-05 at its peak",
+        "tune: group 0: 34 parameters, learning rate 2e-06, weight decay 0.1; 0.0002 at its peak",
+        "tune: group 1: 4 parameters, learning rate 2e-07, weight decay 0.1; 2e-05 at its peak",
     ]
     at = said.index("TRAINING HEALTH REPORT")
     assert said[at + 2] == "Training healthy: YES"

@@ -19,7 +19,6 @@ from torch.utils.data import DataLoader
 
 from trimtab.core.errors import InputError
 from trimtab.monitor.training_health import TrainingHealthMonitor
-from trimtab.monitor.validation import validate_training_setup
 from trimtab.record.line_sink import LineSink
 from trimtab.train.recipe import Option, Parts, Recipe, Settings, doctor_target
 from trimtab.train.recipes import pairs_data, pairs_session
@@ -67,8 +66,8 @@ def build(settings: Settings) -> Parts:
         evaluate=partial(evaluate_pairs, loss),
         stages=stages,
         sinks=_sinks(settings, monitor),
-        before_step=partial(_explain, settings),
-        after_step=partial(_memory, settings),
+        before_step=partial(pairs_session.explain, settings),
+        after_step=partial(pairs_session.tell_memory, settings),
         begin=partial(_begin, settings),
         within=partial(_within, settings, loss, len(loader)),
         finish=partial(_finish, settings, monitor),
@@ -137,6 +136,8 @@ def _config(settings: Settings, tune_steps: int) -> TrainConfig:
         patience=settings["patience"],
         scheduler_type="cosine",
         warmup_steps=round(WARMUP_RATIO * min(tune_steps, settings["max_steps"] or tune_steps)),
+        warmup_init_lr=MIN_LR_RATIO
+        * settings["learning_rate"],  # not from 0: a first step that is none looks like a fault
         min_lr_ratio=MIN_LR_RATIO,
         mode="act",
         seed=settings["seed"],
@@ -177,28 +178,6 @@ def _within(settings: Settings, loss: PairLoss, num_batches: int, trainer: Train
             dry_run(partial(doctor_target, RECIPE, {**settings, "dry_run": False, "say": None}), settings["say"])
         loss.done_frac = done_frac
         yield
-
-
-def _explain(settings: Settings, trainer: Trainer) -> None:
-    """What a stage begins with: each group of the optimizer, and with --debug each parameter."""
-    rig, say = trainer.rig, settings["say"]
-    if say is None or rig is None or trainer.course.step:
-        return
-    report = validate_training_setup(trainer.model, rig.optimizer, scaler=rig.scaler, device=trainer.device)
-    groups = [f"{one}; {rate:g} at its peak" for one, rate in zip(report.groups, rig.schedule.base_lrs, strict=True)]
-    for line in (*groups, *report.warnings, *report.problems):
-        say(f"{rig.stage.name}: {line}")
-    if not settings["debug"]:
-        return
-    for name, parameter in trainer.model.named_parameters():
-        what = "frozen" if not parameter.requires_grad else "no gradient" if parameter.grad is None else "learns"
-        say(f"[DEBUG]   {name} {list(parameter.shape)} {str(parameter.dtype).removeprefix('torch.')}: {what}")
-
-
-def _memory(settings: Settings, trainer: Trainer) -> None:
-    every, say, step = settings["gpu_log_interval"], settings["say"], trainer.course.steps_done
-    if say is not None and every and step and step % every == 0:
-        say(pairs_session.memory_line(step, trainer.device))
 
 
 def _finish(settings: Settings, monitor: TrainingHealthMonitor, trainer: Trainer) -> dict[str, Any]:

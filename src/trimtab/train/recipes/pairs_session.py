@@ -16,6 +16,8 @@ from trimtab.checks.banner import environment
 from trimtab.checks.drive import Options
 from trimtab.core.types import Record, Sample
 from trimtab.monitor.training_health import TrainingHealthMonitor, format_health_report
+from trimtab.monitor.validation import validate_training_setup
+from trimtab.train.device import choose_device
 from trimtab.train.history import memory_peak
 from trimtab.train.recipes.pairs_data import ANSWERS
 from trimtab.train.trainer import Trainer
@@ -52,6 +54,8 @@ def banner(settings: Mapping[str, Any], model: nn.Module, num_train: int, num_va
     yield f"trimtab {where['trimtab']}, torch {where['torch']}, Python {where['python']}, {where['platform']}"
     switches = ("amp_dtype", "clip_grad_norm", "cudnn_benchmark", "compile", "deterministic", "seed")
     yield ", ".join(f"{name} {settings[name]}" for name in switches)
+    if settings["amp_dtype"] != "none" and choose_device(settings["device"]).type == "cpu":
+        yield f"{settings['amp_dtype']} on a CPU that has no instructions for it is several times slower than float32"
     total = sum(p.numel() for p in model.parameters())
     yield f"Model: {type(model).__name__}, {total:,} parameters; {num_train:,} pairs to train on, {num_val:,} held out"
     yield "=" * 60
@@ -107,6 +111,29 @@ def memory_line(step: int, device: torch.device) -> str:
         held = torch.cuda.memory_reserved(device) / mib
         return f"[GPU] Step {step:>4} | Allocated: {now:.0f} MiB | Reserved: {held:.0f} MiB | Peak: {peak:.0f} MiB"
     return f"[MEM] Step {step:>4} | Peak of the process: {memory_peak(device) / mib:.0f} MiB | no GPU"
+
+
+def explain(settings: Mapping[str, Any], trainer: Trainer) -> None:
+    """What a stage begins with: each group of the optimizer, and with --debug each parameter."""
+    rig, say = trainer.rig, settings["say"]
+    if say is None or rig is None or trainer.course.step:
+        return
+    report = validate_training_setup(trainer.model, rig.optimizer, scaler=rig.scaler, device=trainer.device)
+    groups = [f"{one}; {rate:g} at its peak" for one, rate in zip(report.groups, rig.schedule.base_lrs, strict=True)]
+    for line in (*groups, *report.warnings, *report.problems):
+        say(f"{rig.stage.name}: {line}")
+    if not settings["debug"]:
+        return
+    for name, parameter in trainer.model.named_parameters():
+        what = "frozen" if not parameter.requires_grad else "no gradient" if parameter.grad is None else "learns"
+        say(f"[DEBUG]   {name} {list(parameter.shape)} {str(parameter.dtype).removeprefix('torch.')}: {what}")
+
+
+def tell_memory(settings: Mapping[str, Any], trainer: Trainer) -> None:
+    """The line about memory, where it is due."""
+    every, say, step = settings["gpu_log_interval"], settings["say"], trainer.course.steps_done
+    if say is not None and every and step and step % every == 0:
+        say(memory_line(step, trainer.device))
 
 
 def report_health(trainer: Trainer, monitor: TrainingHealthMonitor, say: Say | None) -> dict[str, Any]:
