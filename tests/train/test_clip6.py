@@ -212,14 +212,19 @@ def test_two_runs_of_one_seed_are_the_same_run() -> None:
 # -- faults ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("fault", "found"), [("nan-image", "nonfinite-loss"), ("lr-x1000", "")])
-def test_a3_a_fault_breaks_the_control_arm_and_not_the_guarded_run(views: Result, fault: str, found: str) -> None:
-    held, bare = go(fault, **SMALL), go(fault, guarded=False, **SMALL)
+@pytest.mark.parametrize(
+    ("fault", "found", "steps"), [("nan-image", "nonfinite-loss", 4096 // 32), ("lr-x1000", "weight-jump", 60)]
+)
+def test_a3_a_fault_breaks_the_control_arm_and_not_the_guarded_run(
+    views: Result, fault: str, found: str, steps: int
+) -> None:
+    given = {**SMALL, "steps": steps}  # one whole epoch meets every row
+    held, bare = go(fault, **given), go(fault, guarded=False, **given)
     assert views.score > 0.6
     assert held.weights_finite
     assert held.score > 0.8 * views.score
     assert not bare.score > 0.2 * views.score
-    assert not found or found in held.findings
+    assert found in held.findings
     assert held.actions or held.rejected
 
 
