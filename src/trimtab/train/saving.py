@@ -79,8 +79,9 @@ def tell_how_to_go_on(error: BaseException, root: Path | None) -> None:
     )
     log.error(
         "training ended with %s; the history so far is in %s. To go on from the newest sound checkpoint: "
-        "resume='auto' (trimtab train NAME --resume auto)%s",
+        "resume='auto' (trimtab train NAME --checkpoint-dir %s --resume auto)%s",
         type(error).__name__,
         root / HISTORY,
+        root,
         after,
     )
