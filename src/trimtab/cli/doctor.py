@@ -60,8 +60,9 @@ def run(
     """Examine a training before its first epoch: wiring, data, optimizer, precision, and whether it can learn at all.
 
     The function returns a dict: model, optimizer, loader, and loss_fn(output, target) or step_fn(model, batch); also
-    scaler, scheduler, val_loader, ema, if there are any. Without a target: the one named by `doctor` in [tool.trimtab],
-    else a bundled sample. Everything is left as it was. Exit code 0: clean; 1: a check failed; 2: could not run.
+    scaler, scheduler, val_loader, ema, if there are any. Without a target: the one named by `doctor` in
+    \\[tool.trimtab], else a bundled sample. Everything is left as it was. Exit code 0: clean; 1: a check failed; 2: it
+    could not run.
     """
     from trimtab.checks.banner import environment
     from trimtab.checks.drive import DTYPES, Options

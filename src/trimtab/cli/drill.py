@@ -42,7 +42,7 @@ def run(
     """Put known faults into your own training, one by one, and measure what the guard makes of each.
 
     Every run is made in a child process from a fresh build of the target (the same as for `trimtab doctor`; without
-    one: `doctor` in [tool.trimtab], else a bundled sample). Exit code 0: no false alarm, and enough of the harmful
+    one: `doctor` in \\[tool.trimtab], else a bundled sample). Exit code 0: no false alarm, and enough of the harmful
     faults found; 1: not so; 2: could not run.
     """
     from trimtab.cli.doctor import _spec
