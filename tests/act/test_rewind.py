@@ -435,6 +435,31 @@ def test_samples_without_an_id_are_known_by_their_content() -> None:
     assert set(batches.quarantine.hashes) == {content_hash((a, b)) for a, b in zip(x, y, strict=True)}
 
 
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_of_a_batch_only_the_samples_that_are_no_numbers_are_put_aside(bad: float) -> None:
+    x, y = torch.zeros(4, 2), torch.arange(4)
+    x[2, 1] = bad
+    loader = SimpleNamespace(last_ids=[10, 11, 12, 13], quarantine=Quarantine())
+    known, unknown = Batches(loader, lag=0), Batches(None, lag=0)
+    for batches in (known, unknown):
+        batches.told((x, y))
+        batches.step_done(0)
+        assert put_aside(batches, 0).detail.startswith("1 sample is in quarantine")
+    assert loader.quarantine.ids == (12,)
+    assert unknown.quarantine.hides((x[2], y[2]))
+    assert not unknown.quarantine.hides((x[1], y[1]))
+
+
+def test_ids_that_are_not_those_of_the_batch_are_put_aside_all() -> None:
+    loader = SimpleNamespace(last_ids=[10, 11], quarantine=Quarantine())
+    batches = Batches(loader, lag=0)
+    for _ in range(2):  # two small batches make the step, and the loader knows only the last
+        batches.told((torch.full((2, 2), float("nan")), torch.zeros(2)))
+    batches.step_done(0)
+    assert put_aside(batches, 0).applied
+    assert loader.quarantine.ids == (10, 11)
+
+
 def test_what_nobody_told_cannot_be_put_aside() -> None:
     batches = Batches(None, lag=0)
     batches.step_done(0)

@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from trimtab.recover.sampler import Quarantine, content_hash, plain_id
@@ -17,7 +18,7 @@ MAX_BYTES = 1 << 26
 
 
 class Batches:
-    """The samples of the last few steps: ids from the loader or from the batch itself, else the batch, to be hashed."""
+    """The samples of the last few steps: ids from the loader or from the batch itself, and the batch, to look into."""
 
     def __init__(self, loader: Any, lag: int, quarantine: Quarantine | None = None) -> None:
         self._loader = loader
@@ -37,7 +38,7 @@ class Batches:
         if not ids:
             drawn = getattr(self._loader, "last_ids", None)
             ids = list(drawn) if isinstance(drawn, Sequence) and not isinstance(drawn, str) else []
-        self._steps.append((step, ids, [] if ids else [b for b in told if _is_small(b)]))
+        self._steps.append((step, ids, [b for b in told if _is_small(b)]))
 
     def knows(self, step: int) -> bool:
         """Whether the samples of a step can be named."""
@@ -49,10 +50,14 @@ class Batches:
         if found is None or not (found[1] or found[2]):
             return 0, "which samples the batch holds is not known: tell guard.observe(batch=...), or give it the loader"
         _, ids, batches = found
+        samples = [sample for batch in batches for sample in samples_in(batch)]
+        bad = [i for i, sample in enumerate(samples) if not _is_finite(sample)]
         if ids:
+            # NaN and Inf have an address: whoever shared the batch with them is not to blame.
+            ids = [ids[i] for i in bad] if bad and len(samples) == len(ids) else ids
             self.quarantine.add(ids=ids)
             return len(ids), "their ids"
-        hashes = [content_hash(sample) for batch in batches for sample in samples_in(batch)]
+        hashes = [content_hash(samples[i]) for i in bad or range(len(samples))]
         self.quarantine.add(hashes=hashes)
         return len(hashes), "their content"
 
@@ -86,6 +91,11 @@ def samples_in(batch: Any) -> list[Any]:
     if isinstance(batch, list | tuple):
         return list(zip(*[list(v) for v in batch if isinstance(v, Tensor) and v.dim()], strict=False))
     return []
+
+
+def _is_finite(sample: Any) -> bool:
+    parts = sample.values() if isinstance(sample, Mapping) else sample if isinstance(sample, tuple) else (sample,)
+    return all(bool(torch.isfinite(t).all()) for t in parts if t.is_floating_point() or t.is_complex())
 
 
 def _is_small(batch: Any) -> bool:

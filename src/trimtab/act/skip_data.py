@@ -26,5 +26,6 @@ class SkipData:
         num, how = desk.put_aside(target.last_step)
         if not num:
             return Outcome(at=at, action=action, applied=False, detail=how)
-        detail = f"{num} samples are in quarantine by {how}; a loader that asks it leaves them out from now on"
+        who, them = ("1 sample is", "it") if num == 1 else (f"{num} samples are", "them")
+        detail = f"{who} in quarantine by {how}; a loader that asks it leaves {them} out from now on"
         return Outcome(at=at, action=action, applied=True, detail=detail)
