@@ -66,6 +66,8 @@ def build(settings: Settings) -> Parts:
         evaluate=partial(evaluate_pairs, loss),
         stages=stages,
         sinks=_sinks(settings, monitor),
+        # The swap term grows fourfold by design: that a loss climbs at first is no news before 30 steps.
+        guard={"rules": {"diverging-loss": {"early": 30}}},
         before_step=partial(pairs_session.explain, settings),
         after_step=partial(pairs_session.tell_memory, settings),
         begin=partial(_begin, settings),
