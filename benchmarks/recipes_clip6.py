@@ -12,7 +12,7 @@ from recipes_jobs import Job
 OBJECTIVES = ("axis", "joint", "full", "pairwise")
 SAME: dict[str, object] = {"batch_size": 8}
 """Where every loss takes part: the original builds batch^6."""
-FAULTS = {"nan-image": "pictures with NaN", "lr-x1000": "a rate 1000 times too high for some steps"}
+FAULTS = {"nan-image": "pictures with NaN"}
 ORIGINAL = ("original", "original, guarded")
 COMPARED = 2
 """So many seeds compare the losses, the default one among them."""
