@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 
-from recipes_claims import NOT_RUN, Found, Judged, at_least, below, by_seed, claim, equal, within
+from recipes_claims import NOT_RUN, Found, Judged, at_least, below, by_seed, claim, equal
 from recipes_faults import fault_rows, few
 from recipes_jobs import Job
 
@@ -18,6 +17,10 @@ ARMS: dict[str, dict[str, object]] = {
 }
 NUM_KILLED = 2
 """With so many seeds a process is killed, the default one among them."""
+RECOVERS = (
+    "A rate of 1 does not destroy the unguarded run: its schedule ends near zero, and what is left of the network learns "
+    "again. It misses the goal that the guarded run reaches."
+)
 ROTATION: dict[str, object] = {
     "stage": "all",
     "metric": "IoU",
@@ -75,17 +78,17 @@ def judge(found: Found, seeds: Sequence[int], *, quick: bool) -> Judged:
             return NOT_RUN
         return any(left == sorted({epoch, num - 2, num - 1, num}) for epoch in best)
 
-    last = seeds[-1:]
+    last, wild = seeds[-1:], of("stage2-lr unguarded", "score")
     claims = [
         claim("IoU, clean", of("clean", "score"), at_least(0.85)),
         claim("findings on the clean run", by_seed(seeds, lambda s: found.count(f"clean/{s}", "findings")), equal(0)),
         claim("stage 2: rate of the backbone / rate of the head", by_seed(seeds, share), equal(0.1)),
-        claim("one Inf pixel, guarded: IoU minus clean", by_seed(seeds, gap), within(-0.01, math.inf)),
+        claim("one Inf pixel, guarded: IoU minus clean", by_seed(seeds, gap), at_least(-0.01)),
         claim("one Inf pixel, unguarded: IoU", of("inf-pixel unguarded", "score"), equal(0.0)),
         claim("one Inf pixel, unguarded: weights finite", of("inf-pixel unguarded", "finite"), equal(False)),
         claim("stage-2 rate of 1, guarded: IoU", of("stage2-lr guarded", "score"), at_least(0.85)),
         claim("stage-2 rate of 1, guarded: rolled back", by_seed(seeds, rewound), equal(True)),
-        claim("stage-2 rate of 1, unguarded: IoU", of("stage2-lr unguarded", "score"), below(0.85)),
+        claim("stage-2 rate of 1, unguarded: IoU", wild, below(0.85)),
         claim("killed by SIGKILL within an epoch", of("killed", "codes", 1), equal(-9)),
         claim("killed, then resumed: weights bit-identical", of("killed", "identical"), equal(True)),
         claim("epochs with a checkpoint each", by_seed(last, lambda _: found.get("rotation", "epochs")), at_least(110)),
@@ -97,10 +100,7 @@ def judge(found: Found, seeds: Sequence[int], *, quick: bool) -> Judged:
         about=f"{'Quick' if quick else 'Default'} size, one thread. The processes that are killed and resumed run at "
         "quick size, one thread, and are compared bit by bit with one that was left alone.",
         claims=claims,
-        notes=[
-            "A rate of 1 does not destroy the unguarded run: the schedule ends near zero, and what is left of the network "
-            "learns again. It misses the goal that the guarded run reaches.",
-        ],
+        notes=[RECOVERS] if any(isinstance(iou, float) and iou > 0.5 for iou in wild.values()) else [],
         summary=fault_rows(
             found, few(seeds), "IoU", {"inf-pixel": "one pixel of Inf", "stage2-lr": "stage 2 at a rate of 1"}
         ),
