@@ -88,7 +88,7 @@ def told(value: Any) -> str:
     if not isinstance(value, float):
         return str(value)
     if not math.isfinite(value):
-        return "NaN" if math.isnan(value) else "Inf"
+        return "NaN" if math.isnan(value) else "Inf" if value > 0 else "-Inf"
     return f"{value:.0f}" if abs(value) >= 1000 else f"{value:.3g}" if abs(value) < 1 else f"{value:.2f}"
 
 

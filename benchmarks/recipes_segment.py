@@ -18,8 +18,8 @@ ARMS: dict[str, dict[str, object]] = {
 NUM_KILLED = 2
 """With so many seeds a process is killed, the default one among them."""
 RECOVERS = (
-    "A rate of 1 does not destroy the unguarded run: its schedule ends near zero, and what is left of the network learns "
-    "again. It misses the goal that the guarded run reaches."
+    "A rate of 1 does not destroy the unguarded run: its schedule ends near zero, and what is left of the network "
+    "learns again. It misses the goal that the guarded run reaches."
 )
 ROTATION: dict[str, object] = {
     "stage": "all",

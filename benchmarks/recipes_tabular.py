@@ -53,7 +53,7 @@ def judge(found: Found, seeds: Sequence[int], *, quick: bool) -> Judged:
     def scores(arm: str) -> str:
         return span(found.get(f"{schedule}/{seed}", arm, "score") for schedule in SCHEDULES for seed in seeds)
 
-    every = equal(len(SCHEDULES))
+    every, most = equal(len(SCHEDULES)), ("more than half", lambda num: num > len(SCHEDULES) / 2)
     claims: list[Claim] = [
         claim(
             "R2 of the clean run, lowest of the schedules",
@@ -79,7 +79,7 @@ def judge(found: Found, seeds: Sequence[int], *, quick: bool) -> Judged:
         lowest = by_seed(seeds, lambda seed, fault=fault: min(each(fault, seed, _ratio)))  # type: ignore[misc]
         claims.append(claim(f"{fault}: guarded R2 / clean R2, lowest of the schedules", lowest, at_least(0.95)))
         if fault in HARMFUL:
-            claims.append(claim(f"{fault}: unguarded fails, of 8 schedules", count(_fails), every))
+            claims.append(claim(f"{fault}: unguarded fails, of 8 schedules", count(_fails), most))
         what = f"{fault}: `--actions documented` sees `{issue}`, rate x{factor:g} and kept, of 8 schedules"
         claims.append(claim(what, count(_documented), every))
         rows.append([fault, *(_cell(fault, found, seeds, schedule) for schedule in SCHEDULES)])
