@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import logging
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -46,8 +47,11 @@ def no_waiting_for_the_disk() -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True)
-def clean_surroundings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def clean_surroundings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     import torch
+
+    log = logging.getLogger("trimtab")
+    level = log.level
 
     # What a test does not seed itself must not differ from run to run. For each test the stack is not written down, as
     # `torch.manual_seed` does where CUDA may come later: that took 11 s in all.
@@ -56,3 +60,6 @@ def clean_surroundings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in list(os.environ):
         if name.startswith("TRIMTAB_"):
             monkeypatch.delenv(name)
+    yield
+    if log.level != level:  # a test that silenced it must not silence the next
+        log.setLevel(level)

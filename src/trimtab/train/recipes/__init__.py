@@ -12,11 +12,11 @@ if TYPE_CHECKING:
     from trimtab.train.recipe import Recipe
 
 RECIPES: tuple[tuple[str, str], ...] = (
-    ("charlm", "a transformer language model with warm-up, clipping and a line every 10 steps, on any text"),
-    ("pairs", "two images and a question, answered First, Second or Similar, with swap consistency"),
-    ("segment", "two-stage segmentation of camouflaged objects: a frozen backbone first, then everything"),
     ("clip6", "six modalities, emoji and their names in five languages, in one space by a stable N-way loss"),
+    ("segment", "two-stage segmentation of camouflaged objects: a frozen backbone first, then everything"),
+    ("charlm", "a transformer language model with warm-up, clipping and a line every 10 steps, on any text"),
     ("tabular", "an MLP on raw tables that corrects itself: NaN, outliers, rates too high, overfitting"),
+    ("pairs", "two images and a question, answered First, Second or Similar, with swap consistency"),
 )
 """Name and one line about each; the file has the same name."""
 

@@ -107,7 +107,8 @@ def _picture(path: Path) -> NDArray[Any]:
         from PIL import Image
     except ImportError:
         raise InputError(
-            f"{path} needs a decoder, which is not installed: pip install pillow. Arrays (.npy, .npz) are read without"
+            f"{path} needs a decoder, which is not installed: pip install 'trimtab[images]'. Arrays (.npy, "
+            ".npz) are read without one"
         ) from None
     try:
         with Image.open(path) as picture:
