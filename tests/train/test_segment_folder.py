@@ -14,10 +14,10 @@ import pytest
 from trimtab.core.errors import InputError
 from trimtab.train.recipe import run_recipe
 from trimtab.train.recipes import load_recipe
-
-NEEDED = "images" in os.environ.get("TRIMTAB_REQUIRE", "")
 from trimtab.train.recipes.segment_data import compose
 from trimtab.train.recipes.segment_folder import read_folder
+
+NEEDED = "images" in os.environ.get("TRIMTAB_REQUIRE", "")
 
 
 def own_data(root: Path, num: int = 6, side: int = 20, *, names: tuple[str, str] = ("images", "masks")) -> Path:
