@@ -450,14 +450,24 @@ def test_of_a_batch_only_the_samples_that_are_no_numbers_are_put_aside(bad: floa
     assert not unknown.quarantine.hides((x[1], y[1]))
 
 
-def test_ids_that_are_not_those_of_the_batch_are_put_aside_all() -> None:
-    loader = SimpleNamespace(last_ids=[10, 11], quarantine=Quarantine())
+def test_of_several_batches_that_make_a_step_the_bad_one_is_found() -> None:
+    loader = SimpleNamespace(last_ids=[], quarantine=Quarantine())
     batches = Batches(loader, lag=0)
-    for _ in range(2):  # two small batches make the step, and the loader knows only the last
-        batches.told((torch.full((2, 2), float("nan")), torch.zeros(2)))
+    for first, value in ((10, 0.0), (20, float("nan")), (30, 0.0)):
+        loader.last_ids = [first, first + 1]
+        batches.told((torch.tensor([[0.0], [value]]), torch.zeros(2)))
     batches.step_done(0)
     assert put_aside(batches, 0).applied
-    assert loader.quarantine.ids == (10, 11)
+    assert loader.quarantine.ids == (21,)
+
+
+def test_ids_that_are_not_those_of_the_batch_are_put_aside_all() -> None:
+    loader = SimpleNamespace(last_ids=[10, 11, 12], quarantine=Quarantine())
+    batches = Batches(loader, lag=0)
+    batches.told((torch.tensor([[0.0], [float("nan")]]), torch.zeros(2)))  # the loop made something else of them
+    batches.step_done(0)
+    assert put_aside(batches, 0).applied
+    assert loader.quarantine.ids == (10, 11, 12)
 
 
 def test_what_nobody_told_cannot_be_put_aside() -> None:

@@ -23,22 +23,24 @@ class Batches:
     def __init__(self, loader: Any, lag: int, quarantine: Quarantine | None = None) -> None:
         self._loader = loader
         self.quarantine = quarantine_of(loader) if quarantine is None else quarantine
-        self._told: list[Any] = []
+        self._told: list[tuple[Any, list[Any]]] = []
         self._steps: deque[tuple[int, list[Any], list[Any]]] = deque(maxlen=lag + 2)
 
     def told(self, batch: Any) -> None:
         """The loop told the batch of the step that is coming."""
         if len(self._told) < 64:  # a loop that tells and never steps must not fill the memory
-            self._told.append(batch)
+            # The loader is asked now: by the time of the step it may have given out others (accumulation).
+            self._told.append((batch, ids_in(batch) or self._drawn()))
 
     def step_done(self, step: int) -> None:
         """The step is over: what was told belongs to it."""
         told, self._told = self._told, []
-        ids = [i for batch in told for i in ids_in(batch)]
-        if not ids:
-            drawn = getattr(self._loader, "last_ids", None)
-            ids = list(drawn) if isinstance(drawn, Sequence) and not isinstance(drawn, str) else []
-        self._steps.append((step, ids, [b for b in told if _is_small(b)]))
+        ids = [i for _, known in told for i in known] if told else self._drawn()
+        self._steps.append((step, ids, [batch for batch, _ in told if _is_small(batch)]))
+
+    def _drawn(self) -> list[Any]:
+        drawn = getattr(self._loader, "last_ids", None)
+        return list(drawn) if isinstance(drawn, Sequence) and not isinstance(drawn, str) else []
 
     def knows(self, step: int) -> bool:
         """Whether the samples of a step can be named."""
