@@ -15,6 +15,7 @@ from tests.launch.running import Nest
 
 # Timing never decides a test: neither a slow example nor a slow draw is a failure on a busy machine.
 settings.register_profile("trimtab", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("lean", parent=settings.get_profile("trimtab"), max_examples=10)  # where lines are counted
 settings.load_profile("trimtab")
 
 

@@ -81,9 +81,12 @@ class Rig:
         if not around.guarded and around.say is not None:
             around.say(epoch_metrics({"Loss": train_loss, "Val loss": measured["loss"], **others}))
 
-    def remember(self) -> None:
-        """Keep the state before the first step in memory: a stage that begins badly can then be begun again."""
-        for lane in getattr(self.guard, "_lanes", {}).values():
+    def remember(self, stage: int) -> None:
+        """Keep the state before the first step in memory: a stage that begins badly can then be begun again.
+
+        Not before the first stage: there nothing was learned yet, and its warm-up's rate is none to go on with.
+        """
+        for lane in getattr(self.guard, "_lanes", {}).values() if stage else ():
             if lane.ring is not None and not lane.ring.why_none and not len(lane.ring):
                 with suppress(torch.OutOfMemoryError):  # told at the next copy
                     lane.ring._take(lane.label)
