@@ -26,6 +26,7 @@ class SkipData:
         num, how = desk.put_aside(target.last_step)
         if not num:
             return Outcome(at=at, action=action, applied=False, detail=how)
-        who, them = ("1 sample is", "it") if num == 1 else (f"{num} samples are", "them")
+        who, them = (f"{num} samples are", "them") if num > 1 else ("1 sample is", "it")
+        how = how if num > 1 else {"their ids": "its id", "their content": "its content"}.get(how, how)
         detail = f"{who} in quarantine by {how}; a loader that asks it leaves {them} out from now on"
         return Outcome(at=at, action=action, applied=True, detail=detail)
