@@ -296,6 +296,5 @@ class Probe:
             return self.run([batch], listen=True, seeds=[seed])[0]
 
     def _seed(self, seed: int | None = None) -> None:
-        value = self.options.seed if seed is None else seed
         for sow in (torch.manual_seed, random.seed, np.random.seed):
-            sow(value)
+            sow(self.options.seed if seed is None else seed)

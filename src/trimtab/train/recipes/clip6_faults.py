@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from trimtab.train.recipe import Fault, Parts, Settings
 from trimtab.train.recipes.clip6_views import make_loader
+from trimtab.train.recipes.rate_spike import rate_spike
 
 LOST_FRAC = 0.05
-SPIKE_FACTOR, SPIKE_STEPS = 1000.0, 10
+SPIKE_STEPS = 10
 
 
 def _with_views(parts: Parts, settings: Settings, views: list[Tensor]) -> Parts:
@@ -43,17 +43,7 @@ def _zero_rows(parts: Parts, settings: Settings) -> Parts:
 def _lr_spike(parts: Parts, settings: Settings) -> Parts:
     """A bug multiplies the rate by 1000 for some steps: written into the optimizer, and taken out again."""
     first = settings["steps"] // 2
-
-    def scale(trainer: Any, factor: float) -> None:
-        if first <= trainer.course.step < first + SPIKE_STEPS:
-            for group in trainer.rig.optimizer.param_groups:
-                group["lr"] *= factor
-
-    return replace(
-        parts,
-        before_step=lambda trainer: scale(trainer, SPIKE_FACTOR),
-        after_step=lambda trainer: scale(trainer, 1.0 / SPIKE_FACTOR),
-    )
+    return rate_spike(parts, lambda trainer: first <= trainer.course.step < first + SPIKE_STEPS)
 
 
 FAULTS = (

@@ -16,10 +16,11 @@ from trimtab.data import TABLES, load_table
 from trimtab.train.evaluation import evaluate_model
 from trimtab.train.metrics import classification_metrics, regression_metrics
 from trimtab.train.recipe import Fault, Option, Parts, Recipe, Settings, doctor_target
+from trimtab.train.recipes.rate_spike import rate_spike
 from trimtab.train.settings import SCHEDULES, TrainConfig
 
 HELD_OUT = 0.2
-FAULT_EPOCH, SPIKE_FACTOR = 5, 1000.0
+FAULT_EPOCH = 5
 NUM_NAN_ROWS = 3
 OUTLIER = 1e9
 TINY = 48
@@ -149,17 +150,7 @@ def _label_outlier(parts: Parts, settings: Settings) -> Parts:
 
 def _lr_spike(parts: Parts, settings: Settings) -> Parts:
     """A bug multiplies the rate by 1000 for one epoch: written into the optimizer, and taken out again."""
-
-    def scale(trainer: Any, factor: float) -> None:
-        if trainer.course.epoch + 1 == FAULT_EPOCH:
-            for group in trainer.rig.optimizer.param_groups:
-                group["lr"] *= factor
-
-    return replace(
-        parts,
-        before_step=lambda trainer: scale(trainer, SPIKE_FACTOR),
-        after_step=lambda trainer: scale(trainer, 1.0 / SPIKE_FACTOR),
-    )
+    return rate_spike(parts, lambda trainer: trainer.course.epoch + 1 == FAULT_EPOCH)
 
 
 def _nan_validation(parts: Parts, settings: Settings) -> Parts:
