@@ -108,7 +108,7 @@ def summary(sections: Mapping[str, Judged], out: Path) -> str:
     where = out.resolve().relative_to(ROOT).as_posix() if out.resolve().is_relative_to(ROOT) else out.as_posix()
     head = ["`trimtab train`", "held-out", "clean", "what goes wrong", "guarded", "unguarded"]
     lines = [
-        "From the lowest to the highest seed, all but the default one never used to choose a setting "
+        "From the lowest to the highest seed, all but the default one not used to choose any setting shown "
         "(`python benchmarks/recipes.py`;",
         f"every expectation and whether it was met: [`{where}`]({where})):",
         "",
