@@ -14,10 +14,10 @@ from torch.optim.lr_scheduler import LRScheduler
 from trimtab.act.agree import Together
 from trimtab.act.batches import Batches
 from trimtab.act.buffers import BufferShadow
-from trimtab.act.contain import Contained, ContainedLane
 from trimtab.act.ring import Ring
 from trimtab.act.seam import ScalerSeam, Seam, innermost
 from trimtab.core.config import Config
+from trimtab.core.contain import Contained
 from trimtab.core.errors import AttachError, InputError
 from trimtab.core.types import Decision, Sample, Verdict
 from trimtab.lane import Lane
@@ -92,7 +92,7 @@ def _needs_closure(kind: Any) -> bool:
     return closure is not None and closure.default is inspect.Parameter.empty
 
 
-def choose(optimizers: Mapping[str, Any], wanted: Any, *, closure: bool) -> list[Any]:
+def choose(optimizers: Mapping[str, Any], wanted: Any, closure: bool) -> list[Any]:
     """The optimizers a step is for: of those meant by `wanted`, none may miss a closure it needs."""
     chosen = _meant(optimizers, wanted)
     for one in chosen:
@@ -148,10 +148,10 @@ class Attachment:
     ) -> None:
         self._model = model
         shadow = BufferShadow(model)
-        tap = ForwardTap(model, lambda: self._forward_begins(shadow))
+        tap = ForwardTap(model, lambda: self._forward_begins(shadow), contained)
         tap.batch.epoch = Epoch(_length(loader))
         observed.on_loss, observed.on_batch = tap.loss, tap.told
-        activations = ActivationTap(model) if config.activations else None
+        activations = ActivationTap(model, contained) if config.activations else None
         self.lanes = {
             label: Lane(
                 one,
@@ -170,6 +170,7 @@ class Attachment:
                     optimizers=list(optimizers.values()),
                     first=i == 0,
                     activations=activations,
+                    contained=contained,
                 ),
                 deliver=deliver,
                 act=act,
@@ -179,10 +180,10 @@ class Attachment:
         if config.mode == "act":
             ring = Ring(model, optimizers, ema, self.lanes, config.policy)
             self._make_ready_to_go_back(ring, Batches(loader, lag, quarantine), observed)
-        passengers = {id(lane.optimizer): ContainedLane(lane, contained) for lane in self.lanes.values()}
-        self._undo = [Seam(lane.optimizer, passengers[id(lane.optimizer)]).remove for lane in self.lanes.values()]
+        self._undo = [Seam(lane.optimizer, lane, contained).remove for lane in self.lanes.values()]
         if scaler is not None:
-            self._undo.append(ScalerSeam(scaler, passengers).remove)
+            by_optimizer = {id(lane.optimizer): lane for lane in self.lanes.values()}
+            self._undo.append(ScalerSeam(scaler, by_optimizer, contained).remove)
             for lane in self.lanes.values():
                 lane.scaler = scaler
         self._undo.append(model.register_forward_pre_hook(tap, with_kwargs=True).remove)

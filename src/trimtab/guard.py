@@ -11,11 +11,11 @@ from torch import Tensor, nn
 
 from trimtab import attach
 from trimtab.act.batches import quarantine_of
-from trimtab.act.contain import Contained
 from trimtab.act.remedies import carry_out
 from trimtab.act.scaler import scale_of, unscale
 from trimtab.act.stop import stopped
 from trimtab.core.config import Config, resolve
+from trimtab.core.contain import Contained
 from trimtab.core.errors import InputError, TrimtabError
 from trimtab.core.journal import Journal
 from trimtab.core.pipeline import Brain
@@ -129,16 +129,23 @@ class Guard:
         if self._closed:
             raise InputError("this guard is closed; build a new one, or call optimizer.step() yourself")
         closure = loss if callable(loss) and not isinstance(loss, Tensor) else None
-        chosen = attach.choose(self._optimizers, optimizer, closure=closure is not None)
+        chosen = self._contained.call(
+            "choosing the optimizer",
+            attach.choose,
+            self._optimizers,
+            optimizer,
+            closure is not None,
+            default=list(self._optimizers.values()),
+        )
         if closure is None:
-            self._observed.told(loss, batch, {}, strict=True)
-        elif scale_of(self._scaler) is not None:
+            self._contained.call("reading the loss", self._observed.told, loss, batch, {}, True)
+        elif self._contained.call("reading the scale", scale_of, self._scaler) is not None:
             raise InputError("a closure cannot be combined with a GradScaler; run without scaler, for example in bf16")
         for one in chosen:
             if self._scaler is None:
                 one.step() if closure is None else one.step(closure)
             else:
-                unscale(self._scaler, one)  # unscale first: measure and clip true gradients
+                self._contained.call("unscaling", unscale, self._scaler, one)  # first: measure and clip true gradients
                 self._scaler.step(one)
         if self._scaler is not None:
             self._scaler.update()
@@ -146,15 +153,18 @@ class Guard:
 
     def observe(self, loss: Any = None, batch: Any = None, **scalars: Any) -> None:
         """Tell, before the step, what hooks cannot see: the loss (of each micro-batch), the batch, other scalars."""
-        self._observed.told(loss, batch, scalars, strict=False)
+        self._contained.call("reading what was observed", self._observed.told, loss, batch, scalars, False)
 
     def validate(self, loss: Any, **metrics: Any) -> Verdict | None:
         """Report a validation: its loss and any metrics."""
+        self._contained.call("judging a validation", self._validated, loss, metrics)
+        return self.verdict
+
+    def _validated(self, loss: Any, metrics: Mapping[str, Any]) -> None:
         scalars = {f"val/{k}": scalar_loss(v, strict=False) for k, v in metrics.items()}
         scalars["val_loss"] = scalar_loss(loss, strict=False)
         for lane in list(self._lanes.values())[:1]:
             lane.validated(scalars)
-        return self.verdict
 
     def _think(self, lane: Lane, sample: Sample) -> Verdict:
         """Host side of the picture: sample -> verdict -> decision -> action -> record."""

@@ -11,10 +11,10 @@ from typing import Any
 
 from torch import nn
 
-from trimtab.act.contain import Contained
 from trimtab.act.disk import DiskStates
 from trimtab.act.ring import nothing_instead
 from trimtab.core.config import Config
+from trimtab.core.contain import Contained
 from trimtab.core.errors import CheckpointError, InputError
 from trimtab.core.types import Severity, Snapshot, Verdict
 from trimtab.recover.checkpointer import Checkpointer

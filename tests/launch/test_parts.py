@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from trimtab import Guard, TrainingStopped
+from trimtab.core.contain import Contained
 from trimtab.launch.census import Census
 from trimtab.launch.clipping import wrap_clip_grad_norm
 from trimtab.launch.imports import when_imported
@@ -117,7 +118,7 @@ W = torch.zeros(2, requires_grad=True)
 def losses() -> Iterator[Losses]:
     backward, scale = torch.autograd.backward, torch.amp.GradScaler.scale
     W.grad = None
-    found = Losses(lambda: {1: None if W.grad is None else (id(W.grad), W.grad._version)})
+    found = Losses(lambda: {1: None if W.grad is None else (id(W.grad), W.grad._version)}, Contained())
     found.listen()
     yield found
     found.remove()
@@ -190,7 +191,7 @@ def clipped(params: list[nn.Parameter], *, guarded: bool, max_norm: float = 1.0)
         told.append(float(norm))
         return guarded
 
-    undo = wrap_clip_grad_norm(tell)
+    undo = wrap_clip_grad_norm(tell, Contained())
     try:
         norm = torch.nn.utils.clip_grad_norm_(params, max_norm)
     finally:
@@ -234,7 +235,7 @@ def test_huge_finite_gradients_are_clipped_and_not_zeroed() -> None:
 
 
 def test_clipping_errors_and_warnings_are_pytorchs_own() -> None:
-    undo = wrap_clip_grad_norm(lambda params, norm: True)
+    undo = wrap_clip_grad_norm(lambda params, norm: True, Contained())
     try:
         with pytest.raises(RuntimeError, match="non-finite"):
             torch.nn.utils.clip_grad_norm_(parameters([math.inf]), 1.0, error_if_nonfinite=True)

@@ -16,6 +16,7 @@ from torch.utils.checkpoint import checkpoint
 import trimtab
 from tests.sample.loops import is_inert
 from trimtab.core.config import Config
+from trimtab.core.contain import Contained
 from trimtab.core.pipeline import Brain
 from trimtab.core.types import NORM_COLUMNS, Kind, Layout, Sample
 from trimtab.sample.activations import LOOKS, ActivationTap, mark_of
@@ -48,7 +49,7 @@ def biased(activation: nn.Module, bias: list[float], scale: float = 0.1) -> nn.S
 
 def test_dead_units_are_counted_per_unit_and_named() -> None:
     model = biased(nn.ReLU(), [-5.0] * 12 + [5.0] * 4)
-    tap = ActivationTap(model, every=1)
+    tap = ActivationTap(model, Contained(), every=1)
     facts, notes = window(tap, model, torch.randn(16, 2))
     assert facts == {
         "dead_share": 0.75,
@@ -68,7 +69,7 @@ def test_a_unit_that_one_rare_sample_wakes_is_not_dead() -> None:
     first: Any = model[0]
     with torch.no_grad():
         first.weight[:8] = torch.tensor([1.0, 0.0])  # these answer to a large first feature
-    tap = ActivationTap(model, every=1)
+    tap = ActivationTap(model, Contained(), every=1)
     usual, rare = torch.zeros(64, 2), torch.zeros(64, 2)
     rare[17, 0] = 100.0
     for i in range(LOOKS):
@@ -91,14 +92,14 @@ def test_a_unit_that_one_rare_sample_wakes_is_not_dead() -> None:
 )
 def test_what_counts_as_dead(activation: nn.Module, silent: float, active: float) -> None:
     model = biased(activation, [silent] * 10 + [active] * 6, scale=0.0)
-    assert window(ActivationTap(model, every=1), model, torch.randn(4, 2))[0]["dead_units"] == 10
+    assert window(ActivationTap(model, Contained(), every=1), model, torch.randn(4, 2))[0]["dead_units"] == 10
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
 def test_other_precisions(dtype: torch.dtype) -> None:
     for activation in (nn.ReLU(), nn.GELU()):
         model = biased(activation, [-50.0] * 10 + [60000.0] * 6, scale=0.0).to(dtype)
-        tap = ActivationTap(model, every=1)
+        tap = ActivationTap(model, Contained(), every=1)
         assert window(tap, model, torch.randn(400, 2, dtype=dtype))[0]["dead_units"] == 10
 
 
@@ -108,19 +109,19 @@ def test_channels_of_a_convolution_are_its_units() -> None:
     with torch.no_grad():
         conv.bias[:9] = -100.0
         conv.bias[9:] = 0.0
-    facts, _ = window(ActivationTap(model, every=1), model, torch.randn(4, 1, 8, 8))
+    facts, _ = window(ActivationTap(model, Contained(), every=1), model, torch.randn(4, 1, 8, 8))
     assert (facts["dead_units"], facts["dead_of"]) == (9.0, 12.0)
 
 
 def test_features_of_a_sequence_are_its_units() -> None:
     model = biased(nn.ReLU(), [-5.0] * 9 + [5.0] * 3)
-    facts, _ = window(ActivationTap(model, every=1), model, torch.randn(4, 7, 2))
+    facts, _ = window(ActivationTap(model, Contained(), every=1), model, torch.randn(4, 7, 2))
     assert (facts["dead_units"], facts["dead_of"]) == (9.0, 12.0)
 
 
 def test_nan_is_not_taken_for_silence() -> None:
     model = biased(nn.ReLU(), [-5.0] * 16)
-    facts, _ = window(ActivationTap(model, every=1), model, torch.full((4, 2), torch.nan))
+    facts, _ = window(ActivationTap(model, Contained(), every=1), model, torch.full((4, 2), torch.nan))
     assert facts["dead_share"] == 0.0
 
 
@@ -128,7 +129,7 @@ def test_a_small_layer_does_not_hide_a_large_one() -> None:
     small, large = biased(nn.ReLU(), [-5.0] * 3), biased(nn.ReLU(), [-5.0] * 15 + [5.0])
     model = nn.Sequential(nn.ModuleDict({"small": small, "large": large}))
     model.forward = lambda x: small(x) + large(x)  # type: ignore[method-assign]
-    tap = ActivationTap(model, every=1)
+    tap = ActivationTap(model, Contained(), every=1)
     for _ in range(2):
         facts, notes = window(tap, model, torch.randn(4, 2))
     assert facts["dead_share"] == 1.0
@@ -152,7 +153,7 @@ class Shared(nn.Module):
 
 def test_calls_of_a_shared_activation_are_told_apart() -> None:
     model = Shared()
-    facts, notes = window(ActivationTap(model, every=1), model, torch.randn(32, 2))
+    facts, notes = window(ActivationTap(model, Contained(), every=1), model, torch.randn(32, 2))
     assert notes["dead"] == ("relu", "relu (call 2)")
     assert (facts["dead_layer"], facts["dead_units"], facts["dead_of"]) == (1.0, 20.0, 20.0)
 
@@ -174,7 +175,7 @@ def test_calls_of_a_shared_activation_are_told_apart() -> None:
 )
 def test_what_counts_as_saturated(activation: nn.Module, limit: float, inside: float) -> None:
     model = biased(activation, [limit] * 5 + [inside] * 3, scale=0.0)
-    tap = ActivationTap(model, every=1)
+    tap = ActivationTap(model, Contained(), every=1)
     window(tap, model, torch.randn(4, 2))
     facts, notes = window(tap, model, torch.randn(4, 2))
     assert facts["saturated_share"] == facts["saturated_lasting"] == 5 / 8
@@ -186,7 +187,7 @@ def test_a_unit_that_says_yes_and_no_and_maybe_is_not_saturated() -> None:
     first: Any = model[0]
     with torch.no_grad():
         first.weight[:, 0] = 10.0
-    tap = ActivationTap(model, every=1)
+    tap = ActivationTap(model, Contained(), every=1)
     inputs = torch.ones(20, 2)
     inputs[:10] *= -1.0
     assert window(tap, model, inputs)[0]["saturated_share"] == 1.0, "at either end"
@@ -199,7 +200,7 @@ def test_a_certain_answer_is_not_saturation() -> None:
     last: Any = model[2]
     with torch.no_grad():
         last.bias.fill_(-20.0)
-    facts, notes = window(ActivationTap(model, every=1), model, torch.randn(4, 2))
+    facts, notes = window(ActivationTap(model, Contained(), every=1), model, torch.randn(4, 2))
     assert notes == {"saturated": ("1",)}
     assert facts["saturated_share"] == 0.0
 
@@ -209,7 +210,7 @@ def test_a_certain_answer_is_not_saturation() -> None:
 
 def test_every_fifth_training_forward_is_looked_at() -> None:
     model = biased(nn.ReLU(), [-5.0] * 16)
-    tap = ActivationTap(model)
+    tap = ActivationTap(model, Contained())
     assert window(tap, model, torch.randn(4, 2), num=5 * (LOOKS - 1))[0] == {}
     with torch.no_grad():
         model(torch.randn(4, 2))
@@ -223,11 +224,11 @@ def test_every_fifth_training_forward_is_looked_at() -> None:
 def test_frozen_layers_and_what_cannot_die_are_left_alone() -> None:
     model = biased(nn.ReLU(), [-5.0] * 16)
     model[0].requires_grad_(False)
-    assert window(ActivationTap(model, every=1), model, torch.randn(4, 2))[0] == {"act_layers": 0.0}
+    assert window(ActivationTap(model, Contained(), every=1), model, torch.randn(4, 2))[0] == {"act_layers": 0.0}
     for module in (nn.LeakyReLU(), nn.PReLU(), nn.Softplus(), nn.LSTM(2, 2), nn.GRU(2, 2), nn.Linear(2, 2)):
         assert mark_of(module) == (None, False)
     plain = nn.Sequential(nn.Linear(2, 8), nn.LeakyReLU())
-    tap = ActivationTap(plain, every=1)
+    tap = ActivationTap(plain, Contained(), every=1)
     assert hooks_on(plain) == []
     assert window(tap, plain, torch.randn(4, 2)) == ({}, {})
 
@@ -235,7 +236,7 @@ def test_frozen_layers_and_what_cannot_die_are_left_alone() -> None:
 def test_a_branch_that_is_taken_now_and_then_waits_until_it_was_seen_often_enough() -> None:
     model = biased(nn.ReLU(), [-5.0] * 16)
     whole, part = model.forward, model[0]
-    tap = ActivationTap(model, every=1)
+    tap = ActivationTap(model, Contained(), every=1)
     told = []
     for i in range(3 * LOOKS):
         model.forward = whole if i % 2 else part.forward  # type: ignore[method-assign]
@@ -246,7 +247,7 @@ def test_a_branch_that_is_taken_now_and_then_waits_until_it_was_seen_often_enoug
 
 def test_a_loop_that_calls_only_the_parts_of_the_root() -> None:
     model = biased(nn.ReLU(), [-5.0] * 16)
-    tap = ActivationTap(model, every=2)
+    tap = ActivationTap(model, Contained(), every=2)
     told = []
     for _ in range(2 * LOOKS):
         model[2](model[1](model[0](torch.randn(4, 2))))
@@ -258,7 +259,7 @@ def test_checkpointed_layers_are_counted_once() -> None:
     model = Shared()
     whole = model.forward
     model.forward = lambda x: checkpoint(whole, x, use_reentrant=False)  # type: ignore[assignment, return-value]
-    tap = ActivationTap(model, every=1)
+    tap = ActivationTap(model, Contained(), every=1)
     for _ in range(LOOKS):
         model(torch.randn(8, 2)).sum().backward()
     assert tap.take()[1] == {"dead": ("relu", "relu (call 2)")}
@@ -267,7 +268,7 @@ def test_checkpointed_layers_are_counted_once() -> None:
 def test_nothing_waits_for_a_device() -> None:
     """Tensors of the meta device have no values: whoever asks for one fails."""
     model = nn.Sequential(nn.Linear(2, 8), nn.ReLU(), nn.GELU(), nn.Tanh(), nn.Linear(8, 2)).to("meta")
-    tap = ActivationTap(model, every=1)
+    tap = ActivationTap(model, Contained(), every=1)
     for _ in range(2 * LOOKS):
         model(torch.empty(4, 2, device="meta"))
     facts, notes = tap.take()
@@ -277,7 +278,7 @@ def test_nothing_waits_for_a_device() -> None:
 
 def test_transformed_and_compiled_forwards_are_let_through() -> None:
     model = biased(nn.ReLU(), [-5.0] * 16)
-    tap = ActivationTap(model, every=1)
+    tap = ActivationTap(model, Contained(), every=1)
     for _ in range(LOOKS):
         torch.func.vmap(model)(torch.randn(3, 4, 2))
     assert float(tap.take()[0].get("act_layers", 0.0)) == 0.0
@@ -296,7 +297,7 @@ def test_a_tap_that_breaks_is_switched_off_and_says_so(caplog: pytest.LogCapture
             return super().forward(x).to_sparse()
 
     model = nn.Sequential(nn.Linear(2, 8), Odd())
-    tap = ActivationTap(model, every=1)
+    tap = ActivationTap(model, Contained(), every=1)
     with caplog.at_level(logging.ERROR, logger="trimtab"):
         assert window(tap, model, torch.randn(4, 2)) == ({}, {})
     assert len(caplog.records) == 1
@@ -307,7 +308,7 @@ def test_a_tap_that_breaks_is_switched_off_and_says_so(caplog: pytest.LogCapture
 
 def test_hooks_come_off_and_copies_are_inert() -> None:
     model = biased(nn.ReLU(), [-5.0] * 16)
-    tap = ActivationTap(model, every=1)
+    tap = ActivationTap(model, Contained(), every=1)
     assert len(hooks_on(model)) == 3
     for twin in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
         assert [is_inert(h) for h in hooks_on(twin)] == [True] * 3
@@ -449,7 +450,7 @@ def test_channels_of_a_one_dimensional_convolution_are_its_units(before: str) ->
             out: Tensor = self.head(self.act(x + dead).mean(-1))
             return out
 
-    facts, _ = window(ActivationTap(model := Body(), every=1), model, torch.randn(4, 1, 30))
+    facts, _ = window(ActivationTap(model := Body(), Contained(), every=1), model, torch.randn(4, 1, 30))
     assert (facts["dead_units"], facts["dead_of"]) == (9.0, 12.0)
 
 
@@ -467,5 +468,5 @@ def test_features_stay_units_where_a_convolution_came_before() -> None:
             out: Tensor = self.head(self.act(x + dead))
             return out
 
-    facts, _ = window(ActivationTap(model := Body(), every=1), model, torch.randn(4, 1, 30))
+    facts, _ = window(ActivationTap(model := Body(), Contained(), every=1), model, torch.randn(4, 1, 30))
     assert (facts["dead_units"], facts["dead_of"]) == (9.0, 12.0)

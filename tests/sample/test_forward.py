@@ -14,6 +14,7 @@ from torch.nn import functional
 
 from tests.sample.loops import attached, batch, is_inert, loss_of, mlp, train
 from trimtab import Guard
+from trimtab.core.contain import Contained
 from trimtab.sample.forward import BOUNDED_EVERY, KIND_EVERY, ForwardTap
 
 
@@ -28,7 +29,7 @@ class Tapped:
     def __init__(self, model: nn.Module) -> None:
         self.model = model
         self.renewed = 0
-        self.tap = ForwardTap(model, self._renew)
+        self.tap = ForwardTap(model, self._renew, Contained())
         model.register_forward_pre_hook(self.tap, with_kwargs=True)
         self.tap.look_at_output(listen=False, spread=True)
 
@@ -181,7 +182,7 @@ def test_inputs_and_outputs_are_looked_at() -> None:
 
 def test_the_hook_behind_the_forward_is_there_only_when_wanted() -> None:
     model = mlp()
-    tap = ForwardTap(model, lambda: None)
+    tap = ForwardTap(model, lambda: None, Contained())
     for listen, spread in ((True, False), (False, True), (True, True), (False, False), (True, False)):
         for _ in range(2):
             tap.look_at_output(listen=listen, spread=spread)
@@ -284,7 +285,7 @@ def test_closing_takes_every_hook_off(make: Callable[[], nn.Module]) -> None:
 
 def test_the_stand_in_does_nothing() -> None:
     model = mlp()
-    tap = ForwardTap(model, lambda: None)
+    tap = ForwardTap(model, lambda: None, Contained())
     left = pickle.loads(pickle.dumps(tap))
     assert left(1, (2,), {"three": 3}) is None
     assert left(1, (2,)) is None

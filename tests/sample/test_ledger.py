@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from tests.sample.loops import attached, batch, loss_of, mlp, train
+from trimtab.core.contain import Contained
 from trimtab.sample.ledger import BUDGET, MIN_KEPT, NUM_NAMED, Ledger, Part
 
 Facts = tuple[dict[str, float], dict[str, tuple[str, ...]]]
@@ -24,7 +25,7 @@ class Loop:
         self.model = mlp() if model is None else model
         self.optimizer = kind(self.model.parameters(), **({"lr": 1e-3} | kwargs))
         names, params = zip(*self.model.named_parameters(), strict=True)
-        self.ledger = Ledger(self.optimizer, names, params)
+        self.ledger = Ledger(self.optimizer, names, params, Contained())
         self.dtype = params[0].dtype
 
     def step(self) -> tuple[Facts, Facts]:
@@ -262,7 +263,7 @@ def test_storage_replaced_with_the_same_values_is_silent() -> None:
 def test_a_model_made_channels_last_is_still_followed() -> None:
     model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.Flatten(), nn.Linear(8 * 16, 3))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    ledger = Ledger(optimizer, ["w"], [model[0].weight])
+    ledger = Ledger(optimizer, ["w"], [model[0].weight], Contained())
     ratios = []
     for step in range(6):
         if step == 2:
@@ -381,7 +382,7 @@ def test_an_optimizer_without_state_or_hooks() -> None:
         param_groups: tuple[object, ...] = ()
 
     weight = torch.ones(4)
-    ledger = Ledger(Bare(), ["w"], [weight])
+    ledger = Ledger(Bare(), ["w"], [weight], Contained())
     ledger.before()
     weight += 1.0
     assert ledger.after()[0]["update_ratio"] == pytest.approx(0.5)
@@ -412,7 +413,7 @@ def test_a_real_loop_names_the_corrupted_weight() -> None:
 def test_moments_that_come_and_go_are_looked_up_again() -> None:
     model = nn.Linear(4, 3)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-    ledger = Ledger(optimizer, ["weight", "bias"], list(model.parameters()))
+    ledger = Ledger(optimizer, ["weight", "bias"], list(model.parameters()), Contained())
     for step in range(6):
         model(torch.randn(5, 4)).square().mean().backward()
         facts, _ = ledger.before()

@@ -12,12 +12,13 @@ from torch import Tensor
 from torch.nn import functional
 
 from tests.sample.loops import attached, batch, mlp, train
+from trimtab.core.contain import Contained
 from trimtab.sample.output import NUM_ROWS, OutputProbe
 from trimtab.sample.watch import SPREAD_EVERY
 
 
 def looked(output: Any) -> dict[str, Any]:
-    probe = OutputProbe()
+    probe = OutputProbe(Contained())
     probe.wanted = True
     probe.look(output)
     assert not probe.wanted
@@ -65,7 +66,7 @@ def test_the_first_tensor_of_a_structure_is_the_output() -> None:
 
 
 def test_it_looks_once_when_asked() -> None:
-    probe = OutputProbe()
+    probe = OutputProbe(Contained())
     seen = []
     for i in range(15):
         probe.wanted |= i % 5 == 1
@@ -75,7 +76,7 @@ def test_it_looks_once_when_asked() -> None:
 
 
 def test_of_the_micro_batches_of_a_step_the_first_is_looked_at() -> None:
-    probe = OutputProbe()
+    probe = OutputProbe(Contained())
     probe.wanted = True
     probe.look(torch.randn(8, 5))
     probe.look(torch.ones(8, 5))
@@ -115,7 +116,7 @@ def test_tensors_of_different_shapes_are_no_towers() -> None:
     ],
 )
 def test_how_many_answers_there_are(output: Any, num: int) -> None:
-    probe = OutputProbe()
+    probe = OutputProbe(Contained())
     probe.wanted = True
     probe.look(output)
     assert probe.num_answers == num
@@ -125,7 +126,7 @@ def test_how_many_answers_there_are(output: Any, num: int) -> None:
 
 
 def factor(logits: Tensor, loss: Callable[[Tensor], Tensor], kind: str = "nll") -> float | None:
-    probe = OutputProbe()
+    probe = OutputProbe(Contained())
     probe.listen, probe.loss_kind = True, kind
     output = logits.clone().requires_grad_(True) * 1.0
     probe.look(output)
@@ -206,7 +207,7 @@ def test_it_listens_only_when_asked_and_only_to_cross_entropies() -> None:
     logits = torch.randn(32, 5)
     assert factor(logits, lambda out: functional.cross_entropy(out, LABELS), kind="mse") is None
     assert factor(logits, lambda out: functional.cross_entropy(out, LABELS), kind="") is None
-    probe = OutputProbe()
+    probe = OutputProbe(Contained())
     probe.loss_kind = "nll"
     output = logits.requires_grad_(True) * 1.0
     probe.look(output)
@@ -214,7 +215,7 @@ def test_it_listens_only_when_asked_and_only_to_cross_entropies() -> None:
 
 
 def test_outputs_without_a_graph_are_not_listened_to() -> None:
-    probe = OutputProbe()
+    probe = OutputProbe(Contained())
     probe.listen, probe.loss_kind = True, "nll"
     probe.look(torch.randn(8, 5))
     probe.look(None)

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from tests.sample.loops import attached, batch, loss_of, mlp, train
+from trimtab.core.contain import Contained
 from trimtab.sample.sentinel import (
     DOTS,
     EARLY,
@@ -360,7 +361,7 @@ def test_a_gradient_that_is_not_finite_is_silent() -> None:
 
 def test_the_head_is_listened_to_and_the_hook_is_taken_off() -> None:
     model = mlp()
-    sentinel = Sentinel()
+    sentinel = Sentinel(Contained())
     sentinel.choose(list(model.parameters()))
     assert not sentinel.chosen  # nothing has a gradient yet
     assert sentinel.before(0, 1.0) == {}
@@ -381,7 +382,7 @@ def test_frozen_and_sparse_parameters_are_not_chosen() -> None:
     frozen = nn.Parameter(torch.randn(3, 3), requires_grad=False)
     bias = nn.Parameter(torch.randn(3))
     bias.sum().backward()
-    sentinel = Sentinel()
+    sentinel = Sentinel(Contained())
     sentinel.choose([bias, table.weight, frozen])
     assert bias._backward_hooks
     sentinel.remove()
@@ -390,7 +391,7 @@ def test_frozen_and_sparse_parameters_are_not_chosen() -> None:
 def test_a_parameter_that_loses_its_gradient() -> None:
     weight = nn.Parameter(torch.randn(4, 4))
     weight.sum().backward()
-    sentinel = Sentinel()
+    sentinel = Sentinel(Contained())
     sentinel.choose([weight])
     sentinel.after()
     weight.grad = None
@@ -403,7 +404,7 @@ def test_a_parameter_that_loses_its_gradient() -> None:
 def test_only_the_first_elements_are_kept() -> None:
     weight = nn.Parameter(torch.randn(100, 100))
     weight.sum().backward()
-    sentinel = Sentinel()
+    sentinel = Sentinel(Contained())
     sentinel.choose([weight])
     weight.sum().backward()
     assert sentinel._arrived.size == SIZE

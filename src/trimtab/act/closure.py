@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from trimtab.act.withhold import Owned
+from trimtab.core.contain import Contained
 from trimtab.sample import measure
 from trimtab.sample.host import number
 
@@ -24,8 +25,8 @@ class ClosureGuard:
     and put back if it ends in non-finite weights. A class that is seen to call once, first, is not copied again.
     """
 
-    def __init__(self, optimizer: Any) -> None:
-        self._optimizer = optimizer
+    def __init__(self, optimizer: Any, contained: Contained) -> None:
+        self._optimizer, self._contained = optimizer, contained
         kind = type(optimizer)
         self._calls_once = kind.__module__.startswith("torch.optim") and "LBFGS" not in kind.__name__
         self._learning = not self._calls_once and "LBFGS" not in kind.__name__
@@ -46,11 +47,19 @@ class ClosureGuard:
             loss = closure()
             self._calls += 1
             if self._calls == 1:
-                passenger.told(loss)
-                passenger.before()
+                self._contained.call("measuring a step", self._called, loss, passenger)
             return loss
 
         return guarded
+
+    @staticmethod
+    def _called(loss: Any, passenger: Passenger) -> None:
+        try:
+            passenger.told(loss)
+            passenger.before()
+        except Exception:
+            passenger.abandon()
+            raise
 
     def finish(self, passenger: Passenger) -> None:
         """After the step: put everything back if it ended in non-finite weights, and learn how the class behaves."""

@@ -108,7 +108,9 @@ class Judge:
         self._unscale(rows)
         live, plain, present = _gradients(rows, step)
         measured = self._meter_of(rows).measure(plain, present, len(rows.params), self._limits_now())
-        loss = torch.as_tensor(math.nan if step.loss is None else step.loss, device=measured.flat.device)
+        loss = torch.as_tensor(
+            math.nan if step.loss is None else step.loss, device=measured.flat.device, dtype=torch.float32
+        )
         norms = [pack.to(measured.flat.device).reshape(1).float() for pack in self._shadow.norms()]
         values = to_host(torch.cat([measured.flat, loss.reshape(1).float(), *norms]))  # the one wait
         table = measured.num_rows * measured.num_columns

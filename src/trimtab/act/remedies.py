@@ -8,13 +8,13 @@ from typing import Any
 
 from trimtab.act.agree import REFUSED
 from trimtab.act.back_off_scaler import BackOffScaler
-from trimtab.act.contain import Contained
 from trimtab.act.cut_lr import CutLR
 from trimtab.act.raise_weight_decay import RaiseWeightDecay
 from trimtab.act.rewind import Rewind
 from trimtab.act.skip import Skip
 from trimtab.act.skip_data import SkipData
 from trimtab.act.stop import Stop
+from trimtab.core.contain import Contained
 from trimtab.core.types import Decision, Outcome, Remedy
 
 _ALL: tuple[Remedy, ...] = (Rewind(), CutLR(), RaiseWeightDecay(), BackOffScaler(), Skip(), SkipData(), Stop())

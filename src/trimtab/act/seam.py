@@ -13,7 +13,8 @@ import torch
 from torch.optim import Optimizer
 
 from trimtab.act.closure import ClosureGuard
-from trimtab.core.errors import InputError
+from trimtab.core.contain import Contained
+from trimtab.core.errors import InputError, TrimtabError
 
 
 class Passenger(Protocol):
@@ -48,6 +49,10 @@ class Passenger(Protocol):
         """A closure-driven step ended in non-finite weights and was undone."""
         ...
 
+    def abandon(self) -> None:
+        """Undo whatever was begun: the step goes through unguarded."""
+        ...
+
 
 def innermost(optimizer: Any) -> Any:
     """The optimizer whose hooks are really called: wrappers such as Accelerate's never run their own."""
@@ -72,12 +77,16 @@ def on_stack(frame: FrameType | None) -> bool:
 
 
 class Seam:
-    """The hooks on one optimizer; `remove` leaves no trace."""
+    """The hooks on one optimizer; `remove` leaves no trace.
 
-    def __init__(self, optimizer: Any, passenger: Passenger) -> None:
+    They are the outermost frames of ours in a step: if anything fails behind them, whatever was begun is undone and the
+    step goes through unguarded. Errors that trimtab raises on purpose pass.
+    """
+
+    def __init__(self, optimizer: Any, passenger: Passenger, contained: Contained) -> None:
         self._optimizer = optimizer
-        self._passenger = passenger
-        self._closures = ClosureGuard(optimizer)
+        self._passenger, self._contained = passenger, contained
+        self._closures = ClosureGuard(optimizer, contained)
         self._undo: list[Callable[[], None]] = []
         self._outer: FrameType | None = None
         if isinstance(optimizer, Optimizer) and hasattr(optimizer, "_optimizer_step_pre_hooks"):
@@ -87,11 +96,28 @@ class Seam:
             self._undo.append(_wrap_step(optimizer, self._pre, self._post))
 
     def _pre(self, optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        try:
+            return self._begin(sys._getframe(1), args, kwargs)
+        except TrimtabError:
+            raise
+        except Exception as error:
+            self._failed("measuring a step", error)
+            return None
+
+    def _post(self, optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        try:
+            self._end(sys._getframe(1))
+        except TrimtabError:
+            raise
+        except Exception as error:
+            self._failed("finishing a step", error)
+
+    def _begin(self, caller: FrameType, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         # PyTorch wraps `step` of every class that was ever instantiated, so a subclass that calls `super().step()` runs
         # the hooks twice. A step that raised left its frame here too, but that frame is no longer on the stack.
         if torch.compiler.is_compiling() or on_stack(self._outer):
             return None
-        self._outer = sys._getframe(1)
+        self._outer = caller
         closure = args[1] if len(args) > 1 else kwargs.get("closure")
         if closure is None:
             self._passenger.before()
@@ -101,12 +127,16 @@ class Seam:
             return (args[0], guarded, *args[2:]), kwargs
         return args, {**kwargs, "closure": guarded}
 
-    def _post(self, optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if torch.compiler.is_compiling() or sys._getframe(1) is not self._outer:
+    def _end(self, caller: FrameType) -> None:
+        if torch.compiler.is_compiling() or caller is not self._outer:
             return
         self._outer = None
         self._closures.finish(self._passenger)
         self._passenger.after()
+
+    def _failed(self, what: str, error: Exception) -> None:
+        self._contained.report(what, error)
+        self._contained.call("cleaning up after a failure", self._passenger.abandon)
 
     def remove(self) -> None:
         """Take every hook off."""
@@ -143,16 +173,27 @@ def _wrap_step(optimizer: Any, pre: Callable[..., Any], post: Callable[..., Any]
 class ScalerSeam:
     """Sees the steps that a GradScaler skips: an optimizer that is not fused is then never called at all."""
 
-    def __init__(self, scaler: Any, passengers: Mapping[int, Passenger]) -> None:
+    def __init__(self, scaler: Any, passengers: Mapping[int, Passenger], contained: Contained) -> None:
         self._scaler = scaler
         self._had, inner = scaler.__dict__.get("step"), scaler.step
 
-        def step(self: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+        def find(optimizer: Any) -> tuple[Passenger, int] | None:
             passenger = passengers.get(id(innermost(optimizer)))
-            before = passenger.attempts if passenger is not None else 0
+            return None if passenger is None else (passenger, passenger.attempts)
+
+        def skipped(passenger: Passenger, before: int) -> None:
+            if passenger.attempts == before:
+                try:
+                    passenger.skipped()
+                except Exception:
+                    passenger.abandon()
+                    raise
+
+        def step(self: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+            found = contained.call("finding a scaled optimizer", find, optimizer)
             out = inner(optimizer, *args, **kwargs)
-            if passenger is not None and passenger.attempts == before:
-                passenger.skipped()
+            if found is not None:
+                contained.call("counting a skipped step", skipped, *found)
             return out
 
         self._mine = scaler.step = types.MethodType(functools.wraps(inner)(step), scaler)

@@ -236,10 +236,14 @@ def _features(x: Tensor) -> Tensor:
     flat = (flat - flat.mean(0)) / flat.std(0).clamp_min(1e-9)
     generator = torch.Generator().manual_seed(0)
     if flat.shape[1] > 48:
-        flat = flat @ torch.randn(flat.shape[1], 48, generator=generator, dtype=torch.double) / flat.shape[1] ** 0.5
-    mixed = torch.randn(flat.shape[1], 32, generator=generator, dtype=torch.double) / flat.shape[1] ** 0.5
+        flat = (
+            flat
+            @ torch.randn(flat.shape[1], 48, generator=generator, dtype=torch.double, device="cpu")
+            / flat.shape[1] ** 0.5
+        )
+    mixed = torch.randn(flat.shape[1], 32, generator=generator, dtype=torch.double, device="cpu") / flat.shape[1] ** 0.5
     bent = torch.relu(flat @ mixed)
-    return torch.cat([flat, bent, torch.ones(len(flat), 1, dtype=torch.double)], 1)
+    return torch.cat([flat, bent, torch.ones(len(flat), 1, dtype=torch.double, device=flat.device)], 1)
 
 
 def _wanted(y: Tensor) -> Tensor | None:
@@ -256,10 +260,10 @@ def _score(x: Tensor, y: Tensor, by: int) -> float:
     """How much of the targets a ridge regression explains on samples that it was not fitted to."""
     num = len(x) - abs(by)
     a, b = (x[:num], y[by : by + num]) if by >= 0 else (x[-by : -by + num], y[:num])
-    even = torch.arange(num) % 2 == 0
+    even = torch.arange(num, device="cpu") % 2 == 0
     scores = []
     for fit in (even, ~even):
-        gram = a[fit].T @ a[fit] + 3.0 * torch.eye(a.shape[1], dtype=torch.double)
+        gram = a[fit].T @ a[fit] + 3.0 * torch.eye(a.shape[1], dtype=torch.double, device=a.device)
         guess = a[~fit] @ torch.linalg.solve(gram, a[fit].T @ b[fit])
         rest = (b[~fit] - guess).square().sum()
         total = (b[~fit] - b[fit].mean(0)).square().sum()

@@ -55,7 +55,7 @@ def _another(tensor: Tensor, other: Tensor | None) -> Tensor:
             torch.manual_seed(1)
             size = tensor.detach().float().std(correction=0)
             size = size if bool(torch.isfinite(size)) and bool(size > 0) else torch.ones_like(size)
-            noise = torch.randn(tensor.shape) * size.cpu()
+            noise = torch.randn(tensor.shape, dtype=torch.float32, device="cpu") * size.cpu()
         return (tensor + noise.to(tensor.device, tensor.dtype)).detach()
     if is_label_like(tensor) or tensor.dtype is torch.uint8:
         for new in (tensor.roll(1, 0), other, tensor.flip(-1) if tensor.dim() else None):

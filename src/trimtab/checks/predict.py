@@ -74,7 +74,7 @@ def _structured(inputs: list[Tensor]) -> bool:
         return False
     x = (x - x.mean(0)) / x.std(0)
     alike = (x.T @ x / len(x)).square()
-    apart = ~torch.eye(x.shape[1], dtype=torch.bool)
+    apart = ~torch.eye(x.shape[1], dtype=torch.bool, device=x.device)
     return number(alike[apart].mean()) * len(x) > STRUCTURE
 
 
@@ -92,7 +92,7 @@ def _trained(probe: Probe, line: float, near: float) -> Relation | None:
         others = [_losses(probe, [_reordered(probe, b, k) for b in held]) for k in range(NUM_ORDERS)]
     if calls[-1].failure is not None or own is None or any(o is None for o in others):
         return None
-    null = torch.tensor([o for o in others if o is not None], dtype=torch.double)
+    null = torch.tensor([o for o in others if o is not None], dtype=torch.double, device="cpu")
     spread = number(null.std())
     if not spread > 0:
         return None
@@ -109,7 +109,7 @@ def _reordered(probe: Probe, batch: Any, seed: int) -> Any:
     def change(path: str, tensor: Tensor) -> Tensor:
         if path not in probe.roles.targets or not tensor.dim():
             return tensor
-        order = torch.randperm(tensor.shape[0], generator=torch.Generator().manual_seed(seed))
+        order = torch.randperm(tensor.shape[0], generator=torch.Generator().manual_seed(seed), device="cpu")
         return tensor[order.to(tensor.device)]
 
     return mapped(batch, change)
@@ -126,6 +126,6 @@ def _neighbours(x: Tensor, y: Tensor) -> float:
         mine = y[order]
         return (mine - mine[nearest]).square().sum(1).mean()
 
-    null = torch.stack([distance(torch.randperm(len(y), generator=generator)) for _ in range(40)])
+    null = torch.stack([distance(torch.randperm(len(y), generator=generator, device="cpu")) for _ in range(40)])
     spread = number(null.std())
-    return (number(null.mean()) - number(distance(torch.arange(len(y))))) / spread if spread > 0 else 0.0
+    return (number(null.mean()) - number(distance(torch.arange(len(y), device="cpu")))) / spread if spread > 0 else 0.0

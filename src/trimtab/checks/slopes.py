@@ -102,7 +102,7 @@ class _Point:
 
 def _nudge(param: Tensor, seed: int) -> Tensor:
     size = float(param.detach().double().square().mean().sqrt()) if param.numel() else 0.0
-    noise = torch.randn(param.shape, generator=torch.Generator().manual_seed(seed))
+    noise = torch.randn(param.shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float32, device="cpu")
     return noise.to(param.device, param.dtype) * (0.02 * size if size > 1e-6 else 0.02)
 
 

@@ -16,6 +16,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from trimtab.checks.drive import Options, _follow, _wants_closure, amp_dtype, as_loss
 from trimtab.checks.target import Target
 from trimtab.checks.target_steps import endless, raw_loss
+from trimtab.core.contain import Contained
 from trimtab.core.errors import InputError, TrainingStopped
 from trimtab.core.types import Finding
 from trimtab.drill.after import fingerprint, number_of, place, sick
@@ -218,10 +219,11 @@ class Run:
         """Hear the losses and the norms of a loop that is not ours, as `trimtab run` does."""
         if self._undo or self.guard is None:
             return
-        losses = Losses(lambda: marks_of(self.optimizers))
+        contained = Contained()
+        losses = Losses(lambda: marks_of(self.optimizers), contained)
         losses.listen()
         hook = register_optimizer_step_pre_hook(lambda one, *_: self._pass_on(losses, one))
-        self._undo = [losses.remove, hook.remove, wrap_clip_grad_norm(self._clipped)]
+        self._undo = [losses.remove, hook.remove, wrap_clip_grad_norm(self._clipped, contained)]
 
     def unlisten(self) -> None:
         """Hear no more of a loop that is not ours; the next step listens again."""

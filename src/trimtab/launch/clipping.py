@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from trimtab.core.contain import Contained
 from trimtab.sample import measure
 from trimtab.sample.host import number
 
@@ -17,7 +18,7 @@ Told = Callable[[list[Tensor], Tensor | float], bool]
 """Called with the parameters and their norm before clipping; says whether a bad update is kept out by a guard."""
 
 
-def wrap_clip_grad_norm(told: Told) -> Callable[[], None]:
+def wrap_clip_grad_norm(told: Told, contained: Contained) -> Callable[[], None]:
     """Put a wrapper in the place of `torch.nn.utils.clip_grad_norm_`; returns how to take it off again.
 
     On finite gradients the result is bit for bit that of PyTorch. Where a guard keeps the update out anyway, a
@@ -27,6 +28,13 @@ def wrap_clip_grad_norm(told: Told) -> Callable[[], None]:
     homes: tuple[Any, ...] = (torch.nn.utils, torch.nn.utils.clip_grad)
     inner = torch.nn.utils.clip_grad_norm_
     total_norm, scale = torch.nn.utils.get_total_norm, torch.nn.utils.clip_grads_with_norm_
+
+    def kept_out(params: list[Tensor], grads: list[Tensor], norm: Tensor) -> float | None:
+        """The true norm where a guard keeps a bad update out, else None."""
+        true = number(norm)
+        if not math.isfinite(true):
+            true = number(measure.total(measure.wide_norms([measure.plain(g) for g in grads])))
+        return true if told(params, true) else None
 
     @functools.wraps(inner)
     def clip_grad_norm_(
@@ -47,17 +55,16 @@ def wrap_clip_grad_norm(told: Told) -> Callable[[], None]:
             return inner(params, max_norm, norm_type, error_if_nonfinite, foreach)
         if not plain or error_if_nonfinite:  # an error is PyTorch's own to raise
             norm = inner(params, max_norm, norm_type, error_if_nonfinite, foreach)
-            told(params, norm)
+            contained.call("noting a norm", told, params, norm)
             return norm
         norm = total_norm(grads, norm_type, error_if_nonfinite, foreach)
-        finite = math.isfinite(number(norm))
-        true = norm if finite else measure.total(measure.wide_norms([measure.plain(g) for g in grads]))
-        guarded = told(params, number(true))
-        if finite or not guarded:
+        finite = math.isfinite(float(norm))
+        true: float | None = contained.call("noting a norm", kept_out, params, grads, norm)
+        if finite or true is None:
             scale(params, max_norm, norm, foreach)
-        elif math.isfinite(number(true)):
+        elif math.isfinite(true):
             with torch.no_grad():
-                torch._foreach_mul_(grads, float(max_norm) / number(true))
+                torch._foreach_mul_(grads, float(max_norm) / true)
         return norm
 
     for home in homes:

@@ -11,6 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from trimtab.core.contain import Contained
+
 Marks = Mapping[int, object]
 """By optimizer, something that changes whenever one of its gradients does."""
 
@@ -37,8 +39,8 @@ class _Round(threading.local):
 class Losses:
     """Listens to `torch.autograd.backward` (which `Tensor.backward` calls) and to `GradScaler.scale`."""
 
-    def __init__(self, marks: Callable[[], Marks]) -> None:
-        self._round = _Round()
+    def __init__(self, marks: Callable[[], Marks], contained: Contained) -> None:
+        self._round, self._contained = _Round(), contained
         self._marks = marks
         self._undo: list[Callable[[], None]] = []
 
@@ -50,18 +52,15 @@ class Losses:
         def backward(tensors: Any, *args: Any, **kwargs: Any) -> Any:
             if torch.compiler.is_compiling():
                 return inner_backward(tensors, *args, **kwargs)
-            before = self._marks()
+            before = self._contained.call("looking at gradients", self._marks, default={})
             out = inner_backward(tensors, *args, **kwargs)
-            self._see(tensors, before, self._marks())
+            self._contained.call("seeing a loss", self._see, tensors, before)
             return out
 
         @functools.wraps(inner_scale)
         def scale(scaler: Any, outputs: Any) -> Any:
             out = inner_scale(scaler, outputs)
-            if isinstance(outputs, Tensor) and isinstance(out, Tensor) and out is not outputs:
-                by = getattr(scaler, "_scale", None)
-                if isinstance(by, Tensor):
-                    self._round.scaled = (out, outputs, by.detach().clone())
+            self._contained.call("seeing a scaled loss", self._scaled, scaler, outputs, out)
             return out
 
         torch.autograd.backward = backward
@@ -77,8 +76,14 @@ class Losses:
             undo()
         self._undo.clear()
 
-    def _see(self, tensors: Any, before: Marks, after: Marks) -> None:
-        mine = self._round
+    def _scaled(self, scaler: Any, outputs: Any, out: Any) -> None:
+        if isinstance(outputs, Tensor) and isinstance(out, Tensor) and out is not outputs:
+            by = getattr(scaler, "_scale", None)
+            if isinstance(by, Tensor):
+                self._round.scaled = (out, outputs, by.detach().clone())
+
+    def _see(self, tensors: Any, before: Marks) -> None:
+        mine, after = self._round, self._marks()
         if mine.stepped:
             mine.losses, mine.stepped = [], False
         scaled, mine.scaled = mine.scaled, None

@@ -18,9 +18,9 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from trimtab.act.contain import Contained
 from trimtab.act.seam import innermost, on_stack
 from trimtab.attach import is_guarded, labelled
+from trimtab.core.contain import Contained
 from trimtab.core.errors import TrainingStopped, TrimtabError
 from trimtab.guard import Guard
 from trimtab.launch.census import Census
@@ -59,7 +59,7 @@ class Pilot:
         self._contained, self._told = Contained(), set[str]()
         self._num = 0
         self._ours = False
-        self._losses, self._census = Losses(self._marks), Census()
+        self._losses, self._census = Losses(self._marks, self._contained), Census()
         self._now = _Now()
         self._undo: list[Callable[[], None]] = []
         self._pid = os.getpid()
@@ -73,7 +73,7 @@ class Pilot:
             wrap_method(Optimizer, "__init__", self._building),
             wrap_method(Guard, "__init__", self._their_own),
             wrap_method(torch.amp.GradScaler, "step", self._scaler_steps),
-            wrap_clip_grad_norm(self._clipped),
+            wrap_clip_grad_norm(self._clipped, self._contained),
             wrap_jit_script(),
             register_optimizer_step_pre_hook(self._stepping).remove,
             register_optimizer_step_post_hook(self._stepped).remove,
@@ -183,16 +183,16 @@ class Pilot:
 
     def _stepping(self, optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Before any optimizer's step, its own hooks included: nobody steps unguarded, and losses arrive in time."""
-        if torch.compiler.is_compiling() or on_stack(self._now.outer):
+        if torch.compiler.is_compiling() or self._contain("looking at the stack", on_stack, self._now.outer):
             return  # an optimizer that steps another inside its own step makes one step
         self._now.outer = sys._getframe(1)
         self._contain("guarding an optimizer", self._lane_of, optimizer)
-        self._tell(optimizer)
+        self._contain("noting losses", self._tell, optimizer)
 
     def _stepped(self, optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if not torch.compiler.is_compiling() and sys._getframe(1) is self._now.outer:
             self._now.outer = None
-            self._losses.ended(closure=len(args) > 1 or kwargs.get("closure") is not None)
+            self._contain("ending a step", self._losses.ended, len(args) > 1 or kwargs.get("closure") is not None)
 
     def _scaler_steps(self, inner: Callable[..., Any], scaler: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
         lane = self._contain("guarding an optimizer", self._lane_of, optimizer)
@@ -203,10 +203,13 @@ class Pilot:
         before = lane.attempts
         out = inner(scaler, optimizer, *args, **kwargs)
         if lane.attempts == before:  # an optimizer that is not fused is not called at all on an overflow
-            self._tell(innermost(optimizer))
-            self._contain("counting a skipped step", lane.skipped)
-            self._losses.ended(closure=False)
+            self._contain("counting a skipped step", self._skipped, lane)
         return out
+
+    def _skipped(self, lane: Any) -> None:
+        self._tell(lane.optimizer)
+        lane.skipped()
+        self._losses.ended(closure=False)
 
     def _tell(self, optimizer: Any) -> None:
         guard = self._guards.get(id(optimizer))

@@ -102,7 +102,7 @@ def beside_positives(tables: Tables, entries: Entries, places: Places) -> tuple[
     groups = tables.groups
     _, q, r = (x.unsqueeze(1) for x in places.groups)
     rows, middle, _ = (entries.positives[i:j] for i, j in pairwise(groups.cuts))
-    ravelled = torch.tensor(places.host[2], dtype=torch.long)
+    ravelled = torch.tensor(places.host[2], dtype=torch.long, device="cpu")
     a = add([_rows(t, i) for t, i in zip(tables.a, rows, strict=True)])
     c = add([_rows(t, i) for t, i in zip(tables.c, rows, strict=True)]) + tables.own[places.groups[0]].unsqueeze(1)
     b_rows = add([_rows(t, i) for t, i in zip(tables.b, middle, strict=True)])

@@ -131,7 +131,7 @@ def _tables(node: Tensor, pair: Tensor) -> tuple[Tensor, Tensor, Tensor]:
             terms.append(_spread(pairs[members[i], members[j]][None], (i, j), k))
         return sum(terms[1:], terms[0]).reshape(-1)
 
-    total = torch.zeros((), device=node.device)
+    total = torch.zeros((), device=node.device, dtype=torch.float32)
     for j in range(half, n):
         cross = torch.stack([pairs[m, j] for m in range(half)])
         total = total + _spread(cross, (0, 1 + j - half), 1 + n - half)

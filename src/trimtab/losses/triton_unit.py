@@ -38,7 +38,7 @@ def supports(xs: Sequence[Tensor], dtype: torch.dtype) -> bool:
 def _runs(device: torch.device) -> bool:
     """Tried once: launching takes a C compiler, which not every machine has, and plain operations do as well."""
     try:
-        unit_rows([torch.ones(1, 16, device=device)], "l2", None)
+        unit_rows([torch.ones(1, 16, device=device, dtype=torch.float32)], "l2", None)
     except Exception as error:
         log.info("no Triton kernels for rows on %s (%s: %s)", device, type(error).__name__, error)
         return False

@@ -75,7 +75,7 @@ class ActivationMonitor:
             return
         for name, module in self._model.named_modules():
             if not any(module.children()) or isinstance(module, nn.MultiheadAttention):
-                hook = Hook(partial(self._look, name or type(module).__name__))
+                hook = Hook(partial(self._look, name or type(module).__name__), self._fail)
                 self._undo.append(module.register_forward_hook(hook).remove)
 
     def remove_hooks(self) -> None:
@@ -200,15 +200,15 @@ class ActivationMonitor:
     # -- listening -----------------------------------------------------------------------------------------------
 
     def _look(self, name: str, module: nn.Module, args: object, output: Any) -> None:
-        if self._broken:
-            return
-        try:
+        if not self._broken:
             with torch.no_grad():
                 for i, tensor in enumerate(tensors_in(output)):
                     self._add(name if i == 0 else f"{name}[{i}]", module, tensor)
-        except Exception:  # what breaks here must not break the forward it looks at
-            self._broken = True
-            log.exception("trimtab: looking at activations failed; training goes on without it")
+
+    def _fail(self, error: Exception) -> None:
+        """What breaks here must not break the forward it looks at: it is reported once and switched off."""
+        self._broken = True
+        log.error("trimtab: looking at activations failed; training goes on without it", exc_info=error)
 
     def _add(self, name: str, module: nn.Module, output: Tensor) -> None:
         if not output.is_floating_point() or not output.numel() or recorded(output):

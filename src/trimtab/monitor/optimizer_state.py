@@ -105,7 +105,7 @@ def _measured(entries: Mapping[str, Any], group: Mapping[str, Any]) -> Tensor:
     """Steps, denormals, zeros, non-finite, smallest and largest second moment, size of the step: on the device."""
     second = measure.plain(entries["exp_avg_sq"])
     wide = torch.float32 if second.device.type == "mps" else torch.float64
-    steps = torch.as_tensor(entries.get("step", 0)).to(second.device, wide).reshape(())
+    steps = torch.as_tensor(entries.get("step", 0), device=second.device).to(wide).reshape(())
     if not second.numel():
         return torch.cat([steps.reshape(1), torch.zeros(6, dtype=wide, device=second.device)])
     tiny = torch.finfo(second.dtype).smallest_normal

@@ -11,10 +11,10 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from trimtab.act.contain import Contained
 from trimtab.act.reflex import SAFE_EPS
 from trimtab.act.scaler import scale_of, unscale
 from trimtab.core.config import PolicyConfig
+from trimtab.core.contain import Contained
 from trimtab.core.errors import InputError
 from trimtab.core.types import Outcome
 from trimtab.monitor.loss_history import ISSUES, LossHistory, check_training_stability

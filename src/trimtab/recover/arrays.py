@@ -30,7 +30,11 @@ def encode(value: np.ndarray[Any, Any] | np.generic, path: str, shelf: Shelf) ->
         if not contiguous.flags.writeable:
             contiguous = contiguous.copy()  # torch warns about memory that it must not write to
         return {"$": "ndarray", "tensor": tensors.encode(torch.from_numpy(contiguous), path, shelf)}
-    raw = torch.frombuffer(bytearray(array.tobytes()), dtype=torch.uint8) if array.nbytes else torch.empty(0).byte()
+    raw = (
+        torch.frombuffer(bytearray(array.tobytes()), dtype=torch.uint8)
+        if array.nbytes
+        else torch.empty(0, dtype=torch.float32, device="cpu").byte()
+    )
     body = {"dtype": descr, "shape": list(array.shape), "tensor": tensors.encode(raw, path, shelf)}
     return {"$": "ndarray", **body}
 

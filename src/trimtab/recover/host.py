@@ -70,7 +70,7 @@ def _copied_tensor(tensor: Tensor, path: _Key, made: _Made) -> Tensor:
     if old is not None and old.dtype is tensor.dtype and old.shape == tensor.shape and old.is_pinned() == pinned:
         target = old
     else:
-        target = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=pinned)
+        target = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu", pin_memory=pinned)
     made.sources.append(tensor)
     made.targets.append(target)
     made.seen[key] = target

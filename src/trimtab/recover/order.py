@@ -87,7 +87,7 @@ class Order:
         """
         counted = self.begin()
         if fresh:
-            torch.empty((), dtype=torch.int64).random_(generator=generator)  # the seed of the workers
+            torch.empty((), dtype=torch.int64, device="cpu").random_(generator=generator)  # the seed of the workers
             if num_workers:
                 counted = self.begin()
         # Where nothing was drawn yet, and no worker waits, the sampler has yet to begin.

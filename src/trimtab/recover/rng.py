@@ -73,9 +73,8 @@ def restore_host(state: Mapping[str, Any]) -> None:
     random.setstate((python["version"], tuple(int(word) for word in python["words"]), python["gauss"]))
     place, has_gauss = int(numpy["place"]), int(numpy["has_gauss"])
     np.random.set_state((numpy["kind"], np.asarray(numpy["keys"], np.uint32), place, has_gauss, numpy["cached"]))
-    torch.set_rng_state(
-        torch.tensor(np.asarray(state["torch"], np.uint8))
-    )  # a copy: a mapped file cannot be handed over
+    # A copy: a mapped file cannot be handed over.
+    torch.set_rng_state(torch.tensor(np.asarray(state["torch"], np.uint8), device="cpu"))
 
 
 def check(state: Mapping[str, Any]) -> None:

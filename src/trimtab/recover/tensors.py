@@ -209,7 +209,7 @@ def _decode_one(tree: dict[str, Json], stored: Mapping[str, Tensor]) -> Tensor:
         stride = tree["stride"]
         if not _dense_but_permuted(tensor.shape, stride):  # anything else could ask for any amount of memory
             raise ValueError(f"strides {stride} do not belong to shape {list(tensor.shape)}")
-        tensor = torch.empty_strided(tensor.shape, stride, dtype=tensor.dtype).copy_(tensor)
+        tensor = torch.empty_strided(tensor.shape, stride, dtype=tensor.dtype, device="cpu").copy_(tensor)
     return tensor
 
 

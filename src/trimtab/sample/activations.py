@@ -7,7 +7,6 @@ among them its place in a list of names that the host knows.
 
 from __future__ import annotations
 
-import logging
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,10 +16,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from trimtab.core.contain import Contained
 from trimtab.sample.batch import tensors_in
 from trimtab.sample.forward import inert, only_traced
-
-log = logging.getLogger("trimtab")
 
 LOOKS = 10
 """Looks in a window: a unit is dead if none of them saw it active."""
@@ -65,8 +63,8 @@ class _Layer:
 class ActivationTap:
     """Looks at the outputs of a model's activations in every `every`-th training forward."""
 
-    def __init__(self, model: nn.Module, every: int = 5) -> None:
-        self._model, self._every = model, every
+    def __init__(self, model: nn.Module, contained: Contained, every: int = 5) -> None:
+        self._model, self._every, self._contained = model, every, contained
         self._looking = self._rooted = self._broken = False
         self._num_forwards = self._num_looks = 0
         self._calls: dict[str, int] = {}
@@ -79,17 +77,18 @@ class ActivationTap:
             mark, bounded = mark_of(module)
             if mark is not None:
                 self._modules.append(module)
-                look = Hook(partial(self._look, name, mark, self._saturated if bounded else self._dead))
+                look = Hook(partial(self._look, name, mark, self._saturated if bounded else self._dead), self._fail)
                 self._undo.append(module.register_forward_hook(look).remove)
         if self._modules:
-            self._undo.append(model.register_forward_pre_hook(Hook(self._enter)).remove)
-            self._undo.append(model.register_forward_hook(Hook(self._leave)).remove)
+            self._undo.append(model.register_forward_pre_hook(Hook(self._enter, self._fail)).remove)
+            self._undo.append(model.register_forward_hook(Hook(self._leave, self._fail)).remove)
         self._arm()  # for a loop that calls the parts of the root but never the root itself
 
     def take(self) -> tuple[dict[str, float | Tensor], dict[str, tuple[str, ...]]]:
         """The facts and notes of a window that ended since the last step that asked; mostly there is none."""
         if not self._rooted and self._modules and not self._broken:
-            self._contained(self._close)
+            with torch.no_grad():
+                self._close()
             self._arm()
         out, self._found = self._found, ({}, {})
         return out
@@ -114,12 +113,14 @@ class ActivationTap:
     ) -> None:
         if not self._looking or not torch.is_grad_enabled() or not (module.training or self._model.training):
             return
-        self._contained(self._add, name, mark, layers, output)
+        with torch.no_grad():
+            self._add(name, mark, layers, output)
 
     def _leave(self, root: nn.Module, args: object, output: Any) -> None:
         # What comes later, such as the second forward of gradient checkpointing, would be counted twice.
         if self._looking:
-            self._contained(self._close, output)
+            with torch.no_grad():
+                self._close(output)
 
     # -- the parts of a look -------------------------------------------------------------------------------------
 
@@ -167,26 +168,25 @@ class ActivationTap:
             more, names = _worst("saturated", saturated, LEAST_SATURATED, bounded=True)
             self._found = ({**facts, **more, "act_layers": float(len(dead) + len(saturated))}, {**notes, **names})
 
-    def _contained(self, function: Callable[..., None], *args: Any) -> None:
+    def _fail(self, error: Exception) -> None:
         """What breaks here must not break the forward it looks at: it is reported once and switched off."""
-        try:
-            with torch.no_grad():
-                function(*args)
-        except Exception:
-            self._broken, self._looking = True, False
-            log.exception("trimtab: looking at activations failed; training goes on without it")
+        self._broken, self._looking = True, False
+        self._contained.report("looking at activations", error)
 
 
 class Hook:
-    """Calls one method of a tap; a copied model carries only an inert stand-in."""
+    """Calls a method, or tells what it raised; a copied model carries only an inert stand-in."""
 
-    def __init__(self, method: Callable[..., None]) -> None:
-        self._method = method
+    def __init__(self, method: Callable[..., None], failed: Callable[[Exception], None]) -> None:
+        self._method, self._failed = method, failed
 
     def __call__(self, *args: Any) -> None:
         """Look, unless the call is only being compiled."""
-        if not only_traced():
-            self._method(*args)
+        try:
+            if not only_traced():
+                self._method(*args)
+        except Exception as error:
+            self._failed(error)
 
     def __reduce__(self) -> Any:
         return inert()
@@ -260,7 +260,9 @@ def _worst(
     pairs = [layer.share(bounded=bounded) for layer in layers]
     shares, lasting = (torch.stack([t.to(home) for t in column]) for column in zip(*pairs, strict=True))
     # Filled on the device: a list of numbers sent there would make the host wait.
-    widths = torch.stack([torch.full((), float(layer.marks.numel()), device=home) for layer in layers])
+    widths = torch.stack(
+        [torch.full((), float(layer.marks.numel()), device=home, dtype=torch.float32) for layer in layers]
+    )
     units = (shares * widths).round()
     place = (lasting + (units >= least)).argmax()
     return {

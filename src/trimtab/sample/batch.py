@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import zlib
 from collections.abc import Iterator, Mapping
+from dataclasses import fields, is_dataclass
 from typing import Any
 
 import numpy as np
@@ -28,7 +29,7 @@ NUM_TENSORS = 8
 
 
 def tensors_in(value: Any, depth: int = 3) -> Iterator[Tensor]:
-    """The tensors in nested tuples, lists and dicts, in order, not too deep."""
+    """The tensors in nested tuples, lists, dicts and dataclasses, in order, not too deep."""
     if isinstance(value, Tensor):
         if value.layout is torch.strided and not value.is_nested:
             yield value
@@ -38,6 +39,9 @@ def tensors_in(value: Any, depth: int = 3) -> Iterator[Tensor]:
     elif depth and isinstance(value, list | tuple):
         for part in value:
             yield from tensors_in(part, depth - 1)
+    elif depth and is_dataclass(value) and not isinstance(value, type):
+        for field in fields(value):
+            yield from tensors_in(getattr(value, field.name, None), depth - 1)
 
 
 class Epoch:

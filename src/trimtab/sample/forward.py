@@ -6,7 +6,6 @@ EMA, a teacher) carries nothing of the guard.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from typing import Any
@@ -16,11 +15,11 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
 
+from trimtab.core.contain import Contained
 from trimtab.sample.batch import BatchProbe
 from trimtab.sample.lossfn import is_bounded, is_detached, kind_of
 from trimtab.sample.output import OutputProbe
 
-log = logging.getLogger("trimtab")
 KIND_EVERY, BOUNDED_EVERY = 50, 5
 """Told losses between two looks at the loss function."""
 _TYPES = {torch.float16: 1.0, torch.bfloat16: 2.0}
@@ -43,8 +42,9 @@ def inert() -> tuple[Callable[..., Any], tuple[Any, ...]]:
 class ForwardTap:
     """Counts the root's forwards between two steps and looks at what goes in and comes out."""
 
-    def __init__(self, model: nn.Module, renew: Callable[[], None]) -> None:
-        self.batch, self.output = BatchProbe(), OutputProbe()
+    def __init__(self, model: nn.Module, renew: Callable[[], None], contained: Contained) -> None:
+        self.batch, self.output = BatchProbe(), OutputProbe(contained)
+        self._contained = contained
         self._exit_handle: Any = None
         self._model, self._renew = model, renew
         self._device = next(model.parameters()).device.type
@@ -54,7 +54,7 @@ class ForwardTap:
         self._num = self._num_eval = self._num_blind = 0
         self._autocast: float | None = None
         self._told = 0
-        self._detached = self._bounded = self._warned = False
+        self._detached = self._bounded = False
         self.refresh()
 
     def refresh(self) -> None:
@@ -62,7 +62,13 @@ class ForwardTap:
         self._modal = [m for m in self._model.modules() if _is_modal(m)]
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-        """Runs before the root's forward."""
+        """Runs before the root's forward, inside the user's own call: whatever happens, it must not raise there."""
+        try:
+            self._enter(module, args, kwargs)
+        except Exception as error:
+            self.failed(error)
+
+    def _enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         if only_traced():
             return
         learning = torch.is_grad_enabled()
@@ -76,30 +82,29 @@ class ForwardTap:
                 self._num_eval += 1
             on = torch.is_autocast_enabled(self._device)
             self._autocast = _TYPES.get(torch.get_autocast_dtype(self._device), 0.0) if on else 0.0
-            self._try(self.batch.inputs, args, kwargs)
+            self.batch.inputs(args, kwargs)
         elif module.training:
             self._num_blind += 1
 
     def left(self, output: Any) -> None:
         """Runs after it."""
         if torch.is_grad_enabled() and not only_traced():
-            self._try(self.output.look, output)
+            self.output.look(output)
 
-    def _try(self, look: Callable[..., None], *args: Any) -> None:
-        """Look at something of the user's, inside the user's own call: whatever it is, it must not raise there."""
-        try:
-            look(*args)
-        except Exception as error:  # tensors without storage, of other kinds, inside a transformation
-            if not self._warned:
-                self._warned = True
-                log.info("inputs and outputs of the model cannot be looked at (%s); the rest goes on", error)
+    def failed(self, error: Exception) -> None:
+        """Something went wrong in one of the two halves."""
+        self._contained.report("looking at a call of the model", error)
 
     def told(self, batch: Any) -> None:
         """The loop told a batch."""
-        self._try(self.batch.told, batch)
+        self._contained.call("looking at a batch", self.batch.told, batch)
 
     def loss(self, loss: Tensor) -> None:
-        """The loop told a loss: which function it came from, now and then, and whether anything leads back from it."""
+        """The loop told a loss."""
+        self._contained.call("looking at a loss", self._loss, loss)
+
+    def _loss(self, loss: Tensor) -> None:
+        """Which function it came from, now and then, and whether anything leads back from it."""
         if is_detached(loss):
             self._detached = True
         elif self._told % KIND_EVERY < 2:
@@ -155,7 +160,10 @@ class _Exit:
         self._tap = tap
 
     def __call__(self, module: nn.Module, args: object, output: Any) -> None:
-        self._tap.left(output)
+        try:
+            self._tap.left(output)
+        except Exception as error:
+            self._tap.failed(error)
 
     def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
         return inert()

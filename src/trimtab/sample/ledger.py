@@ -17,6 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from trimtab.core.contain import Contained
 from trimtab.sample import measure
 from trimtab.sample.host import to_host
 
@@ -78,7 +79,7 @@ class Part:
 class Ledger:
     """What the weights and moments of one optimizer were after its last step."""
 
-    def __init__(self, optimizer: Any, names: Sequence[str], params: Sequence[Tensor]) -> None:
+    def __init__(self, optimizer: Any, names: Sequence[str], params: Sequence[Tensor], contained: Contained) -> None:
         self._optimizer = optimizer
         self._names = dict(zip(map(id, params), names, strict=True))
         self._weights = Part(list(zip(names, params, strict=True)))
@@ -93,7 +94,7 @@ class Ledger:
         self._valid = False
         self._declared = False
         self._undo = [
-            hook(self._on_load).remove
+            hook(contained.hook("noting loaded optimizer state", self._on_load)).remove
             for hook in (getattr(optimizer, "register_load_state_dict_post_hook", None),)
             if hook is not None
         ]

@@ -110,7 +110,7 @@ class Mailbox:
 
 def _sent(flat: Tensor) -> Tensor:
     """Put on its way to pinned memory of the host, which does not wait for it."""
-    return torch.empty(flat.shape, dtype=flat.dtype, pin_memory=True).copy_(flat, non_blocking=True)
+    return torch.empty(flat.shape, dtype=flat.dtype, device="cpu", pin_memory=True).copy_(flat, non_blocking=True)
 
 
 def _marked(table: F32, frozen: tuple[int, ...]) -> F32:

@@ -111,7 +111,7 @@ def norms(tensors: Sequence[Tensor]) -> Tensor:
     accumulated in float64 where the device has it, so that huge finite values do not overflow.
     """
     if not tensors:
-        return torch.zeros(0)
+        return torch.zeros(0, dtype=torch.float32, device="cpu")
     first = tensors[0].device
     wide = _accumulator({t.dtype for t in tensors}, first)
     out = torch._foreach_norm(list(tensors), 2.0, dtype=wide) if wide else torch._foreach_norm(list(tensors), 2.0)
@@ -155,7 +155,7 @@ def scatter(measured: Tensor, present: list[int] | None, num_rows: int) -> Tenso
 def full(tensors: Sequence[Tensor], *, fractions: bool = True) -> Tensor:
     """All columns of `Column` for each plain tensor: a float32 table [tensors, columns] on the first one's device."""
     if not tensors:
-        return torch.zeros(0, len(Column))
+        return torch.zeros(0, len(Column), dtype=torch.float32, device="cpu")
     device = tensors[0].device
     if device.type == "cpu":
         return torch.from_numpy(measure_cpu.full([to_host(t) for t in tensors], fractions=fractions))
@@ -166,7 +166,7 @@ def sizes(tensors: Sequence[Tensor]) -> Tensor:
     """Rows for tensors of which only the size matters (weights, updates): L2 and exact counts, the rest unmeasured."""
     if not tensors or tensors[0].device.type != "cpu":
         return full(tensors, fractions=False)
-    table = torch.full((len(tensors), len(Column)), torch.nan)
+    table = torch.full((len(tensors), len(Column)), torch.nan, dtype=torch.float32, device="cpu")
     table[:, 0] = norms(tensors)
     table[:, 3:5] = 0.0
     if not math.isfinite(number(total(table[:, 0]))):  # rare: count what is there, without overflow
@@ -180,12 +180,12 @@ def reference_row(tensor: Tensor, fractions: bool = True) -> Tensor:
     """The reference of one row, on any device, without waiting for it."""
     size = tensor.numel()
     if size == 0:
-        return torch.zeros(len(Column), device=tensor.device)
+        return torch.zeros(len(Column), dtype=torch.float32, device=tensor.device)
     wide = torch.float32 if tensor.device.type == "mps" else torch.float64
     magnitude = tensor.abs()
     missing = torch.full((), torch.nan, dtype=wide, device=tensor.device)
-    zero = (magnitude == 0).sum() if fractions else missing
-    tiny = (magnitude < FP16_SMALLEST).sum() if fractions else missing
+    zero = (magnitude == 0).sum().to(wide) if fractions else missing
+    tiny = (magnitude < FP16_SMALLEST).sum().to(wide) if fractions else missing
     return torch.stack(
         [
             torch.linalg.vector_norm(tensor, dtype=wide),
@@ -193,7 +193,7 @@ def reference_row(tensor: Tensor, fractions: bool = True) -> Tensor:
             tensor.sum(dtype=wide) / size,
             torch.isnan(tensor).sum().to(wide),
             torch.isinf(tensor).sum().to(wide),
-            (zero / size).to(wide),
-            ((tiny - zero) / size).to(wide),
+            zero / size,
+            (tiny - zero) / size,
         ]
     ).float()

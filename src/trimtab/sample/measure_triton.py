@@ -94,7 +94,7 @@ class Plan:
 
     def _pinned(self) -> tuple[list[Tensor], Any]:
         on_gpu = self._device.type == "cuda"
-        slots = [torch.empty(len(b.members), dtype=torch.int64, pin_memory=on_gpu) for b in self._batches]
+        slots = [torch.empty(len(b.members), dtype=torch.int64, device="cpu", pin_memory=on_gpu) for b in self._batches]
         return slots, torch.cuda.Event() if on_gpu else None  # type: ignore[no-untyped-call]
 
     def _blank_table(self) -> Tensor:
@@ -114,7 +114,7 @@ class Plan:
         scale: Tensor | None = None,
     ) -> Measured:
         """Measure, without waiting for the device."""
-        flat = torch.empty(self._num_rows * NUM_COLUMNS + len(GLOBALS), device=self._device)
+        flat = torch.empty(self._num_rows * NUM_COLUMNS + len(GLOBALS), device=self._device, dtype=torch.float32)
         if self._blank is not None:
             flat[: self._blank.numel()] = self._blank
         measured = Measured(flat, self._num_rows, NUM_COLUMNS)

@@ -56,7 +56,7 @@ class Observed:
         self.on_loss: Callable[[Tensor], None] = _ignore
         self.on_batch: Callable[[Any], None] = _ignore
 
-    def told(self, loss: Any, batch: Any, scalars: Mapping[str, Any], *, strict: bool) -> None:
+    def told(self, loss: Any, batch: Any, scalars: Mapping[str, Any], strict: bool) -> None:
         """Check and keep what was told. The first word after a step starts a new round.
 
         The same loss object told twice for one step (observed, then stepped on) counts once.

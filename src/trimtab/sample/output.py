@@ -10,6 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from trimtab.core.contain import Contained
 from trimtab.sample.batch import tensors_in
 from trimtab.sample.host import number, to_host
 
@@ -21,7 +22,8 @@ NUM_COLUMNS = 512
 class OutputProbe:
     """Looks at the root's output now and then; listens to the gradient that comes back into it when asked to."""
 
-    def __init__(self) -> None:
+    def __init__(self, contained: Contained) -> None:
+        self._contained = contained
         self._spread: float | Tensor | None = None
         self._towers: list[float] = []
         self._factor: float | None = None
@@ -60,8 +62,11 @@ class OutputProbe:
     def _listen(self, output: Any) -> None:
         """Find out how the loss was scaled before backward: 1 for a plain mean, 1/n where it was divided, below 0
         where it is climbed instead of descended."""
-        first = next(tensors_in(output), None)
-        if first is None or not first.requires_grad or not first.is_cpu or self.loss_kind not in ("nll", "bce"):
+        if self.loss_kind not in ("nll", "bce"):
+            return
+        # The first that can be logits: a model that computes its own loss answers with that first.
+        first = next((t for t in tensors_in(output) if t.dim() >= 1 and t.is_floating_point()), None)
+        if first is None or not first.requires_grad or not first.is_cpu:
             return
         classes = 1 if first.dim() in (2, 4, 5) else -1
         logits, kind = first.detach(), self.loss_kind
@@ -71,7 +76,7 @@ class OutputProbe:
                 back = grad.detach()
                 self._factor = _bce_factor(logits, back) if kind == "bce" else _nll_factor(logits, back, classes)
 
-        first.register_hook(arrived)  # type: ignore[no-untyped-call]
+        first.register_hook(self._contained.hook("listening to the output's gradient", arrived))  # type: ignore[no-untyped-call]
 
 
 def _answers(output: Any) -> int:

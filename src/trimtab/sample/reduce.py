@@ -48,7 +48,7 @@ class Peers:
 
     def agreed(self, values: Sequence[int]) -> list[bool]:
         """Which of these 63-bit values are the same in all processes; none where not all answer. One all-reduce."""
-        told = torch.tensor([*values, *(-v for v in values)], dtype=torch.int64)
+        told = torch.tensor([*values, *(-v for v in values)], dtype=torch.int64, device="cpu")
         if not self._all_reduce(told, dist.ReduceOp.MAX):
             return [False] * len(values)
         highest, lowest = (half.astype(object) for half in np.split(to_host(told), 2))
@@ -56,7 +56,7 @@ class Peers:
 
     def mean(self, loss: float | None) -> float | None:
         """The mean over all processes that have a loss; this one's own where not all answer."""
-        told = torch.tensor([0.0, 0.0] if loss is None else [loss, 1.0], dtype=torch.float64)
+        told = torch.tensor([0.0, 0.0] if loss is None else [loss, 1.0], dtype=torch.float64, device="cpu")
         if not self._all_reduce(told, dist.ReduceOp.SUM):
             return loss
         total, num = (float(v) for v in to_host(told))
@@ -66,7 +66,7 @@ class Peers:
         """The same with nobody waiting for the device: every process must take part."""
         if self.alone:
             return loss
-        told = torch.zeros(2, device=device)
+        told = torch.zeros(2, dtype=torch.float32, device=device)
         if loss is not None:
             told[0], told[1] = loss, 1.0
         dist.all_reduce(told)

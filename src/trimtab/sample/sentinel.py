@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from trimtab.core.contain import Contained
 from trimtab.sample.host import number, to_host
 
 SIZE = 512
@@ -31,7 +32,8 @@ EARLY, EVERY, RUN = 16, 20, 4
 class Sentinel:
     """Listens to one parameter of one optimizer."""
 
-    def __init__(self) -> None:
+    def __init__(self, contained: Contained) -> None:
+        self._contained = contained
         self._param: Tensor | None = None
         self._hook: Any = None
         self._arrived: Any = None
@@ -48,7 +50,8 @@ class Sentinel:
         wide = [p for p in fit if p.numel() >= 4 * MIN_SIZE] or [p for p in fit if p.dim() >= 2] or fit
         if wide:
             self._param = wide[-1]
-            self._hook = self._param.register_hook(self._on_gradient)  # type: ignore[no-untyped-call]
+            hook = self._contained.hook("listening to a gradient", self._on_gradient)
+            self._hook = self._param.register_hook(hook)  # type: ignore[no-untyped-call]
 
     @property
     def chosen(self) -> bool:

@@ -11,7 +11,7 @@ from torch import Tensor
 from trimtab.core.types import Layout
 from trimtab.sample.full import FullLook
 
-NO_TABLE = torch.zeros(0, 1)
+NO_TABLE = torch.zeros(0, 1, dtype=torch.float32, device="cpu")
 
 
 @dataclass(slots=True)

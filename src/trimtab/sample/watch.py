@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from trimtab.core.contain import Contained
 from trimtab.sample.activations import ActivationTap
 from trimtab.sample.averaged import AveragedProbe
 from trimtab.sample.batch import CHANCE_EVERY
@@ -37,11 +38,12 @@ class Watch:
         ema: Any,
         optimizers: list[Any],
         first: bool,
+        contained: Contained,
         activations: ActivationTap | None = None,
     ) -> None:
-        self._optimizer, self._tap = optimizer, tap
+        self._optimizer, self._tap, self._contained = optimizer, tap, contained
         self._activations = activations if first else None
-        self._sentinel = Sentinel()
+        self._sentinel = Sentinel(self._contained)
         self._ledger: Ledger | None = None
         self._rows: Rows | None = None
         self._wiring = Wiring(model, optimizers) if first else None
@@ -117,10 +119,10 @@ class Watch:
         """Other parameters than before: begin anew."""
         self._rows = rows
         self._sentinel.remove()
-        self._sentinel = Sentinel()
+        self._sentinel = Sentinel(self._contained)
         if self._ledger is not None:
             self._ledger.remove()
-        self._ledger = Ledger(self._optimizer, rows.names, rows.params) if rows.on_host else None
+        self._ledger = Ledger(self._optimizer, rows.names, rows.params, self._contained) if rows.on_host else None
         self._temperature = TemperatureProbe(rows.names, rows.params)
         self._has_float16 = any(p.dtype is torch.float16 for p in rows.params)
 
@@ -128,6 +130,10 @@ class Watch:
         """Other weights were put in place on purpose: loaded, or gone back to."""
         if self._ledger is not None:
             self._ledger.declare()
+
+    def loaded(self) -> None:
+        """The same, from a hook inside the user's own call."""
+        self._contained.call("noting loaded weights", self.renew)
 
     def remove(self) -> None:
         """Take every hook off."""
@@ -146,7 +152,7 @@ class _OnLoad:
         self._watch = watch
 
     def __call__(self, module: nn.Module, incompatible: object) -> None:
-        self._watch.renew()
+        self._watch.loaded()
 
     def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
         return inert()

@@ -26,7 +26,7 @@ class Course:
         self.changed: dict[str, tuple[Any, Any]] = {}
         """Settings that a checkpoint was saved with, and those here, where they differ."""
         self.epoch = self.step = self.steps_done = self.micro = self.first_step = 0
-        self.last_loss = torch.zeros(())
+        self.last_loss = torch.zeros((), dtype=torch.float32, device="cpu")
         self._sums: Tensor | None = None  # of finite losses, how many they are, how many were not finite
 
     def begin_stage(self) -> None:
@@ -80,8 +80,8 @@ class Course:
         """Go on where `state_dict` was taken."""
         for name in ("epoch", "step", "steps_done", "micro", "first_step"):
             setattr(self, name, int(state[name]))
-        self.last_loss = torch.tensor(float(state["last_loss"]))
-        self._sums = None if state["sums"] is None else torch.tensor(state["sums"], dtype=torch.float64)
+        self.last_loss = torch.tensor(float(state["last_loss"]), dtype=torch.float32, device="cpu")
+        self._sums = None if state["sums"] is None else torch.tensor(state["sums"], dtype=torch.float64, device="cpu")
         saved = state.get("settings", {})
         self.changed = {k: (saved[k], now) for k, now in self.settings.items() if k in saved and saved[k] != now}
         self.history.load_state_dict(state["history"])

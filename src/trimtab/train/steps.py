@@ -38,7 +38,7 @@ def micro_batch(
 def ready(scaler: Any, device: torch.device) -> None:
     """Let a scaler know its scale: torch's finds it out with the first loss, and after a resume there may be none."""
     if scaler is not None:
-        scaler.scale(torch.zeros((), device=device))
+        scaler.scale(torch.zeros((), device=device, dtype=torch.float32))
 
 
 def complete_tail(model: nn.Module, factor: float) -> None:
