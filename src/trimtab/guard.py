@@ -13,6 +13,7 @@ from trimtab import attach
 from trimtab.act.batches import quarantine_of
 from trimtab.act.remedies import carry_out
 from trimtab.act.scaler import scale_of, unscale
+from trimtab.act.seam import uncompiled
 from trimtab.act.stop import stopped
 from trimtab.core.config import Config, resolve
 from trimtab.core.contain import Contained
@@ -121,6 +122,7 @@ class Guard:
 
     # -- one step ------------------------------------------------------------------------------------------------
 
+    @uncompiled
     def step(self, loss: Any, batch: Any = None, *, optimizer: Any = None) -> Verdict | None:
         """Take the place of `optimizer.step()`: returns the newest verdict, or None while there is none.
 
@@ -151,10 +153,12 @@ class Guard:
             self._scaler.update()
         return self.verdict
 
+    @uncompiled
     def observe(self, loss: Any = None, batch: Any = None, **scalars: Any) -> None:
         """Tell, before the step, what hooks cannot see: the loss (of each micro-batch), the batch, other scalars."""
         self._contained.call("reading what was observed", self._observed.told, loss, batch, scalars, False)
 
+    @uncompiled
     def validate(self, loss: Any, **metrics: Any) -> Verdict | None:
         """Report a validation: its loss and any metrics."""
         self._contained.call("judging a validation", self._validated, loss, metrics)
@@ -212,7 +216,7 @@ class Guard:
 
     def health(self) -> dict[str, Any]:
         """How the run is doing now, in one dict: booleans per part, and what is open."""
-        return health_of(self._brains, self._steps(), self.findings, self.rejected)
+        return health_of(self._brains, self._lanes, self.findings)
 
     def resume(self, prefer: str = "newest") -> Snapshot | None:
         """Go on from the newest sound checkpoint (`prefer="good"`: a certified one); None where there is none."""

@@ -53,6 +53,7 @@ class Lane:
     ) -> None:
         self.optimizer, self.label = optimizer, label
         self.attempts = self.rejected = 0
+        self.applied = self.kept_out = 0  # updates that reached the weights and those that did not, of those judged
         self.last_rejected = self.stop_requested = False
         self.last_step = self.rewound_at = -1
         self.ring: Ring | None = None  # in mode act: states to go back to, in memory and on disk; samples to put aside
@@ -233,6 +234,10 @@ class Lane:
         if "norm_before" in sample.scalars:
             sample = replace(sample, scalars=before_their_clipping(dict(sample.scalars)))
         self.last_rejected = sample.scalars.get("rejected", 0.0) > 0
+        if sample.phase == "train":
+            skipped = "scaler_skipped" in sample.scalars or "routine_overflow" in sample.scalars
+            self.kept_out += self.last_rejected or skipped
+            self.applied += not (self.last_rejected or skipped)
         if not self._rows.on_host:
             sample = replace(sample, scalars=resolved(dict(sample.scalars)))
         self.last_step = sample.step
@@ -285,6 +290,8 @@ class Lane:
         return {
             "attempts": self.attempts,
             "rejected": self.rejected,
+            "applied": self.applied,
+            "kept_out": self.kept_out,
             "multiplier": self.multiplier.state_dict(),
             **self.memory(),
             "branch": self._branches.now,
@@ -293,6 +300,7 @@ class Lane:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on where `state_dict` was taken."""
         self.attempts, self.rejected = int(state["attempts"]), int(state["rejected"])
+        self.applied, self.kept_out = int(state.get("applied", self.attempts)), int(state.get("kept_out", 0))
         self.multiplier.load_state_dict(state["multiplier"])
         self._judge.suspicion.load_state_dict(state["suspicion"])
         self._judge.load_state_dict(state.get("clip", {}))

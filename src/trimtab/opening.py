@@ -127,17 +127,19 @@ HEALTH_PARTS = {
 }
 
 
-def health_of(
-    brains: Mapping[str, Brain], steps: Mapping[str, int], findings: Sequence[Finding], rejected: int
-) -> dict[str, Any]:
-    """Healthy or not, part by part, judged by the incidents that are open now."""
+def health_of(brains: Mapping[str, Brain], lanes: Mapping[str, Any], findings: Sequence[Finding]) -> dict[str, Any]:
+    """Healthy or not, part by part: judged by the incidents that are open, and by whether updates are made at all."""
+    steps = {label: lane.attempts for label, lane in lanes.items()}
     still = tuple(code for label, b in brains.items() for code in b.open_incidents(max(steps.get(label, 0) - 1, 0)))
     parts = {part: not any(code.startswith(families) for code in still) for part, families in HEALTH_PARTS.items()}
+    idle = any(lane.kept_out and not lane.applied for lane in lanes.values())
+    parts["parameters_healthy"] &= not idle
     return {
         **parts,
-        "overall_healthy": not still,
+        "overall_healthy": not still and not idle,
         "open": list(dict.fromkeys(still)),
-        "steps": dict(steps),
-        "rejected": rejected,
+        "steps": steps,
+        "applied": sum(lane.applied for lane in lanes.values()),
+        "rejected": sum(lane.rejected for lane in lanes.values()),
         "findings": len(findings),
     }

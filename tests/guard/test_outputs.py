@@ -1,4 +1,4 @@
-"""Models answer with what they like: a loss first, a dict, a dataclass. The guard finds the logits, or looks at none."""
+"""Models answer with what they like: a loss first, a dict, a dataclass. The guard finds the logits, or none."""
 
 from __future__ import annotations
 

@@ -50,6 +50,7 @@ CASES = [
     Case(words=("compiled_before.py",)),
     Case(words=("compiled_after.py",)),
     Case(words=("compiled_step.py",)),
+    Case(words=("compiled_optimizer.py",)),
     Case(words=("fused.py",), guards=4),
     Case(words=("loader_workers.py",)),
     Case(words=("in_thread.py",), guards=2),

@@ -16,7 +16,7 @@ import trimtab
 
 SOURCE = Path(trimtab.__file__).parents[1]
 SCRIPTS = Path(__file__).parent / "scripts"
-SHIFTING = re.compile(r"\[W\d+ [\d:.]+|0x[0-9a-f]+|\bpid \d+")
+SHIFTING = re.compile(r"\[W\d+ [\d:.]+|^W\d{4} [\d:.]+ \d+|0x[0-9a-f]+|\bpid \d+")
 """What differs between any two runs: times in PyTorch's own warnings, addresses, process numbers."""
 
 

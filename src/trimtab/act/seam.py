@@ -7,7 +7,7 @@ import sys
 import types
 from collections.abc import Callable, Mapping
 from types import FrameType
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar, cast
 
 import torch
 from torch.optim import Optimizer
@@ -15,6 +15,8 @@ from torch.optim import Optimizer
 from trimtab.act.closure import ClosureGuard
 from trimtab.core.contain import Contained
 from trimtab.core.errors import InputError, TrimtabError
+
+Method = TypeVar("Method", bound=Callable[..., Any])
 
 
 class Passenger(Protocol):
@@ -76,6 +78,38 @@ def on_stack(frame: FrameType | None) -> bool:
     return False
 
 
+def outside_graphs(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function as compiled code may call it: the graph ends before it and goes on after it.
+
+    That costs no more than PyTorch's own break in every optimizer's step.
+    """
+    disabled: Callable[..., Any] = torch.compiler.disable(function)  # type: ignore[no-untyped-call]
+    return disabled
+
+
+def uncompiled(method: Method) -> Method:
+    """A method that a compiled function may call: it never becomes part of a graph."""
+
+    @functools.wraps(method)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if torch.compiler.is_compiling():
+            return outside_graphs(method)(*args, **kwargs)
+        return method(*args, **kwargs)
+
+    return cast("Method", call)
+
+
+_PASSED_THROUGH = (__file__, "torch/_dynamo/", "torch\\_dynamo\\")
+"""Frames of these files lie between an optimizer and what its hooks do."""
+
+
+def stepping_frame(frame: FrameType) -> FrameType:
+    """The frame of the optimizer that called a hook."""
+    while frame.f_back is not None and any(part in frame.f_code.co_filename for part in _PASSED_THROUGH):
+        frame = frame.f_back
+    return frame
+
+
 class Seam:
     """The hooks on one optimizer; `remove` leaves no trace.
 
@@ -89,6 +123,7 @@ class Seam:
         self._closures = ClosureGuard(optimizer, contained)
         self._undo: list[Callable[[], None]] = []
         self._outer: FrameType | None = None
+        self._pre_outside, self._post_outside = outside_graphs(self._before), outside_graphs(self._after)
         if isinstance(optimizer, Optimizer) and hasattr(optimizer, "_optimizer_step_pre_hooks"):
             self._undo.append(optimizer.register_step_pre_hook(self._pre).remove)
             self._undo.append(optimizer.register_step_post_hook(self._post).remove)
@@ -96,17 +131,28 @@ class Seam:
             self._undo.append(_wrap_step(optimizer, self._pre, self._post))
 
     def _pre(self, optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if torch.compiler.is_compiling():  # nothing of ours becomes part of a compiled step
+            return self._pre_outside(args, kwargs)
+        return self._before(args, kwargs)
+
+    def _post(self, optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if torch.compiler.is_compiling():
+            self._post_outside()
+        else:
+            self._after()
+
+    def _before(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         try:
-            return self._begin(sys._getframe(1), args, kwargs)
+            return self._begin(stepping_frame(sys._getframe(1)), args, kwargs)
         except TrimtabError:
             raise
         except Exception as error:
             self._failed("measuring a step", error)
             return None
 
-    def _post(self, optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _after(self) -> None:
         try:
-            self._end(sys._getframe(1))
+            self._end(stepping_frame(sys._getframe(1)))
         except TrimtabError:
             raise
         except Exception as error:
@@ -115,7 +161,7 @@ class Seam:
     def _begin(self, caller: FrameType, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         # PyTorch wraps `step` of every class that was ever instantiated, so a subclass that calls `super().step()` runs
         # the hooks twice. A step that raised left its frame here too, but that frame is no longer on the stack.
-        if torch.compiler.is_compiling() or on_stack(self._outer):
+        if on_stack(self._outer):
             return None
         self._outer = caller
         closure = args[1] if len(args) > 1 else kwargs.get("closure")
@@ -128,7 +174,7 @@ class Seam:
         return args, {**kwargs, "closure": guarded}
 
     def _end(self, caller: FrameType) -> None:
-        if torch.compiler.is_compiling() or caller is not self._outer:
+        if caller is not self._outer and not caller.f_code.co_name.startswith("torch_dynamo_resume_in_"):
             return
         self._outer = None
         self._closures.finish(self._passenger)

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from trimtab.act.seam import innermost, on_stack
+from trimtab.act.seam import innermost, on_stack, stepping_frame, uncompiled
 from trimtab.attach import is_guarded, labelled
 from trimtab.core.contain import Contained
 from trimtab.core.errors import TrainingStopped, TrimtabError
@@ -181,16 +181,18 @@ class Pilot:
 
     # -- in flight -----------------------------------------------------------------------------------------------
 
+    @uncompiled
     def _stepping(self, optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Before any optimizer's step, its own hooks included: nobody steps unguarded, and losses arrive in time."""
-        if torch.compiler.is_compiling() or self._contain("looking at the stack", on_stack, self._now.outer):
+        if self._contain("looking at the stack", on_stack, self._now.outer):
             return  # an optimizer that steps another inside its own step makes one step
-        self._now.outer = sys._getframe(1)
+        self._now.outer = stepping_frame(sys._getframe(1))
         self._contain("guarding an optimizer", self._lane_of, optimizer)
         self._contain("noting losses", self._tell, optimizer)
 
+    @uncompiled
     def _stepped(self, optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if not torch.compiler.is_compiling() and sys._getframe(1) is self._now.outer:
+        if stepping_frame(sys._getframe(1)) is self._now.outer:
             self._now.outer = None
             self._contain("ending a step", self._losses.ended, len(args) > 1 or kwargs.get("closure") is not None)
 

@@ -33,7 +33,7 @@ def to_html(run: Run, summary: Summary | None = None) -> str:
         _template().render(
             **_assets(),
             summary=summary,
-            verdict=page_words.verdict(summary, figures),
+            verdict=page_words.verdict(summary),
             tiles=page_words.tiles(summary),
             notices=list(page_words.notices(summary, figures)),
             facts=list(page_words.facts(summary, run.info)),

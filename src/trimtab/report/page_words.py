@@ -18,6 +18,7 @@ MAX_INCIDENTS = 200
 MAX_DEEDS = 100
 
 _TONES = {
+    Health.EMPTY: ("unclear", "!"),
     Health.HEALTHY: ("good", "✓"),
     Health.RECOVERED: ("good", "✓"),
     Health.SICK: ("bad", "✕"),
@@ -62,13 +63,10 @@ def count(num: int, what: str) -> str:
     return f"{num:,} {what}" if num == 1 else f"{num:,} {what}s"
 
 
-def verdict(summary: Summary, figures: tuple[Figures, ...]) -> dict[str, str]:
+def verdict(summary: Summary) -> dict[str, str]:
     """The word at the top, its sign and its colour."""
     tone, sign = _TONES[summary.health]
-    word = summary.health.value
-    if not figures and not summary.incidents:  # a run without a step is neither healthy nor sick
-        tone, sign, word = "unclear", "!", "nothing recorded"
-    return {"tone": tone, "sign": sign, "word": word.capitalize()}
+    return {"tone": tone, "sign": sign, "word": summary.health.value.capitalize()}
 
 
 def tiles(summary: Summary) -> list[Fact]:

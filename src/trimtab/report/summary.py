@@ -20,6 +20,8 @@ LOST_FRAC = 0.1
 """A run that ends with more than this part of its progress lost has not recovered."""
 
 
+SKIPPED = ("scaler_skipped", "routine_overflow")
+"""Steps that a GradScaler did not let through."""
 # How a record ends: as the guard closes it, else with the name of the exception that ended the run.
 CLOSED, STOPPED, NOT_CLOSED = "closed", "stopped", "not closed"
 
@@ -27,6 +29,7 @@ CLOSED, STOPPED, NOT_CLOSED = "closed", "stopped", "not closed"
 class Health(StrEnum):
     """The verdict on a whole run, in a word."""
 
+    EMPTY = "nothing recorded"
     HEALTHY = "healthy"
     RECOVERED = "recovered"
     SICK = "sick"
@@ -45,6 +48,13 @@ class Track:
     grad_norm: Curve | None
     clipped_frac: float | None
     rejected_steps: tuple[int, ...]
+    num_applied: int
+    num_bad_norms: int
+
+    @property
+    def is_sound(self) -> bool:
+        """Whether updates reached the weights and every gradient was a number, but for what a scaler provokes."""
+        return self.num_applied > 0 and self.num_bad_norms == 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,7 +99,7 @@ def summarise(run: Run) -> Summary:
     num_rejected = run.closing.rejected if run.closing is not None else sum(len(t.rejected_steps) for t in tracks)
     ending = run.closing.reason if run.closing is not None else NOT_CLOSED
     after = _aftermath(run, tracks, incidents)
-    health = _health(ending, incidents, deeds, after)
+    health = _health(ending, tracks, incidents, deeds, after)
     info = run.info
     return Summary(
         run_id=info.run_id if info is not None else "unknown",
@@ -113,7 +123,10 @@ def _track(run: Run, name: str) -> Track:
     coef = np.asarray(run.series("clip_coef", optimizer=name)[1], dtype=np.float64)
     coef = coef[np.isfinite(coef)]
     at, rejected = run.series("rejected", optimizer=name)
-    all_steps = run.series("grad_norm", optimizer=name)[0]
+    all_steps, norms = run.series("grad_norm", optimizer=name)
+    skipped = {int(s) for why in SKIPPED for s, v in zip(*run.series(why, optimizer=name), strict=True) if v > 0}
+    kept_out = {int(s) for s, bad in zip(at, rejected, strict=True) if bad > 0}
+    tried = {int(s) for s in all_steps} or {int(s) for s in steps}
     num = run.closing.steps.get(name, 0) if run.closing is not None else 0
     return Track(
         optimizer=name,
@@ -123,6 +136,8 @@ def _track(run: Run, name: str) -> Track:
         grad_norm=make_curve(*run.series("grad_norm", optimizer=name)),
         clipped_frac=float(np.mean(coef < 1.0)) if coef.size else None,
         rejected_steps=tuple(int(s) for s, bad in zip(at, rejected, strict=True) if bad > 0),
+        num_applied=len(tried - skipped - kept_out),
+        num_bad_norms=sum(int(s) not in skipped for s in all_steps[~np.isfinite(norms)]),
     )
 
 
@@ -186,14 +201,20 @@ def _aftermath(run: Run, tracks: tuple[Track, ...], incidents: tuple[Incident, .
     return _Aftermath(quiet_steps=max(track.num_steps - 1 - last_bad, 0), loss_before=before, loss_end=end, lost=lost)
 
 
-def _health(ending: str, incidents: tuple[Incident, ...], deeds: Iterable[Deed], after: _Aftermath) -> Health:
+def _health(
+    ending: str, tracks: tuple[Track, ...], incidents: tuple[Incident, ...], deeds: Iterable[Deed], after: _Aftermath
+) -> Health:
     if ending == STOPPED or any(d.kind == "stop" and d.applied for d in deeds):
         return Health.STOPPED
+    if ending in (CLOSED, NOT_CLOSED) and not incidents and not any(t.num_steps for t in tracks):
+        return Health.EMPTY
     if ending != CLOSED:
         return Health.INTERRUPTED
     if not incidents:
-        return Health.HEALTHY
-    return Health.SICK if after.lost or after.quiet_steps < QUIET else Health.RECOVERED
+        # Whatever the rules said or were told not to say: such a run has not been seen to learn.
+        return Health.HEALTHY if all(t.is_sound for t in tracks if t.num_steps) else Health.SICK
+    idle = any(t.num_steps and not t.num_applied for t in tracks)
+    return Health.SICK if after.lost or after.quiet_steps < QUIET or idle else Health.RECOVERED
 
 
 def _headline(
@@ -218,6 +239,10 @@ def _headline(
             else ""
         )
         return f"{told}; the last {after.quiet_steps} steps were quiet{back}."
+    if health is Health.EMPTY:
+        return "No training step was recorded."
+    if health is Health.SICK and not incidents:
+        return f"{_count(steps, 'step')}, no findings, and yet {_unsound(tracks)}."
     if health is Health.SICK:
         why = (
             "the loss is not finite at the end"
@@ -225,6 +250,8 @@ def _headline(
             else f"the loss has not come back ({after.loss_before:.3g} before, {after.loss_end:.3g} at the end)"
             if after.lost
             else "the trouble lasted to the end"
+            if after.quiet_steps < QUIET
+            else _unsound(tracks)
         )
         return f"{told}; {why}."
     if health is Health.STOPPED:
@@ -233,6 +260,17 @@ def _headline(
     if ending == NOT_CLOSED:
         return f"{seen}; the record was not closed: the run was cut short, or is still going."
     return f"{seen}; the run ended with {ending}."
+
+
+def _unsound(tracks: tuple[Track, ...]) -> str:
+    """What speaks against a run that no rule spoke about."""
+    for track in tracks:
+        of = f" of optimizer {track.optimizer}" if track.optimizer else ""
+        if track.num_steps and not track.num_applied:
+            return f"not one update{of} reached the weights"
+        if track.num_bad_norms:
+            return f"{_count(track.num_bad_norms, 'gradient norm')}{of} were NaN or Inf"
+    return "nothing is known of its gradients"
 
 
 def _count(num: int, what: str) -> str:

@@ -17,6 +17,7 @@ from trimtab.report.incidents import Incident, Trouble
 from trimtab.report.summary import Deed, Health, Summary, Track
 
 COLOURS = {
+    Health.EMPTY: "yellow",
     Health.HEALTHY: "green",
     Health.RECOVERED: "green",
     Health.SICK: "red",
