@@ -25,6 +25,7 @@ from trimtab.recover.sampler import Quarantine
 from trimtab.sample.activations import ActivationTap
 from trimtab.sample.batch import Epoch
 from trimtab.sample.forward import ForwardTap
+from trimtab.sample.hooks import own_hook
 from trimtab.sample.observed import Observed
 from trimtab.sample.reduce import Peers
 from trimtab.sample.rows import Rows, parameter_names
@@ -186,7 +187,7 @@ class Attachment:
             self._undo.append(ScalerSeam(scaler, by_optimizer, contained).remove)
             for lane in self.lanes.values():
                 lane.scaler = scaler
-        self._undo.append(model.register_forward_pre_hook(tap, with_kwargs=True).remove)
+        self._undo.append(own_hook(model.register_forward_pre_hook(tap, with_kwargs=True), listed=False).remove)
         self._undo.append(tap.remove)
         if activations is not None:
             self._undo.append(activations.remove)

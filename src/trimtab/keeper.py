@@ -20,6 +20,7 @@ from trimtab.core.types import Severity, Snapshot, Verdict
 from trimtab.recover.checkpointer import Checkpointer
 from trimtab.recover.signals import SignalWatch
 from trimtab.sample.forward import inert, only_traced
+from trimtab.sample.hooks import own_hook
 
 log = logging.getLogger("trimtab")
 OWN_FOLDER = "states"
@@ -67,7 +68,8 @@ class Keeper:
             loader.before_next = self.between
             self._undo.append(lambda: setattr(loader, "before_next", None))
         else:
-            self._undo.append(objects["model"].register_forward_pre_hook(_Between(self)).remove)
+            hook = objects["model"].register_forward_pre_hook(_Between(self))
+            self._undo.append(own_hook(hook, listed=False).remove)
 
     def between(self) -> None:
         """Between two iterations: save if it is time to, or if the process is asked to end."""

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import functools
-import types
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 from trimtab.core.types import Action, Outcome
+from trimtab.sample.hooks import wrap_method_of
 
 LOWEST = 1.0
 
@@ -37,18 +37,13 @@ def _at_next_update(scaler: Any, new_scale: float) -> None:
     A remedy runs inside `scaler.step`. There `update` would forget the overflow checks that the loop's own `update` is
     about to ask for, and a second optimizer's gradients would be divided by another number than they were scaled by.
     """
-    had, inner = scaler.__dict__.get("update"), scaler.update
     pending = [new_scale]
 
-    def update(self: Any, *args: Any, **kwargs: Any) -> None:
-        if scaler.__dict__.get("update") is mine:
-            if had is None:
-                del scaler.update
-            else:
-                scaler.update = had
+    def update(inner: Callable[..., None], *args: Any, **kwargs: Any) -> None:
+        undo()
         inner(*args, **kwargs)
         if pending and float(scaler.get_scale()) > pending[0]:  # the loop's update may have backed off as far by itself
             inner(new_scale=pending[0])
         pending.clear()  # once only, even where somebody wrapped this and keeps calling it
 
-    mine = scaler.update = types.MethodType(functools.wraps(inner)(update), scaler)
+    undo = wrap_method_of(scaler, "update", update)

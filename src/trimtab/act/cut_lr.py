@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import functools
 import math
-import types
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
 from torch import Tensor
@@ -13,6 +11,7 @@ from torch.optim import Optimizer
 
 from trimtab.core.config import PolicyConfig
 from trimtab.core.types import Action, Outcome
+from trimtab.sample.hooks import wrap_method_of
 
 
 class LrMultiplier:
@@ -23,8 +22,7 @@ class LrMultiplier:
         self._settings = settings
         self._hold = 0
         self._saved: list[tuple[dict[str, Any], Any]] = []
-        self._shim: Any = None
-        self._shimmed: Any = None
+        self._unshield: Callable[[], None] | None = None
         self._most: list[float] = []
         self.value = 1.0
 
@@ -91,32 +89,21 @@ class LrMultiplier:
 
     def _shield(self) -> None:
         """While a cut is in force, undo it even when the step raises: a post-hook would not be called then."""
-        if self._shim is not None:
-            return
-        inner = self._optimizer.step
+        if self._unshield is None:
+            self._unshield = wrap_method_of(self._optimizer, "step", self._undone)
 
-        def step(optimizer: Any, *args: Any, **kwargs: Any) -> Any:
-            try:
-                return inner(*args, **kwargs)
-            finally:
-                self.undo()
-
-        self._shimmed = self._optimizer.__dict__.get("step")
-        # A bound method carrying the inner one's marks: LR schedulers look for both on `optimizer.step`.
-        marked: Any = functools.wraps(inner)(step)
-        del marked.__wrapped__  # a GradScaler reads the signature, and fails where bound methods wrap each other
-        self._shim = types.MethodType(marked, self._optimizer)
-        self._optimizer.step = self._shim
+    def _undone(self, inner: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        try:
+            return inner(*args, **kwargs)
+        finally:
+            self.undo()
 
     def remove(self) -> None:
-        """Take the shim off `optimizer.step`, unless somebody wrapped it since: then it stays and does nothing."""
+        """Leave `optimizer.step` alone from now on."""
         self.undo()
-        if self._shim is not None and self._optimizer.__dict__.get("step") is self._shim:
-            if self._shimmed is None:
-                del self._optimizer.step
-            else:
-                self._optimizer.step = self._shimmed
-        self._shim = self._shimmed = None
+        if self._unshield is not None:
+            self._unshield()
+            self._unshield = None
 
     def state_dict(self) -> dict[str, Any]:
         """Plain data."""

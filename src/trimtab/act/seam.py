@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import sys
-import types
 from collections.abc import Callable, Mapping
 from types import FrameType
 from typing import Any, Protocol, TypeVar, cast
@@ -15,6 +14,7 @@ from torch.optim import Optimizer
 from trimtab.act.closure import ClosureGuard
 from trimtab.core.contain import Contained
 from trimtab.core.errors import InputError, TrimtabError
+from trimtab.sample.hooks import own_hook, wrap_method_of
 
 Method = TypeVar("Method", bound=Callable[..., Any])
 
@@ -125,10 +125,10 @@ class Seam:
         self._outer: FrameType | None = None
         self._pre_outside, self._post_outside = outside_graphs(self._before), outside_graphs(self._after)
         if isinstance(optimizer, Optimizer) and hasattr(optimizer, "_optimizer_step_pre_hooks"):
-            self._undo.append(optimizer.register_step_pre_hook(self._pre).remove)
-            self._undo.append(optimizer.register_step_post_hook(self._post).remove)
+            self._undo.append(own_hook(optimizer.register_step_pre_hook(self._pre)).remove)
+            self._undo.append(own_hook(optimizer.register_step_post_hook(self._post)).remove)
         else:
-            self._undo.append(_wrap_step(optimizer, self._pre, self._post))
+            self._undo.append(wrap_method_of(optimizer, "step", self._step))
 
     def _pre(self, optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if torch.compiler.is_compiling():  # nothing of ours becomes part of a compiled step
@@ -184,6 +184,16 @@ class Seam:
         self._contained.report(what, error)
         self._contained.call("cleaning up after a failure", self._passenger.abandon)
 
+    def _step(self, inner: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """For a class that only looks like an optimizer: the same hooks around its `step`."""
+        optimizer = self._optimizer
+        changed = self._pre(optimizer, (optimizer, *args), kwargs)
+        if changed is not None:
+            (_, *args), kwargs = changed
+        out = inner(*args, **kwargs)
+        self._post(optimizer, (optimizer, *args), kwargs)
+        return out
+
     def remove(self) -> None:
         """Take every hook off."""
         for undo in self._undo:
@@ -192,62 +202,32 @@ class Seam:
         self._outer = None
 
 
-def _wrap_step(optimizer: Any, pre: Callable[..., Any], post: Callable[..., Any]) -> Callable[[], None]:
-    """For a class that only looks like an optimizer: the same hooks around its `step`, on this instance."""
-    had, inner = optimizer.__dict__.get("step"), optimizer.step
-
-    def step(self: Any, *args: Any, **kwargs: Any) -> Any:
-        changed = pre(self, (self, *args), kwargs)
-        if changed is not None:
-            (_, *args), kwargs = changed
-        out = inner(*args, **kwargs)
-        post(self, (self, *args), kwargs)
-        return out
-
-    mine = optimizer.step = types.MethodType(functools.wraps(inner)(step), optimizer)
-
-    def undo() -> None:
-        if optimizer.__dict__.get("step") is mine:
-            if had is None:
-                del optimizer.step
-            else:
-                optimizer.step = had
-
-    return undo
-
-
 class ScalerSeam:
     """Sees the steps that a GradScaler skips: an optimizer that is not fused is then never called at all."""
 
     def __init__(self, scaler: Any, passengers: Mapping[int, Passenger], contained: Contained) -> None:
-        self._scaler = scaler
-        self._had, inner = scaler.__dict__.get("step"), scaler.step
+        self._passengers, self._contained = passengers, contained
+        self._undo = wrap_method_of(scaler, "step", self._step)
 
-        def find(optimizer: Any) -> tuple[Passenger, int] | None:
-            passenger = passengers.get(id(innermost(optimizer)))
-            return None if passenger is None else (passenger, passenger.attempts)
+    def _step(self, inner: Callable[..., Any], optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+        found = self._contained.call("finding a scaled optimizer", self._find, optimizer)
+        out = inner(optimizer, *args, **kwargs)
+        if found is not None:
+            self._contained.call("counting a skipped step", self._skipped, *found)
+        return out
 
-        def skipped(passenger: Passenger, before: int) -> None:
-            if passenger.attempts == before:
-                try:
-                    passenger.skipped()
-                except Exception:
-                    passenger.abandon()
-                    raise
+    def _find(self, optimizer: Any) -> tuple[Passenger, int] | None:
+        passenger = self._passengers.get(id(innermost(optimizer)))
+        return None if passenger is None else (passenger, passenger.attempts)
 
-        def step(self: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
-            found = contained.call("finding a scaled optimizer", find, optimizer)
-            out = inner(optimizer, *args, **kwargs)
-            if found is not None:
-                contained.call("counting a skipped step", skipped, *found)
-            return out
-
-        self._mine = scaler.step = types.MethodType(functools.wraps(inner)(step), scaler)
+    def _skipped(self, passenger: Passenger, before: int) -> None:
+        if passenger.attempts == before:
+            try:
+                passenger.skipped()
+            except Exception:
+                passenger.abandon()
+                raise
 
     def remove(self) -> None:
         """Give the scaler its own step back."""
-        if self._scaler.__dict__.get("step") is self._mine:
-            if self._had is None:
-                del self._scaler.step
-            else:
-                self._scaler.step = self._had
+        self._undo()

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from trimtab.sample.forward import inert, only_traced
+from trimtab.sample.hooks import own_hook
 
 
 class Door:
@@ -18,7 +19,7 @@ class Door:
     def __init__(self, model: nn.Module, called: Callable[[nn.Module], None]) -> None:
         self.model = weakref.ref(model)
         self._called = called
-        self._handle: Any = model.register_forward_pre_hook(self, with_kwargs=True)
+        self._handle: Any = own_hook(model.register_forward_pre_hook(self, with_kwargs=True), listed=False)
 
     @property
     def open(self) -> bool:

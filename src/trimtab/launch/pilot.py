@@ -29,8 +29,8 @@ from trimtab.launch.door import Door
 from trimtab.launch.losses import Losses
 from trimtab.launch.models import Kept, Parts, bystanders, copies_of, owners_of, seen_from_outside, uncalled
 from trimtab.launch.optimizers import marks_of, params_of, still_scaled, wrap_method
-from trimtab.launch.scripting import wrap_jit_script
 from trimtab.launch.tally import Flight
+from trimtab.sample.hooks import own_hook
 
 log = logging.getLogger("trimtab")
 MAX_GUARDS = 64
@@ -74,9 +74,8 @@ class Pilot:
             wrap_method(Guard, "__init__", self._their_own),
             wrap_method(torch.amp.GradScaler, "step", self._scaler_steps),
             wrap_clip_grad_norm(self._clipped, self._contained),
-            wrap_jit_script(),
-            register_optimizer_step_pre_hook(self._stepping).remove,
-            register_optimizer_step_post_hook(self._stepped).remove,
+            own_hook(register_optimizer_step_pre_hook(self._stepping)).remove,
+            own_hook(register_optimizer_step_post_hook(self._stepped)).remove,
         ]
 
     # -- getting on board ----------------------------------------------------------------------------------------

@@ -17,6 +17,7 @@ from trimtab.core.errors import InputError
 from trimtab.sample.activations import Hook, bounds_of, mark_of, recorded, unit_dim
 from trimtab.sample.activity import Activity, empty, take_in
 from trimtab.sample.batch import tensors_in
+from trimtab.sample.hooks import own_hook
 from trimtab.sample.host import to_host
 
 log = logging.getLogger("trimtab")
@@ -76,7 +77,7 @@ class ActivationMonitor:
         for name, module in self._model.named_modules():
             if not any(module.children()) or isinstance(module, nn.MultiheadAttention):
                 hook = Hook(partial(self._look, name or type(module).__name__), self._fail)
-                self._undo.append(module.register_forward_hook(hook).remove)
+                self._undo.append(own_hook(module.register_forward_hook(hook), listed=False).remove)
 
     def remove_hooks(self) -> None:
         """Stop listening; what was seen stays."""

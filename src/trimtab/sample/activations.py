@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from trimtab.core.contain import Contained
 from trimtab.sample.batch import tensors_in
 from trimtab.sample.forward import inert, only_traced
+from trimtab.sample.hooks import own_hook
 
 LOOKS = 10
 """Looks in a window: a unit is dead if none of them saw it active."""
@@ -78,10 +79,11 @@ class ActivationTap:
             if mark is not None:
                 self._modules.append(module)
                 look = Hook(partial(self._look, name, mark, self._saturated if bounded else self._dead), self._fail)
-                self._undo.append(module.register_forward_hook(look).remove)
+                self._undo.append(own_hook(module.register_forward_hook(look), listed=False).remove)
         if self._modules:
-            self._undo.append(model.register_forward_pre_hook(Hook(self._enter, self._fail)).remove)
-            self._undo.append(model.register_forward_hook(Hook(self._leave, self._fail)).remove)
+            enter, leave = Hook(self._enter, self._fail), Hook(self._leave, self._fail)
+            self._undo.append(own_hook(model.register_forward_pre_hook(enter), listed=False).remove)
+            self._undo.append(own_hook(model.register_forward_hook(leave), listed=False).remove)
         self._arm()  # for a loop that calls the parts of the root but never the root itself
 
     def take(self) -> tuple[dict[str, float | Tensor], dict[str, tuple[str, ...]]]:

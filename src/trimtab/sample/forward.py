@@ -1,7 +1,7 @@
 """What the calls of the root module show: how many, in which mode, on what. The one hook of the always-on path.
 
-Copying or pickling a model copies its hooks: both halves of the tap turn into inert stand-ins, so that a deep copy (an
-EMA, a teacher) carries nothing of the guard.
+Nothing that is copied or pickled takes a hook of ours along (`trimtab.sample.hooks`). Should one come into a pickle by
+another way, it turns into an inert stand-in: a model that cannot be saved would be worse.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from torch.nn.modules.dropout import _DropoutNd
 
 from trimtab.core.contain import Contained
 from trimtab.sample.batch import BatchProbe
+from trimtab.sample.hooks import own_hook
 from trimtab.sample.lossfn import is_bounded, is_detached, kind_of
 from trimtab.sample.output import OutputProbe
 
@@ -116,7 +117,7 @@ class ForwardTap:
         """Say what the next output is wanted for. A hook costs even when it does nothing: it is there when needed."""
         self.output.listen, self.output.wanted = listen, spread
         if (listen or spread) and self._exit_handle is None:
-            self._exit_handle = self._model.register_forward_hook(_Exit(self))
+            self._exit_handle = own_hook(self._model.register_forward_hook(_Exit(self)), listed=False)
         elif not (listen or spread) and self._exit_handle is not None:
             self.remove()
 

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from trimtab.core.contain import Contained
 from trimtab.sample import measure
+from trimtab.sample.hooks import own_hook
 from trimtab.sample.host import to_host
 
 BUDGET = 1 << 14
@@ -94,7 +95,7 @@ class Ledger:
         self._valid = False
         self._declared = False
         self._undo = [
-            hook(contained.hook("noting loaded optimizer state", self._on_load)).remove
+            own_hook(hook(contained.hook("noting loaded optimizer state", self._on_load))).remove
             for hook in (getattr(optimizer, "register_load_state_dict_post_hook", None),)
             if hook is not None
         ]

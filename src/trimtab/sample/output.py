@@ -9,9 +9,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.utils.hooks import unserializable_hook
 
 from trimtab.core.contain import Contained
 from trimtab.sample.batch import tensors_in
+from trimtab.sample.hooks import own_hook
 from trimtab.sample.host import number, to_host
 
 NUM_OUTPUTS = 8
@@ -76,7 +78,8 @@ class OutputProbe:
                 back = grad.detach()
                 self._factor = _bce_factor(logits, back) if kind == "bce" else _nll_factor(logits, back, classes)
 
-        first.register_hook(self._contained.hook("listening to the output's gradient", arrived))  # type: ignore[no-untyped-call]
+        hook = unserializable_hook(self._contained.hook("listening to the output's gradient", arrived))  # type: ignore[no-untyped-call]
+        own_hook(first.register_hook(hook))  # type: ignore[no-untyped-call]
 
 
 def _answers(output: Any) -> int:

@@ -15,8 +15,10 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.utils.hooks import unserializable_hook
 
 from trimtab.core.contain import Contained
+from trimtab.sample.hooks import own_hook
 from trimtab.sample.host import number, to_host
 
 SIZE = 512
@@ -50,8 +52,9 @@ class Sentinel:
         wide = [p for p in fit if p.numel() >= 4 * MIN_SIZE] or [p for p in fit if p.dim() >= 2] or fit
         if wide:
             self._param = wide[-1]
-            hook = self._contained.hook("listening to a gradient", self._on_gradient)
-            self._hook = self._param.register_hook(hook)  # type: ignore[no-untyped-call]
+            # Marked, or else saving a plain tensor would warn of it.
+            hook = unserializable_hook(self._contained.hook("listening to a gradient", self._on_gradient))  # type: ignore[no-untyped-call]
+            self._hook = own_hook(self._param.register_hook(hook))  # type: ignore[no-untyped-call]
 
     @property
     def chosen(self) -> bool:

@@ -15,6 +15,7 @@ from trimtab.sample.activations import ActivationTap
 from trimtab.sample.averaged import AveragedProbe
 from trimtab.sample.batch import CHANCE_EVERY
 from trimtab.sample.forward import ForwardTap, inert
+from trimtab.sample.hooks import own_hook
 from trimtab.sample.ledger import Ledger
 from trimtab.sample.rows import Rows
 from trimtab.sample.sentinel import Sentinel
@@ -51,7 +52,7 @@ class Watch:
         self._temperature: TemperatureProbe | None = None
         self._has_float16 = False
         self._heard = 0
-        hook = model.register_load_state_dict_post_hook(_OnLoad(self))  # type: ignore[no-untyped-call]
+        hook = own_hook(model.register_load_state_dict_post_hook(_OnLoad(self)))  # type: ignore[no-untyped-call]
         self._undo = [hook.remove]
 
     def before(self, step: Step, rows: Rows, scale: float | Tensor | None) -> None:
