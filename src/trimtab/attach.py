@@ -28,6 +28,7 @@ from trimtab.sample.forward import ForwardTap
 from trimtab.sample.hooks import own_hook
 from trimtab.sample.observed import Observed
 from trimtab.sample.reduce import Peers
+from trimtab.sample.roots import Parts, roots_of
 from trimtab.sample.rows import Rows, parameter_names
 from trimtab.sample.watch import Watch
 
@@ -36,7 +37,13 @@ _GUARDED: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 def check_model(model: Any) -> nn.Module:
-    """The model, if it can be guarded."""
+    """The model, if it can be guarded; several in a dict are guarded together, under their names."""
+    if isinstance(model, Mapping) and not isinstance(model, nn.Module):
+        wrong = {key: one for key, one in model.items() if not isinstance(one, nn.Module)}
+        if wrong or not model:
+            told = ", ".join(f"{key!r} is a {type(one).__name__}" for key, one in wrong.items()) or "it is empty"
+            raise InputError(f"model is a dict, and {told}; expected names with a torch.nn.Module each")
+        model = Parts({str(key): one for key, one in model.items()})
     if not isinstance(model, nn.Module):
         raise InputError(f"model is a {type(model).__name__}; expected a torch.nn.Module")
     if not any(True for _ in model.parameters()):
@@ -107,16 +114,26 @@ def choose(optimizers: Mapping[str, Any], wanted: Any, closure: bool) -> list[An
 
 
 def _meant(optimizers: Mapping[str, Any], wanted: Any) -> list[Any]:
-    """None means all of them, else one of them, a wrapper of one, or its key."""
+    """The only one there is; of several one of them, a wrapper of one, its key, or "all"."""
+    known = ", ".join(repr(k) for k in optimizers)
     if wanted is None:
-        return list(optimizers.values())
+        if len(optimizers) == 1:
+            return list(optimizers.values())
+        first = next(iter(optimizers))
+        raise InputError(
+            f"this guard has {len(optimizers)} optimizers ({known}) and the step does not say which it is for; call "
+            f'guard.step(loss, optimizer={first!r}), or optimizer="all" to step every one of them'
+        )
     if isinstance(wanted, str | int):
         if str(wanted) in optimizers:
             return [optimizers[str(wanted)]]
+        if wanted == "all":
+            return list(optimizers.values())
     elif any(one is innermost(wanted) for one in optimizers.values()):
         return [innermost(wanted)]
-    known = ", ".join(repr(k) for k in optimizers)
-    raise InputError(f"optimizer {wanted!r} is not one of this guard's; expected one of them, or a key of {known}")
+    raise InputError(
+        f'optimizer {wanted!r} is not one of this guard\'s; expected one of them, a key of {known}, or "all"'
+    )
 
 
 def _length(loader: Any) -> int | None:
@@ -187,7 +204,9 @@ class Attachment:
             self._undo.append(ScalerSeam(scaler, by_optimizer, contained).remove)
             for lane in self.lanes.values():
                 lane.scaler = scaler
-        self._undo.append(own_hook(model.register_forward_pre_hook(tap, with_kwargs=True), listed=False).remove)
+        for root in roots_of(model):
+            hook = root.register_forward_pre_hook(tap, with_kwargs=True)
+            self._undo.append(own_hook(hook, listed=False).remove)
         self._undo.append(tap.remove)
         if activations is not None:
             self._undo.append(activations.remove)

@@ -47,7 +47,8 @@ class Guard:
         >>> guard.findings, guard.rejected
         ([], 0)
 
-    `optimizer` may be a list or dict. `config` is a `Config`, a dict or a TOML path; None reads `[tool.trimtab]`.
+    `model` may be a dict of modules, `optimizer` a list or dict. `config` is a `Config`, a dict or a TOML path; None
+    reads `[tool.trimtab]`.
     `clip` is the largest gradient norm, `{"norm": 1.0, "per_group": True}`, `{"value": 0.5}`, `"agc"`, `"percentile"`,
     or `"zscore"`. `preset` names settings that all others lie over. `ema` is an averaged copy to watch; `loader` tells
     how long an epoch is. `mode` is `observe` (change nothing), `advise` (reject non-finite updates; the default), `act`
@@ -59,7 +60,7 @@ class Guard:
 
     def __init__(
         self,
-        model: nn.Module,
+        model: nn.Module | Mapping[str, nn.Module],
         optimizer: Any,
         config: Config | Mapping[str, Any] | str | os.PathLike[str] | None = None,
         *,
@@ -84,7 +85,7 @@ class Guard:
         self._model, self._scaler, self._on_finding = attach.check_model(model), scaler, on_finding
         self._optimizers = attach.labelled(optimizer)
         for label, one in self._optimizers.items():
-            attach.check_optimizer(one, model, label)
+            attach.check_optimizer(one, self._model, label)
         self._contained, self._observed, self._journal = Contained(), Observed(), Journal()
         self._closed = self._stopping = False
         self.quarantine = quarantine_of(loader)
@@ -111,12 +112,12 @@ class Guard:
             act=self._act,
         )
         self._lanes = self._attachment.lanes
-        kept = {"model": model, "optimizer": self._optimizers, "scheduler": scheduler, "scaler": scaler}
+        kept = {"model": self._model, "optimizer": self._optimizers, "scheduler": scheduler, "scaler": scaler}
         kept |= {"ema": ema, "loader": loader, "guard": self}
         self._keepers = open_keepers(checkpoint, kept, self.config, self._lanes, self.run_dir)
 
     @classmethod
-    def attach(cls, model: nn.Module, optimizer: Any, *args: Any, **kwargs: Any) -> Guard:
+    def attach(cls, model: nn.Module | Mapping[str, nn.Module], optimizer: Any, *args: Any, **kwargs: Any) -> Guard:
         """Guard a loop that calls `optimizer.step()` itself, by hooks alone. Takes the arguments of `Guard`."""
         return cls(model, optimizer, *args, **kwargs)
 
@@ -126,7 +127,8 @@ class Guard:
     def step(self, loss: Any, batch: Any = None, *, optimizer: Any = None) -> Verdict | None:
         """Take the place of `optimizer.step()`: returns the newest verdict, or None while there is none.
 
-        `loss` is the scalar tensor that `backward()` was called on, or a closure for optimizers that need one.
+        `loss` is the scalar tensor that `backward()` was called on, or a closure for optimizers that need one. Of
+        several optimizers `optimizer` names the one to step, by its key or itself; `"all"` steps every one.
         """
         if self._closed:
             raise InputError("this guard is closed; build a new one, or call optimizer.step() yourself")

@@ -24,6 +24,7 @@ from trimtab.record.recorder import Recorder
 from trimtab.record.sinks import adapt
 from trimtab.record.writer import RunWriter
 from trimtab.recover.sampler import Quarantine
+from trimtab.sample.roots import Parts
 
 log = logging.getLogger("trimtab")
 
@@ -79,7 +80,7 @@ def run_info(config: Config, model: nn.Module, optimizers: Mapping[str, Any], fo
         started=datetime.datetime.now(datetime.UTC).isoformat(),
         config=config.to_dict(),
         versions={**versions(), "torch": torch.__version__},
-        model=type(getattr(model, "_orig_mod", model)).__name__,
+        model=model.title if isinstance(model, Parts) else type(getattr(model, "_orig_mod", model)).__name__,
         num_parameters=sum(p.numel() for p in model.parameters()),
         optimizers=tuple(optimizers),
         rules=tuple(rule.code for rule in select_rules(config)),

@@ -9,18 +9,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-
-class Parts(nn.Module):
-    """Stands in for a model that exists only as parts side by side; it is never called."""
-
-    def __init__(self, parts: Iterable[nn.Module]) -> None:
-        super().__init__()
-        for i, part in enumerate(parts):
-            self._modules[f"{type(part).__name__}{i}"] = part
-
-    def forward(self) -> None:
-        """There is nothing to compute."""
-
+from trimtab.sample.roots import Parts
 
 Kept = tuple[dict[str, Tensor | None], str, Tensor]
 MAX_COPIED = 1 << 20
@@ -68,7 +57,7 @@ def owners_of(params: Sequence[Tensor], among: Sequence[nn.Module] | None = None
     tight = sorted(candidates, key=lambda m: (sizes[id(m)][1], -sizes[id(m)][2], _num_modules(m)))
     if best == len({id(p) for m in candidates for p in m.parameters()} & set(wanted)):
         return [m for m in tight if sizes[id(m)][0] == best]
-    return [Parts(_cover(tight, sizes, wanted))]
+    return [Parts({f"{type(part).__name__}{i}": part for i, part in enumerate(_cover(tight, sizes, wanted))})]
 
 
 def _cover(

@@ -27,10 +27,11 @@ from trimtab.launch.census import Census
 from trimtab.launch.clipping import wrap_clip_grad_norm
 from trimtab.launch.door import Door
 from trimtab.launch.losses import Losses
-from trimtab.launch.models import Kept, Parts, bystanders, copies_of, owners_of, seen_from_outside, uncalled
+from trimtab.launch.models import Kept, bystanders, copies_of, owners_of, seen_from_outside, uncalled
 from trimtab.launch.optimizers import marks_of, params_of, still_scaled, wrap_method
 from trimtab.launch.tally import Flight
 from trimtab.sample.hooks import own_hook
+from trimtab.sample.roots import Parts
 
 log = logging.getLogger("trimtab")
 MAX_GUARDS = 64

@@ -114,7 +114,10 @@ class ForwardTap:
         self._told += 1
 
     def look_at_output(self, *, listen: bool, spread: bool) -> None:
-        """Say what the next output is wanted for. A hook costs even when it does nothing: it is there when needed."""
+        """Say what the next output is wanted for. A hook costs even when it does nothing: it is there when needed.
+
+        Of several models side by side none is looked at: which of them answers for all cannot be known.
+        """
         self.output.listen, self.output.wanted = listen, spread
         if (listen or spread) and self._exit_handle is None:
             self._exit_handle = own_hook(self._model.register_forward_hook(_Exit(self)), listed=False)

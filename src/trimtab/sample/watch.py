@@ -17,6 +17,7 @@ from trimtab.sample.batch import CHANCE_EVERY
 from trimtab.sample.forward import ForwardTap, inert
 from trimtab.sample.hooks import own_hook
 from trimtab.sample.ledger import Ledger
+from trimtab.sample.roots import roots_of
 from trimtab.sample.rows import Rows
 from trimtab.sample.sentinel import Sentinel
 from trimtab.sample.step import Step
@@ -52,8 +53,10 @@ class Watch:
         self._temperature: TemperatureProbe | None = None
         self._has_float16 = False
         self._heard = 0
-        hook = own_hook(model.register_load_state_dict_post_hook(_OnLoad(self)))  # type: ignore[no-untyped-call]
-        self._undo = [hook.remove]
+        self._undo = [
+            own_hook(one.register_load_state_dict_post_hook(_OnLoad(self))).remove  # type: ignore[no-untyped-call]
+            for one in {id(m): m for m in (model, *roots_of(model))}.values()
+        ]
 
     def before(self, step: Step, rows: Rows, scale: float | Tensor | None) -> None:
         """Before the gradients are measured and changed."""
