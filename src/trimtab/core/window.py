@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from statistics import median
 from typing import Any
 
 from trimtab.core.baseline import RowBaseline
@@ -26,6 +28,59 @@ MIN_DRIFT = 20
 MIN_CALM = 24
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Earlier:
+    """What one scalar really was before the newest sample: this is what a message quotes.
+
+    The histories that detectors compare with leave alarming samples out, and levels are medians; neither is what the
+    reader finds in the log. `usual` (the median) and `highest` are over the `num` finite values of the last
+    `num_steps` steps (at most 64), alarms included. `last`, `first` and `lowest` are the newest, the oldest and the
+    smallest finite value of the whole run, with their steps. Numbers that are not known are NaN, steps -1.
+    """
+
+    num: int
+    num_steps: int
+    usual: float
+    highest: float
+    last: float
+    last_step: int
+    first: float
+    first_step: int
+    lowest: float
+    lowest_step: int
+
+    def range(self) -> str:
+        """For a message: `usually 0.19, at most 1.5 in the last 64 steps`; empty where nothing is known."""
+        if not self.num:
+            return ""
+        span = (
+            f"the last {self.num_steps}" if self.num == self.num_steps else f"{self.num} of the last {self.num_steps}"
+        )
+        return f"usually {self.usual:.4g}, at most {self.highest:.4g} in {span} steps"
+
+
+@dataclass(slots=True)
+class _Ends:
+    """The first, the newest and the smallest finite value of a scalar, each with its step."""
+
+    first: float = math.nan
+    first_step: int = -1
+    last: float = math.nan
+    last_step: int = -1
+    lowest: float = math.nan
+    lowest_step: int = -1
+
+    def push(self, value: float, step: int) -> None:
+        if self.first_step < 0:
+            self.first, self.first_step = value, step
+        self.last, self.last_step = value, step
+        if not value >= self.lowest:
+            self.lowest, self.lowest_step = value, step
+
+    def state_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
 class Window:
     """The newest sample beside the history of the samples before it. Memory does not grow with the run."""
 
@@ -34,6 +89,7 @@ class Window:
         self._series = {name: Series() for name in TRACKED}
         self._levels = {name: Level() for name in LEVELS}
         self._left_out = 0
+        self._ends: dict[str, _Ends] = {}
         self.past: deque[Mapping[str, float]] = deque(maxlen=NUM_PAST)
         self.schedule = Schedule()
         self.drift = Cusum()
@@ -59,6 +115,23 @@ class Window:
     def level(self, name: str) -> Level:
         """Where a scalar stood before the newest sample, alarms or not."""
         return self._levels[name]
+
+    def earlier(self, name: str) -> Earlier:
+        """What a tracked scalar was in the steps before the newest sample, alarming ones included."""
+        values = [v for scalars in self.past if (v := scalars.get(name)) is not None]
+        ends = self._ends.get(name, _Ends())
+        return Earlier(
+            num=len(values),
+            num_steps=len(self.past),
+            usual=_median(values),
+            highest=max(values, default=math.nan),
+            last=ends.last,
+            last_step=ends.last_step,
+            first=ends.first,
+            first_step=ends.first_step,
+            lowest=ends.lowest,
+            lowest_step=ends.lowest_step,
+        )
 
     def last(self, name: str, num: int) -> list[float]:
         """A scalar in the last `num` training samples, the newest included, oldest first; finite values only."""
@@ -105,6 +178,10 @@ class Window:
     def absorb(self, *, alarming: bool) -> None:
         """Let the newest sample into the history, unless it is alarming and the alarm is young."""
         sample = self.now
+        for name in TRACKED:
+            value = sample.scalars.get(name)
+            if value is not None and math.isfinite(value):
+                self._ends.setdefault(name, _Ends()).push(value, sample.step)
         if sample.phase == "train":
             self._follow(sample)
         if alarming and self._left_out < MAX_LEFT_OUT:
@@ -164,6 +241,7 @@ class Window:
             "drift": self.drift.state_dict(),
             "past": [dict(scalars) for scalars in self.past],
             "left_out": self._left_out,
+            "ends": {name: ends.state_dict() for name, ends in self._ends.items()},
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -177,3 +255,9 @@ class Window:
         self.drift = Cusum.from_state(state["drift"])
         self.past = deque(({k: float(v) for k, v in s.items()} for s in state["past"]), maxlen=NUM_PAST)
         self._left_out = int(state["left_out"])
+        self._ends = {name: _Ends(**ends) for name, ends in state.get("ends", {}).items()}
+
+
+def _median(values: list[float]) -> float:
+    """The middle one of them, as `statistics.median` gives it; NaN where there is none."""
+    return median(values) if values else math.nan

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import ClassVar
@@ -64,15 +63,16 @@ class ChronicClipping:
         median = coefs[len(coefs) // 2]
         if median >= self.coef or coefs[int(0.95 * (len(coefs) - 1))] > 0.9:
             return
-        rates = rates_of(window.now.scalars)
-        effective = max(rates, default=math.nan) * median
+        rates, clipped = rates_of(window.now.scalars), sum(c < 1.0 for c in coefs)
+        effective = max(rates) * median if rates else None
         rate = f" With a learning rate of {max(rates):.3g} the effective one is {effective:.3g}." if rates else ""
         yield found(
             self,
             window,
-            f"gradients were clipped in all of the last {len(coefs)} steps looked at, usually to {median:.2%} of "
-            f"their norm: "
-            f"clipping only hides that they are {1 / max(median, 1e-30):.3g} times too large.{rate}",
+            f"gradients were clipped in {clipped} of the last {len(coefs)} steps, usually to {median:.2%} of their "
+            f"norm: clipping only hides that they are {1 / max(median, 1e-30):.3g} times too large.{rate}",
             coef=median,
+            num_clipped=clipped,
+            num_steps=len(coefs),
             effective_lr=effective,
         )

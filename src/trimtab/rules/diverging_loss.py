@@ -82,8 +82,8 @@ class DivergingLoss:
             yield found(
                 self,
                 window,
-                f"the loss has fallen from {level.start:.4g} to {loss:.4g}; a cross-entropy cannot fall so far: its "
-                "sign is wrong.",
+                f"the loss has fallen from about {level.start:.4g} to {loss:.4g}; a cross-entropy cannot fall so far: "
+                "its sign is wrong.",
                 ("loss",),
                 loss=loss,
             )
@@ -137,14 +137,14 @@ class DivergingLoss:
         times = 10.0 if window.now.layout.optimizer else 2.0
         if len(last) < self.early or not min(last) > times * abs(level.start_max) + 1e-3:
             return
-        yield self._finding(window, loss, level.start, 0)
+        yield self._finding(window, loss, level.start, window.earlier("loss").first_step)
 
     def _finding(self, window: Window, loss: float, reference: float, onset: int) -> Finding:
         norm, usual = window.scalar("grad_norm"), window.level("grad_norm")
         return found(
             self,
             window,
-            f"the loss has climbed to {loss:.4g} from {reference:.4g}, beginning about step {onset}.",
+            f"the loss has climbed to {loss:.4g} from about {reference:.4g}, beginning about step {onset}.",
             ("loss",),
             loss=loss,
             best=reference,

@@ -57,7 +57,7 @@ class ExplodingGradient:
         z = history.log_z(norm)
         if z < self.z:
             return
-        median = history.median()
+        before = window.earlier("grad_norm")
         names, growth = self._most_grown(window)
         most = f", most in {names[0]} ({growth:.3g}x its usual norm)" if names else ""
         coef = window.scalar("clip_coef")
@@ -67,9 +67,9 @@ class ExplodingGradient:
             name=self.name,
             step=window.now.step,
             severity=self.severity,
-            message=f"the gradient norm is {norm:.4g}, usually {median:.4g} and at most {highest:.4g}{most}.{clipped}",
+            message=f"the gradient norm is {norm:.4g} ({before.range()}){most}.{clipped}",
             subject=names,
-            evidence={"grad_norm": norm, "median": median, "recent_max": highest, "z": z, "growth": growth},
+            evidence={"grad_norm": norm, "usual": before.usual, "highest": before.highest, "z": z, "growth": growth},
         )
 
     def _most_grown(self, window: Window) -> tuple[tuple[str, ...], float]:

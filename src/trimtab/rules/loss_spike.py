@@ -59,15 +59,15 @@ class LossSpike:
         z = history.z(loss)
         if z < self.z:
             return
+        before = window.earlier("loss")
         yield Finding(
             code=self.code,
             name=self.name,
             step=window.now.step,
             severity=self.severity,
-            message=f"the loss is {loss:.4g}; it was usually {median:.4g}, lately at most {highest:.4g} and at first "
-            f"{initial:.4g}.",
+            message=f"the loss is {loss:.4g} ({before.range()}; {before.first:.4g} at step {before.first_step}).",
             subject=("loss",),
-            evidence={"loss": loss, "median": median, "recent_max": highest, "initial": initial, "z": z},
+            evidence={"loss": loss, "usual": before.usual, "highest": before.highest, "first": before.first, "z": z},
         )
 
 

@@ -42,15 +42,20 @@ class NonfiniteLoss:
         loss = window.scalar("loss")
         if loss is None or math.isfinite(loss):
             return
-        before = window.history("loss").median()
-        usual = f"; it was about {before:.4g} before" if math.isfinite(before) else ""
+        before = window.earlier("loss")
+        last = (
+            f"; the last finite loss was {before.last:.4g}, at step {before.last_step}" if before.last_step >= 0 else ""
+        )
         kept = " The update was kept out of the weights." if window.scalar("rejected") else ""
         yield Finding(
             code=self.code,
             name=self.name,
             step=window.now.step,
             severity=self.severity,
-            message=f"the loss is {loss}{usual}.{kept}",
+            message=f"the loss is {loss}{last}.{kept}",
             subject=("loss",),
-            evidence={"loss": loss, "median_before": before},
+            evidence={
+                "loss": loss,
+                **({"last": before.last, "last_step": float(before.last_step)} if last else {}),
+            },
         )

@@ -40,11 +40,18 @@ class NonfiniteValidation:
         loss = window.scalar("val_loss")
         if loss is None or math.isfinite(loss):
             return
-        train = window.history("loss").median()
+        before, train = window.earlier("val_loss"), window.earlier("loss")
+        known = [
+            f"{name} {one.last:.4g}, at step {one.last_step}"
+            for name, one in (("the last finite one was", before), ("the last finite training loss", train))
+            if one.last_step >= 0
+        ]
         yield found(
             self,
             window,
-            f"the validation loss is {loss}; the training loss is about {train:.4g}.",
+            f"the validation loss is {loss}{''.join(f'; {text}' for text in known)}.",
             ("val_loss",),
             val_loss=loss,
+            last=before.last if before.last_step >= 0 else None,
+            train_loss=train.last if train.last_step >= 0 else None,
         )

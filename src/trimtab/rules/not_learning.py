@@ -57,8 +57,8 @@ class NotLearning:
         yield found(
             self,
             window,
-            f"the loss is {now:.4g} after {step + 1} steps; it began at {level.start:.4g}, and guessing gives "
-            f"{chance:.4g}.",
+            f"the loss is about {now:.4g} at step {step}; it was about {level.start:.4g} in the first steps, and "
+            f"guessing gives {chance:.4g}.",
             ("loss",),
             loss=now,
             start=level.start,

@@ -62,7 +62,8 @@ class OscillatingLoss:
             self,
             window,
             f"the loss swings between {min(losses):.4g} and {max(losses):.4g}; successive gradients point against each "
-            f"other (median cosine {sorted(turns)[len(turns) // 2]:.2f}), and its best level was {level.best:.4g}.",
+            f"other (median cosine {sorted(turns)[len(turns) // 2]:.2f}), and its best level was about "
+            f"{level.best:.4g}.",
             ("loss",),
             cosine=sorted(turns)[len(turns) // 2],
             lowest=min(losses),

@@ -53,14 +53,15 @@ class OutlierBatch:
         z = history.log_z(size) if math.isfinite(size) else math.inf
         if z < self.z:
             return
+        before = window.earlier("in_rms")
         yield found(
             self,
             window,
-            f"the inputs of this batch have a root mean square of {size:.4g}; usually it is {history.median():.4g}, "
-            f"lately at most {history.recent_max():.4g}.",
+            f"the inputs of this batch have a root mean square of {size:.4g} ({before.range()}).",
             ("batch",),
             rms=size,
-            usual=history.median(),
+            usual=before.usual,
+            highest=before.highest,
             z=z,
             harm=_harm(window),
         )

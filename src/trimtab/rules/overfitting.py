@@ -58,13 +58,15 @@ class Overfitting:
         train = window.level("loss")
         if not train.now <= train.best + max(2.0 * train.noise, 0.2 * abs(train.start - train.best)):
             return  # training got worse as well: that is no overfitting
+        before = window.earlier("val_loss")
         yield found(
             self,
             window,
-            f"the validation loss is {late[-1]:.4g}, its best was {best:.4g} {len(values) - 1 - values.index(best)} "
-            f"validations ago; the training loss is still at its best ({train.now:.4g}).",
+            f"the validation loss is {late[-1]:.4g}; its best was {before.lowest:.4g}, at step {before.lowest_step}. "
+            f"The training loss is still near its best level (about {train.now:.4g}; the best was {train.best:.4g}).",
             ("val_loss",),
             val_loss=late[-1],
-            best=best,
+            best=before.lowest,
+            best_step=before.lowest_step,
             train_loss=train.now,
         )

@@ -65,8 +65,8 @@ class TargetsDoNotPredict:
         yield found(
             self,
             window,
-            f"the loss has settled at {level.now:.4g}, and guessing by frequency gives {chance:.4g}: the weights move, "
-            "but nothing in the inputs predicts the targets.",
+            f"the loss has settled at about {level.now:.4g}, and guessing by frequency gives {chance:.4g}: the weights "
+            "move, but nothing in the inputs predicts the targets.",
             ("targets",),
             loss=level.now,
             chance=chance,

@@ -65,7 +65,7 @@ class UpdateRatio:
             story = f"a step changes the weights by only {median:.3g} times their size, and the loss stands still."
         else:
             return
-        yield found(self, window, story + rate, update_ratio=median, lr=max(rates, default=math.nan))
+        yield found(self, window, story + rate, update_ratio=median, lr=max(rates, default=None))
 
     def _thrown(self, window: Window) -> Iterator[Finding]:
         """The very first steps replaced the weights rather than changed them, and the loss is worse for it."""
@@ -76,15 +76,15 @@ class UpdateRatio:
             return
         if not min(losses[-2:]) > losses[0] + 0.15 * abs(losses[0]):
             return
-        rates = rates_of(window.now.scalars)
+        rates, most = rates_of(window.now.scalars), max(window.last("update_ratio", len(window.past) + 1))
         yield found(
             self,
             window,
-            f"the first steps changed the weights by up to {highest:.3g} times their size, and the loss went from "
-            f"{losses[0]:.4g} to {losses[-1]:.4g}: the learning rate ({max(rates, default=math.nan):.3g}) is far "
+            f"the first steps changed the weights by up to {most:.4g} times their size, and the loss went from "
+            f"{losses[0]:.4g} to {losses[-1]:.4g}: the learning rate{f' ({max(rates):.3g})' if rates else ''} is far "
             "too high.",
-            update_ratio=highest,
-            lr=max(rates, default=math.nan),
+            update_ratio=most,
+            lr=max(rates, default=None),
         )
 
     def _never_moved(self, window: Window) -> bool:

@@ -61,8 +61,8 @@ class VanishingGradient:
         yield found(
             self,
             window,
-            f"the gradient norm has fallen from {norm.start:.3g} to {norm.now:.3g}, and the loss is still "
-            f"{loss.now:.4g} (at first {loss.start:.4g}).",
+            f"the gradient norm has fallen from about {norm.start:.4g} in the first steps to {norm.now:.4g}, and the "
+            f"loss is still about {loss.now:.4g} ({loss.start:.4g} in the first steps).",
             ("grad_norm",),
             grad_norm=norm.now,
             first=norm.start,

@@ -55,14 +55,16 @@ class WeightCorrupted:
         limit = max(self.size, self.times * usual.median() if len(usual) else 0.0)
         if change is not None and limit <= change < math.inf and habit[0] < self.habit:
             names = window.now.notes.get("outside", ())
+            known = window.earlier("update_ratio")
+            whose = f", whose steps are usually {known.usual:.4g}" if known.num else ""
             yield found(
                 self,
                 window,
-                f"{listed(names)} changed by {change:.3g} times its size between two steps, and not by the optimizer, "
-                f"whose steps are usually {usual.median():.3g}.",
+                f"{listed(names)} changed by {change:.4g} times its size between two steps, and not by the optimizer"
+                f"{whose}.",
                 names,
                 change=change,
-                usual=usual.median(),
+                usual=known.usual if known.num else None,
             )
         elif (
             moments is not None

@@ -46,12 +46,12 @@ class WeightJump:
         usual, highest = history.median(), history.highest
         if ratio < self.times * highest or ratio < 10.0 * usual:
             return
+        before = window.earlier("update_ratio")
         yield found(
             self,
             window,
-            f"this step changed the weights by {ratio:.3g} times their size; usually it is {usual:.3g}, at most "
-            f"{highest:.3g}.",
+            f"this step changed the weights by {ratio:.4g} times their size ({before.range()}).",
             update_ratio=ratio,
-            usual=usual,
-            highest=highest,
+            usual=before.usual,
+            highest=before.highest,
         )

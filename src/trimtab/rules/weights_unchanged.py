@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
@@ -63,7 +62,7 @@ class WeightsUnchanged:
             self,
             window,
             f"no weight has changed in {self.persist} looks, with a gradient norm of "
-            f"{window.scalar('grad_norm'):.3g} and a learning rate of {max(rates, default=math.nan):.3g}.",
+            f"{window.scalar('grad_norm'):.3g}{f' and a learning rate of {max(rates):.3g}' if rates else ''}.",
             grad_norm=window.scalar("grad_norm"),
-            lr=max(rates, default=math.nan),
+            lr=max(rates, default=None),
         )
