@@ -24,6 +24,7 @@ KINDS = {
 }
 VIEWS = ("View", "Reshape", "UnsafeView", "Squeeze", "Unsqueeze", "Transpose", "Permute", "T", "Alias", "Slice",
          "ToCopy", "Clone", "Expand", "Select", "Index")  # fmt: skip
+PICKING = ("Gather", "Index", "TakeAlongDim")
 BOUNDED = {"Relu": (0.0, None), "Sigmoid": (0.0, 1.0), "Tanh": (-1.0, 1.0), "Softmax": (0.0, 1.0)}
 
 
@@ -43,7 +44,8 @@ class LossFacts:
     """The loss function at the end of a graph, as autograd knows it.
 
     `kind` is nll, bce, bce-logits, mse, l1 or empty; `scores` and `target` are what it was given; `before` is the
-    nonlinearity right before it. `reduction` is mean, sum, none or empty. `custom` names gradients that are hand-made.
+    nonlinearity right before it. `picked` are the whole numbers that a hand-written loss picks its scores by (`gather`,
+    indexing). `reduction` is mean, sum, none or empty. `custom` names gradients that are hand-made.
     """
 
     kind: str = ""
@@ -51,6 +53,7 @@ class LossFacts:
     scores: Tensor | None = None
     target: Tensor | None = None
     targets: tuple[Tensor, ...] = ()
+    picked: tuple[Tensor, ...] = ()
     ignore_index: int = -100
     before: str = ""
     before_twice: str = ""
@@ -102,6 +105,7 @@ def read_graph(loss: Tensor, *, detailed: bool = True) -> LossFacts:
     if len(kinds) != 1:
         return LossFacts(
             targets=targets,
+            picked=() if ends else tuple(_picked(loss)),
             num_losses=len(ends),
             custom=tuple(dict.fromkeys(custom)),
             activations=tuple(found),
@@ -142,6 +146,30 @@ def _is_builtin(node: Any) -> bool:
 
 def _ends(loss: Tensor) -> Iterator[tuple[str, Any]]:
     """Known loss functions near the end, through nothing but what joins and scales them."""
+    for node in _near_the_end(loss, tuple(KINDS)):
+        kind = next((k for prefix, k in KINDS.items() if node.name().startswith(prefix)), None)
+        if kind is not None:
+            yield kind, node
+
+
+def _picked(loss: Tensor) -> Iterator[Tensor]:
+    """The whole numbers by which scores are picked near the end: the labels of a loss that is written by hand."""
+    for node in _near_the_end(loss, PICKING):
+        if node.name().startswith(PICKING):
+            by = [t for t in getattr(node, "_saved_indices", None) or () if isinstance(t, Tensor)]
+            index = (
+                _saved(node, "index") if len(by) < 2 else by[-1]
+            )  # scores[rows, labels]; scores[rows] picks no class
+            if index is not None and _is_whole(index):
+                yield index.detach()
+
+
+def _is_whole(tensor: Tensor) -> bool:
+    return not tensor.is_floating_point() and not tensor.is_complex() and tensor.dtype is not torch.bool
+
+
+def _near_the_end(loss: Tensor, until: tuple[str, ...]) -> Iterator[Any]:
+    """The nodes behind a loss up to those named `until`, through nothing but what joins and scales losses."""
     ahead, seen = [loss.grad_fn], set[Any]()
     for _ in range(64):
         if not ahead:
@@ -150,11 +178,8 @@ def _ends(loss: Tensor) -> Iterator[tuple[str, Any]]:
         if node is None or node in seen:
             continue
         seen.add(node)
-        name = node.name()
-        kind = next((k for prefix, k in KINDS.items() if name.startswith(prefix)), None)
-        if kind is not None:
-            yield kind, node
-        elif name.startswith(BETWEEN):
+        yield node
+        if not node.name().startswith(until) and node.name().startswith(BETWEEN):
             ahead += [following for following, _ in node.next_functions]
 
 

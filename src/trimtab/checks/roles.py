@@ -37,6 +37,13 @@ def roles_of(batch: Any, given: list[Tensor], compared: Tensor | None, *, by_con
     found = dict(leaves(batch))
     seen = tuple(p for p, t in found.items() if any(same_values(t, g) for g in given))
     wanted = tuple(p for p, t in found.items() if compared is not None and p not in seen and same_values(t, compared))
+    if not wanted and compared is not None:
+        # A model that computes its own loss is given its targets too: of what the loss compared with, the name tells.
+        wanted = tuple(
+            p
+            for p, t in found.items()
+            if p.rpartition(".")[2] in TARGET_KEYS and is_next(t, compared) and any(q != p for q in seen)
+        )
     if wanted:
         return Roles(inputs=tuple(p for p in found if p not in wanted), targets=wanted, sure=True, fed=seen)
     guessed = _by_place(batch)
@@ -56,6 +63,25 @@ def holds(whole: Tensor, part: Tensor) -> bool:
         return True
     fits = whole.dim() == part.dim() == 2 and whole.shape[0] == part.shape[0] and whole.shape[1] == part.shape[1] + 1
     return fits and (same_values(whole[:, :-1], part) or same_values(whole[:, 1:], part))
+
+
+def is_next(whole: Tensor, part: Tensor) -> bool:
+    """Whether a loss compared with these targets, as they are or moved by one place: next tokens.
+
+    Example:
+        >>> tokens = torch.arange(12).reshape(2, 6)
+        >>> is_next(tokens, tokens[:, 1:].reshape(-1)), is_next(tokens, tokens.flip(0))
+        (True, False)
+        >>> is_next(tokens, torch.nn.functional.pad(tokens[:, 1:], (0, 1), value=-100))
+        True
+    """
+    if same_values(whole, part):
+        return True
+    if whole.dim() != 2 or whole.shape[1] < 2:
+        return False
+    if part.numel() == whole.shape[0] * (whole.shape[1] - 1):
+        return same_values(whole[:, 1:], part)
+    return part.numel() == whole.numel() and same_values(whole[:, 1:], part.reshape(whole.shape)[:, :-1])
 
 
 def same_values(a: Tensor, b: Tensor) -> bool:

@@ -69,7 +69,7 @@ def examine(
             warnings.simplefilter("ignore")  # what a training says in experiments is no news
             lines = [line for check in chosen for line in _run(check, probe)]
             traces = tuple(c.failure.trace for c in probe.calls if c.failure is not None)
-            steps = tuple(view(call, probe.batch(i)) for i, call in enumerate(probe.calls))
+            steps = tuple(view(call, probe.batch(i), probe.roles) for i, call in enumerate(probe.calls))
     except RuntimeError as error:
         if not is_lost(error):
             raise

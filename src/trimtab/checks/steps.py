@@ -7,8 +7,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from torch import Tensor
+
 from trimtab.checks.events import Call
 from trimtab.checks.leaves import is_label_like, leaves
+from trimtab.checks.roles import Roles
 
 NUM_LABELS = 8
 
@@ -20,6 +23,8 @@ class StepView:
     step: int
     batch: tuple[str, ...]
     labels: tuple[int, ...]
+    num_ignored: int
+    num_labels: int
     loss: float | None
     requires_grad: bool
     loss_device: str
@@ -39,7 +44,8 @@ class StepView:
         """As the sanity tool prints it."""
         yield f"Step {self.step}: batch {'; '.join(self.batch) or 'without tensors'}"
         if self.labels:
-            yield f"  labels {list(self.labels)}"
+            left_out = f" ({self.num_ignored} of {self.num_labels} are ignored)" if self.num_ignored else ""
+            yield f"  labels {list(self.labels)}{left_out}"
         if self.failure:
             yield f"  {self.failure}"
             return
@@ -62,10 +68,11 @@ class StepView:
             yield f"  scaler scale {self.scale:g}"
 
 
-def view(call: Call, batch: Any) -> StepView:
+def view(call: Call, batch: Any, roles: Roles | None = None) -> StepView:
     """Put one call into numbers."""
     found = list(leaves(batch))
-    labels = next((t for _, t in found if is_label_like(t) and t.numel()), None)
+    labels = _labels(call, dict(found), roles)
+    kept = None if labels is None else labels[labels != call.facts.ignore_index]
     norms = [v for e in call.of("step") for v in e.facts["gradients"].norms.values()]
     there = [v for v in norms if v is not None]
     finite = [v for v in there if math.isfinite(v)]
@@ -75,7 +82,9 @@ def view(call: Call, batch: Any) -> StepView:
         batch=tuple(
             f"{p or 'x'} {list(t.shape)} {str(t.dtype).removeprefix('torch.')} {t.device}" for p, t in found[:6]
         ),
-        labels=tuple(int(v) for v in labels.reshape(-1)[:NUM_LABELS].tolist()) if labels is not None else (),
+        labels=() if kept is None else tuple(int(v) for v in kept[:NUM_LABELS].tolist()),
+        num_ignored=0 if labels is None or kept is None else labels.numel() - kept.numel(),
+        num_labels=0 if labels is None else labels.numel(),
         loss=call.loss,
         requires_grad=call.requires_grad,
         loss_device=call.loss_device,
@@ -91,3 +100,22 @@ def view(call: Call, batch: Any) -> StepView:
         seconds=call.seconds,
         failure=f"{failure.kind} in {failure.phase}: {failure.text[:200]}" if failure is not None else "",
     )
+
+
+def _labels(call: Call, batch: dict[str, Tensor], roles: Roles | None) -> Tensor | None:
+    """What the loss compared with, as a row of whole numbers; None where it had none, or nobody can say.
+
+    The first whole numbers of a batch are as often tokens as labels: only the loss knows. Where it was never reached,
+    or is written by hand, the target that the contract names is taken, then what scores were picked by.
+    """
+    facts = call.facts
+    seen = [t for t in facts.targets if _is_class(t, facts.kind)]
+    if not seen and roles is not None and roles.sure:
+        seen = [batch[path] for path in roles.targets if path in batch and is_label_like(batch[path])]
+    return next((t.detach().reshape(-1) for t in (*seen, *facts.picked) if t.numel() and not t.is_meta), None)
+
+
+def _is_class(target: Tensor, kind: str) -> bool:
+    if target.is_floating_point():  # a binary cross-entropy takes its classes as 0.0 and 1.0
+        return kind.startswith("bce") and bool((target == target.round()).all())
+    return not target.is_complex()
