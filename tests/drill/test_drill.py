@@ -8,8 +8,11 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tests.drill import targets
 from trimtab.checks.target import check_target
@@ -18,6 +21,7 @@ from trimtab.core.registry import all_rules
 from trimtab.drill import words
 from trimtab.drill.child import answer, build
 from trimtab.drill.children import Child
+from trimtab.drill.cost import added_cost
 from trimtab.drill.faults import FAULTS, GROUPS, choose, fairly
 from trimtab.drill.one_run import Run
 from trimtab.drill.outcome import FOUND, MISSED, NA, NOT_RUN, OTHERWISE, Report, Result, Row, Task, Told
@@ -194,7 +198,7 @@ def row(status: str, harmful: bool, latency: int | None = None, **more: Any) -> 
 
 REPORT = Report(
     target="a:b", mode="observe", num_steps=120, onset=40, seeds=(0,), false_alarms=(), clean_steps=120, clean_end=0.1,
-    cost_percent=3.14, step_ms=10.0, cpu_time=False, cost_reason="", seconds=1.0,
+    cost_percent=3.14, noise_percent=1.0, step_ms=10.0, cpu_time=False, cost_reason="", seconds=1.0,
     rows=(
         row(FOUND, True, 1, by="weight-corrupted"), row(FOUND, True, 3, by="weight-jump"), row(MISSED, True),
         row(OTHERWISE, False, 9, by="eval-mode"), row(NA, False, reason="no place"), row(NOT_RUN, False, reason="late"),
@@ -249,10 +253,43 @@ def test_a_target_that_builds_nothing_new_is_seen() -> None:
 
 def test_the_cost_is_a_ratio_of_two_runs_in_turn() -> None:
     result = answer(replace(SHORT, cost=True, num_steps=6), [])
-    assert result.cost_percent is not None
-    assert result.cost_percent > -50
+    assert result.cost_percent is None or result.cost_percent > 0
+    assert result.noise_percent is not None
     assert result.step_ms is not None
     assert result.step_ms > 0
+
+
+@given(st.lists(st.tuples(st.floats(0.1, 10), st.floats(0.1, 10)), min_size=5, max_size=80))
+def test_a_cost_is_never_zero_or_less(pairs: list[tuple[float, float]]) -> None:
+    percent, noise = added_cost([a for a, _ in pairs], [b for _, b in pairs])
+    assert percent is None or percent > 0
+    assert noise >= 0
+
+
+def test_noise_without_a_guard_is_hardly_ever_called_a_cost() -> None:
+    rng = np.random.default_rng(0)
+    told = 0
+    for _ in range(400):
+        a, b = np.exp(rng.normal(0, 0.3, (2, 60))) * rng.choice([1.0, 5.0], (2, 60), p=[0.9, 0.1])
+        told += added_cost(list(a), list(b))[0] is not None
+    assert told <= 20  # one in forty is what the interval allows
+
+
+def test_a_real_cost_is_told_through_noise() -> None:
+    rng = np.random.default_rng(0)
+    shared = np.exp(rng.normal(0, 0.3, 60))
+    percent, _ = added_cost(list(shared), list(1.2 * shared * np.exp(rng.normal(0, 0.02, 60))))
+    assert percent == pytest.approx(20, abs=3)
+
+
+def test_a_cost_that_cannot_be_seen_is_said_to_be_so() -> None:
+    noisy = replace(REPORT, cost_percent=None, noise_percent=66.0)
+    assert sentence(noisy).endswith("clean steps; cost not measurable")
+    assert words.cost(noisy) == "not measurable: the noise is 66 % of a step of 10 ms"
+    assert "not measurable: the noise is 66 %" in to_html(noisy)
+    unknown = replace(REPORT, cost_percent=None, noise_percent=None, step_ms=None, cost_reason="no time was left")
+    assert sentence(unknown).endswith("clean steps")
+    assert words.cost(unknown) == "not measured (no time was left)"
 
 
 def test_a_training_that_does_not_run_by_itself_cannot_be_drilled() -> None:

@@ -77,6 +77,7 @@ class Result:
     reason: str = ""
     could_not: str = ""
     cost_percent: float | None = None
+    noise_percent: float | None = None
     step_ms: float | None = None
     cpu_time: bool = False
     seconds: float = 0.0
@@ -120,6 +121,7 @@ class Report:
     clean_steps: int
     clean_end: float
     cost_percent: float | None
+    noise_percent: float | None
     step_ms: float | None
     cpu_time: bool
     cost_reason: str

@@ -59,7 +59,7 @@ def to_html(report: Report, min_recall: float = words.MIN_RECALL) -> str:
 
 def _cost(report: Report) -> tuple[str, str]:
     if report.cost_percent is None:
-        return f"cost: {words.cost(report)}", "?"
+        return f"cost of the guard: {words.cost(report)}", "–"
     clock = "of CPU time" if report.cpu_time else "of a step"
     return f"{clock} is what the guard costs ({report.step_ms:.3g} ms without)", f"{report.cost_percent:.1f} %"
 

@@ -94,6 +94,7 @@ def drill(
         clean_steps=sum(len(one.losses) for one in cleans.values()),
         clean_end=cleans[0].losses[-1],
         cost_percent=cost.cost_percent,
+        noise_percent=cost.noise_percent,
         step_ms=cost.step_ms,
         cpu_time=cost.cpu_time,
         cost_reason="the target gives the same model whenever it is called" if cost.reused else cost.could_not,

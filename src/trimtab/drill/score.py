@@ -142,6 +142,8 @@ def sentence(report: Report) -> str:
     parts.append(f"{alarms} false alarm{'s' if alarms != 1 else ''} in {report.clean_steps} clean steps")
     if report.cost_percent is not None:
         parts.append(f"cost {report.cost_percent:.1f} % of a step")
+    elif not report.cost_reason:
+        parts.append("cost not measurable")
     return "; ".join(parts)
 
 

@@ -96,7 +96,9 @@ def in_all(report: Report) -> str:
 
 def cost(report: Report) -> str:
     """What the guard costs, or why nobody knows."""
-    if report.cost_percent is None:
+    if report.cost_reason:
         return f"not measured ({report.cost_reason})"
+    if report.cost_percent is None:
+        return f"not measurable: the noise is {report.noise_percent:.0f} % of a step of {report.step_ms:.3g} ms"
     how = " (of CPU time: the machine is busy)" if report.cpu_time else ""
     return f"{report.cost_percent:.1f} % of a step of {report.step_ms:.3g} ms{how}"
