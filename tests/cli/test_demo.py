@@ -1,5 +1,7 @@
 import math
 
+import pytest
+
 from trimtab.train.demo import Plan, run_demo
 
 
@@ -41,6 +43,28 @@ def test_the_story_is_true(tmp_path):
     assert both["guarded"].test_accuracy > 0.9
     spike = {a.name: a for a in run_demo(Plan(nan_step=-1), tmp_path, lambda step, arms: None).arms}
     assert spike["unguarded"].test_accuracy < 0.5
+
+
+@pytest.mark.parametrize(
+    ("plan", "fault"),
+    [
+        (Plan(num_epochs=2, nan_step=25), 25),
+        (Plan(num_epochs=2, nan_step=25, seed=3), 25),
+        (Plan(num_epochs=2, nan_step=-1), 55),  # the first wrong update is that of step 54: its loss is still the same
+    ],
+)
+def test_the_arms_are_the_same_run_until_the_fault(plan, fault, tmp_path):
+    """Same seed, same batches, same settings: only a fault, or what a guard does about it, may make a difference."""
+    clean, unguarded, guarded = (arm.losses for arm in run_demo(plan, tmp_path, lambda step, arms: None).arms)
+    assert clean[:fault] == unguarded[:fault] == guarded[:fault]
+    assert clean[fault] != unguarded[fault]
+    assert clean != guarded
+
+
+def test_the_demo_says_what_the_guard_did(trimtab, tmp_path):
+    said = " ".join(trimtab("demo", "--quick", "--dir", tmp_path).out.split())
+    assert "done: " in said.partition("What the guard found, and did")[2]
+    assert "the same in all three" in said
 
 
 def test_without_a_guard_there_is_nothing_to_show(trimtab, monkeypatch):

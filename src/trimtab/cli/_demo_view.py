@@ -31,7 +31,8 @@ def show_intro(out: Console, plan: Plan) -> None:
     out.print(f"[bold]A small CNN with BatchNorm learns {NUM_TRAIN:,} handwritten digits, three times.[/bold]")
     last = plan.spike_step + SPIKE_STEPS - 1
     out.print(f"  fault 1, step {plan.nan_step}: one pixel of one image is NaN")
-    out.print(f"  fault 2, steps {plan.spike_step} to {last}: the learning rate is {SPIKE_FACTOR:g} times too high\n")
+    out.print(f"  fault 2, steps {plan.spike_step} to {last}: the learning rate is {SPIKE_FACTOR:g} times too high")
+    out.print("  Seed, batches and settings are the same in all three: they differ from the first fault on.\n")
 
 
 @contextmanager
@@ -82,12 +83,15 @@ def show_result(out: Console, result: DemoResult, page: Path | None, seconds: fl
         line = Text(f"  {arm.name:<10} {sparkline(arm.losses, 62, beside=every_loss)}")
         line.highlight_regex(BAD, "bold red")
         out.print(line)
-    out.print("\n[bold]What the guard found[/bold]")
+    out.print("\n[bold]What the guard found, and did[/bold]")
+    deeds = _deeds(result.run_dir)
     for finding in result.findings:
         out.print(Text.assemble(f"  step {finding.step:>3}  ", (finding.code, "bold"), " ", (finding.name, "red")))
         out.print(wrapped(finding.message, width, " " * 12))
         for point in finding.advice[:1]:
             out.print(wrapped(point, width, f"{'':10}→ ", style="green"))
+        for text in deeds.get((finding.step, finding.code), ()):
+            out.print(wrapped(text, width, f"{'':6}done: ", style="cyan"))
     if not result.findings:
         out.print("  nothing")
     out.print(f"\n[bold]Next[/bold]  [dim](this took {seconds:.0f} s)[/dim]")
@@ -98,6 +102,21 @@ def show_result(out: Console, result: DemoResult, page: Path | None, seconds: fl
         out.print(f"  trimtab replay {result.run_dir}", soft_wrap=True)
     if result.findings:
         out.print(f"  trimtab explain {result.findings[0].code}")
+
+
+def _deeds(run_dir: Path | None) -> dict[tuple[int, str], list[str]]:
+    """What was done about which finding, as the record has it; that an update was skipped is in its message already."""
+    if run_dir is None:
+        return {}
+    from trimtab.record.reader import read_run
+
+    record, found = read_run(run_dir), dict[tuple[int, str], list[str]]()
+    for decision in record.decisions:
+        for action in decision.actions:
+            became = next((o for o in record.outcomes if o.at == decision.at and o.action == action), None)
+            if became is not None and became.applied and action.kind != "skip":
+                found.setdefault((decision.about, decision.because[0]), []).append(became.detail)
+    return found
 
 
 def conclusion(result: DemoResult) -> str:
