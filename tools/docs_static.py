@@ -149,7 +149,7 @@ def _unknown_recipe(words: list[str]) -> Iterator[str]:
 def _flags(words: list[str], command: Any, path: str) -> Iterator[str]:
     known = {name for p in command.params for name in (*p.opts, *p.secondary_opts)} | {"--help", "-h"}
     for word in words:
-        if path in ("trimtab run", "trimtab doctor") and word.endswith(".py"):
+        if path in ("trimtab run", "trimtab doctor") and (word.endswith(".py") or word == "-m"):
             return  # what follows is the script's own
         flag = word.partition("=")[0]
         if re.match(r"--?[a-zA-Z]", flag) and flag.replace("_", "-") not in known:

@@ -30,7 +30,8 @@ def test_names_of_findings_are_never_broken(trimtab):
 def test_a_guide_as_json(trimtab):
     data = trimtab("explain", "--problem", "NAN", "--json").json()
     assert data["problem"] == "nan"
-    assert [step["source"] for step in data["steps"]][1:] == ["A31.1", "A31.2", "A31.3", "A31.4", "A31.5"]
+    assert len(data["steps"]) == len(GUIDES["nan"].points)
+    assert all(step.keys() == {"do", "check"} for step in data["steps"])
     assert all(step["do"] and step["check"] for step in data["steps"])
     assert data["beware"]
 

@@ -42,15 +42,16 @@ def test_explain_is_rendered_on_a_terminal(trimtab, monkeypatch):
     assert "## What" not in said.out
     assert "## By" not in said.out
     assert "By evidence" in said.out
-    assert "A31.2" in said.out
+    assert "Put an epsilon inside every normalisation" in said.out
 
 
 def test_explain_tells_what_evidence_adds_and_when(trimtab):
     said = trimtab("explain", "GRAD002")
     head, _, tail = said.out.partition("## By evidence")
     assert "## What to try" in head
-    assert "- **When nothing clips yet**: Clip the gradient norm now: `Guard(..., clip=1.0)`. (A33.1)" in tail.replace(
-        "\n  ", " "
+    assert (
+        "- **When nothing clips yet, and the steps are not tiny already**: Clip the gradient norm now:"
+        in tail.replace("\n  ", " ")
     )
     assert max(map(len, tail.splitlines())) <= 84
     assert "By evidence" not in trimtab("explain", "eval-mode").out
@@ -58,6 +59,7 @@ def test_explain_tells_what_evidence_adds_and_when(trimtab):
 
 def test_explain_as_json_has_every_recommendation(trimtab):
     points = trimtab("explain", "exploding-gradient", "--json").json()["by_evidence"]
-    assert {"id": "A33.2", "also": ["A11.2", "A35.3"]}.items() <= next(p for p in points if p["id"] == "A33.2").items()
+    assert {"clip", "lower-lr", "warm-up"} <= {p["topic"] for p in points}
+    assert all(p.keys() == {"topic", "when", "text"} for p in points)  # no numbers of ours in what others read
     assert all(p["when"] and p["text"] for p in points)
     assert trimtab("explain", "eval-mode", "--json").json()["by_evidence"] == []

@@ -1,7 +1,7 @@
 """Advice by evidence: every point of the source documents given where it helps, and withheld where it does not.
 
 Findings come from the real rules on small histories wherever that is practicable; `given` names the recommendations
-that are really among the (at most six) points of the first finding.
+that are really among the (at most five) points of the first finding.
 """
 
 from __future__ import annotations
@@ -16,9 +16,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
-from trimtab.core.advice import MOST, Recommendation, advise, applicable, topic_of, unknown_findings
+from trimtab.core.advice import MOST, Recommendation, advise, applicable, fair_limit, unknown_findings
 from trimtab.core.circumstances import Facts, gather
 from trimtab.core.config import Config
+from trimtab.core.guides import GUIDES
 from trimtab.core.pipeline import Brain
 from trimtab.core.recommendations import TABLE, advise_on, as_markdown, recommendations_for
 from trimtab.core.registry import advice_of, all_rules, find_rule, select_rules
@@ -35,7 +36,6 @@ ALL_NUMBERS = (
     *(f"A31.{i}" for i in range(1, 6)),
     *(f"A32.{i}" for i in range(1, 6)),
     *(f"A33.{i}" for i in range(1, 6)),
-    *(f"A34.{i}" for i in range(1, 5)),
     *(f"A35.{i}" for i in range(1, 11)),
     *(f"A11.{i}" for i in range(1, 5)),
     *(f"A17.{i}" for i in range(1, 5)),
@@ -51,8 +51,10 @@ ALL_NUMBERS = (
     *(f"C15.{i}" for i in range(1, 4)),
     *(f"D15.{i}" for i in range(1, 8)),
     *(f"D16.{i}" for i in range(1, 4)),
-    *("E20.2", "E20.4", "E20.6", "E20.7", "E20.8"),
+    *("E20.2", "E20.6", "E20.7", "E20.8"),
 )
+GUIDED = (*(f"A34.{i}" for i in range(1, 5)), "E20.4")
+"""About lost time, which no finding is about: these stand in the guide `slow`."""
 
 
 class Given(NamedTuple):
@@ -147,7 +149,8 @@ def test_a31_1_a_tenth_of_the_rate_when_the_loss_was_rising() -> None:
     assert "A31.1" in found.ids
     finding = given("nonfinite-loss", nan(before=rising, lr__0=3e-3))
     assert finding.advice[0] == "Lower the learning rate tenfold, from 0.003 to 0.0003."
-    assert "A31.1" in given("nonfinite-loss", nan(num=1)).ids  # the first step
+    assert "A31.1" in given("nonfinite-loss", nan(num=1, update_ratio=0.2)).ids  # the first step, and a large one
+    assert "A31.1" not in given("nonfinite-loss", nan(num=1)).ids
 
 
 def test_a31_1_not_when_the_run_was_calm_or_the_batch_is_bad() -> None:
@@ -168,18 +171,20 @@ def test_a31_2_epsilon_unless_the_batch_is_bad() -> None:
 
 
 def test_a31_3_the_stable_loss_for_contrastive_and_other_losses() -> None:
-    assert "A31.3" in given("nonfinite-loss", nan(temperature=14.3)).ids
+    six = {"temperature": 14.3, "towers": 6.0}
+    assert "A31.3" in told("nonfinite-loss", num_losses=60, loss_now=math.nan, **six)
     assert "A31.3b" in given("nonfinite-loss", nan()).ids
-    bad = given("nonfinite-loss", nan(in_bad=1.0, temperature=14.3)).ids
-    assert not {"A31.3", "A31.3b"} & bad
-    gradient_only = [*calm(temperature=14.3), at(60, grad_norm=math.nan, nonfinite_grads=1.0, temperature=14.3)]
+    assert not {"A31.3", "A31.3b"} & given("nonfinite-loss", nan(in_bad=1.0, **six)).ids
+    gradient_only = [*calm(**six), at(60, grad_norm=math.nan, nonfinite_grads=1.0, **six)]
     assert "A31.3" not in given("nonfinite-gradient", gradient_only).ids
+    for pair in (2.0, None):  # two towers, or nobody knows
+        assert "A31.3" not in given("nonfinite-loss", nan(temperature=14.3, towers=pair)).ids
 
 
 def test_a31_4_clip_only_if_norms_grew_and_nothing_clips() -> None:
     found = given("nonfinite-loss", nan(before=rising))
     assert "A31.4" in found.ids
-    assert "grown to 6.9" in found.text("A31.4")
+    assert "`Guard(..., clip=5)`: it had grown from 2.5 to 6.9" in found.text("A31.4")
     assert "A31.4" not in given("nonfinite-loss", nan(before=rising), clip=1.0).ids
     assert "A31.4" not in given("nonfinite-loss", nan()).ids
     assert "A31.4" in given("nonfinite-loss", nan(before=rising), clip=1.0, mode="observe").ids  # nothing clips there
@@ -189,7 +194,7 @@ def test_a31_5_division_by_zero_leads_when_everything_was_calm() -> None:
     found = given("nonfinite-loss", nan(before=lambda i: at(i, in_rms=1.0), in_rms=1.0))
     assert found.advice[0].startswith("Look for a division by zero")
     assert "A31.5" not in given("nonfinite-loss", nan(in_bad=1.0)).ids
-    assert given("nonfinite-loss", nan(in_bad=1.0)).advice[0].startswith("Look at the batch of this step")
+    assert given("nonfinite-loss", nan(in_bad=1.0)).advice[0].startswith("Repair the data: the batch of step 60")
 
 
 # -- A32: no progress ------------------------------------------------------------------------------------------------
@@ -240,7 +245,9 @@ def test_a32_5_frozen_parts_are_asked_about_only_where_there_are_some() -> None:
 
 def test_a33_1_clip_now_with_the_usual_norm_and_never_where_it_is_on() -> None:
     found = given("exploding-gradient", exploded())
-    assert found.advice[0].startswith("Clip the gradient norm now: `Guard(..., clip=1.0)`. The usual norm here is 1;")
+    assert found.advice[0].startswith("Clip the gradient norm now, `Guard(..., clip=2)`: twice the usual norm of this")
+    unknown = told("exploding-gradient")
+    assert "A33.1" in unknown
     for on in (1.0, {"value": 0.5}, "percentile", {"norm": 1.0, "per_group": True}):
         advice = given("exploding-gradient", exploded(), clip=on).advice
         assert not any("clip the gradient norm" in point.lower() or "clip: " in point.lower() for point in advice)
@@ -272,7 +279,8 @@ def test_a33_3_layer_norm_unless_the_batch_explains_it() -> None:
 
 
 def test_a33_4_the_stable_loss_where_it_is_contrastive() -> None:
-    assert "A33.4" in given("exploding-gradient", exploded(temperature=20.0)).ids
+    assert "A33.4" in told("exploding-gradient", temperature=20.0, towers=3.0, rates=(), clipping=True, adaptive=True)
+    assert "A33.4" not in given("exploding-gradient", exploded(temperature=20.0, towers=2.0)).ids
     assert "A33.4" not in given("exploding-gradient", exploded()).ids
 
 
@@ -280,7 +288,7 @@ def test_a33_5_half_the_batch_only_for_large_ones_and_with_the_rate() -> None:
     found = given("exploding-gradient", exploded(batch_size=256.0, update_ratio=1e-7))
     assert "A33.5" in found.ids
     assert "128 in place of 256" in found.text("A33.5")
-    assert "together with half the rate" in found.text("A33.5")
+    assert "together with half the learning rate" in found.text("A33.5")
     assert "A33.5" not in given("exploding-gradient", exploded(batch_size=4.0)).ids
 
 
@@ -291,18 +299,11 @@ def needless(num: int = 4, **scalars: float | None) -> list[Sample]:
     return calm(num, scale=65536.0, autocast=2.0, **scalars)
 
 
-def test_a34_where_time_is_lost() -> None:
+def test_a34_lost_time_is_no_matter_of_a_finding() -> None:
     found = given("needless-scaler", needless(temperature=20.0), activations=True)
-    assert {"A34.2", "A34.4", "A34.1"} <= found.ids
-    assert "now it is every 50 steps" in found.text("A34.1")
-    assert {"A34.1", "A34.3", "A34.4"} <= given("needless-scaler", needless(temperature=20.0)).ids
+    assert found.ids == frozenset()
+    assert found.advice == advice_of(find_rule("needless-scaler"))
     assert found.advice[0].startswith("Remove the scaler")
-
-
-def test_a34_not_what_is_off_already_and_not_for_other_troubles() -> None:
-    found = given("needless-scaler", needless(), full_every=1000)
-    assert not {"A34.1", "A34.2", "A34.3"} & found.ids
-    assert not any(n.startswith("A34") for n in given("exploding-gradient", exploded(temperature=20.0)).ids)
 
 
 # -- A35: the ten points ---------------------------------------------------------------------------------------------
@@ -342,10 +343,16 @@ def test_a35_5_watch_activations_unless_they_are_watched() -> None:
 
 
 def test_a35_6_a_loss_above_1000() -> None:
-    found = given("nonfinite-loss", nan(before=lambda i: at(i, loss=2e4)))
+    half = {"loss": 2e4, "autocast": 1.0, "scale": 1024.0}
+    found = given("nonfinite-loss", nan(before=lambda i: at(i, **half), autocast=1.0, scale=1024.0))
     assert "A35.6" in found.ids
-    assert "A loss of 20,000" in found.text("A35.6")
-    assert "A35.6" not in given("nonfinite-loss", nan()).ids
+    assert found.advice[0].startswith("Make the loss smaller: float16 ends at 65504, and a loss of 20,000 overflows")
+    assert "A35.6" not in given("nonfinite-loss", nan(autocast=1.0, scale=1024.0)).ids
+    full = given("nonfinite-loss", nan(before=lambda i: at(i, loss=2e4)))
+    assert "A35.6" not in full.ids  # float32 does not overflow at 20,000
+    assert not any("overflow" in point for point in full.advice)
+    assert "A35.6b" in told("exploding-gradient", first_loss=2e4, clipping=True, rates=())
+    assert "A35.6b" not in told("exploding-gradient", first_loss=2.0, loss=2e4, clipping=True, rates=())
 
 
 def test_a35_7_small_batches_are_accumulated() -> None:
@@ -402,13 +409,21 @@ def test_a17_activations_by_problem() -> None:
 # -- B24, B25, B26 ---------------------------------------------------------------------------------------------------
 
 
-def test_b24_1_lower_the_limit_to_0_3_where_clipping_is_the_exception() -> None:
-    found = given("exploding-gradient", exploded(clip_coef=1.0), clip=1.0)
+def test_b24_1_lower_the_limit_to_what_this_run_needs() -> None:
+    found = given("exploding-gradient", exploded(clip_coef=1.0), clip=50.0)
     assert "B24.1" in found.ids
-    assert "from 1 to 0.3" in found.text("B24.1")
-    assert "B24.1" not in given("exploding-gradient", exploded(clip_coef=1.0), clip=0.3).ids
-    assert "B24.1" not in given("exploding-gradient", exploded(clip_coef=0.1), clip=1.0).ids  # it would only hide more
+    assert "from 50 to about 2: the usual norm is 1" in found.text("B24.1")
+    assert "B24.1" not in given("exploding-gradient", exploded(clip_coef=1.0), clip=1.0).ids  # it fits this run
+    assert "B24.1" not in given("exploding-gradient", exploded(clip_coef=0.1), clip=50.0).ids  # it would only hide more
     assert "B24.1" not in given("exploding-gradient", exploded()).ids
+
+
+def test_b24_1_a_limit_follows_the_norm_whatever_it_is() -> None:
+    for norm in (1e-3, 0.3, 7.0, 4e4):
+        history = [*calm(grad_norm=norm), at(60, grad_norm=1e4 * norm)]
+        point = given("exploding-gradient", history).text("A33.1")
+        assert f"clip={fair_limit(norm)})" in point
+        assert norm < float(fair_limit(norm)) < 3 * norm
 
 
 def test_b24_2_half_the_rate_when_clipping_was_not_enough() -> None:
@@ -434,12 +449,12 @@ def test_b24_4_a_spike_comes_before_an_explosion() -> None:
 def test_b25_1_norms_above_the_limit_are_compared() -> None:
     found = given("exploding-gradient", [*calm(grad_norm=2.0, clip_coef=0.25), at(60, grad_norm=1e4)], clip=0.5)
     assert {"B25.1", "B26.2", "D15.2"} <= found.ids
-    assert "average 2, and should lie below 0.5" in found.text("B25.1")
+    assert "usually 2, and should lie below 0.5" in found.text("B25.1")
     assert "B25.1" not in given("exploding-gradient", exploded(clip_coef=1.0), clip=5.0).ids
 
 
 def test_b25_3_and_b26_5_a_lower_limit() -> None:
-    assert {"B25.3", "B26.5"} <= given("exploding-gradient", exploded(clip_coef=1.0), clip=0.5).ids
+    assert {"B25.3", "B26.5"} <= given("exploding-gradient", exploded(clip_coef=1.0), clip=10.0).ids
     assert not {"B25.3", "B26.5"} & given("exploding-gradient", exploded()).ids
 
 
@@ -457,7 +472,13 @@ def test_b25_4_half_the_batch_when_memory_ran_out() -> None:
     assert {"B25.4", "E20.8"} <= found.ids
     assert "from 64 to 32" in found.text("B25.4")
     other = replace(end, notes={"exception": ("ValueError", "shapes do not match")})
-    assert not {"B25.4", "E20.8"} & given("step-exception", [*calm(batch_size=64.0), other]).ids
+    assert not {"B25.4", "E20.8", "late-errors"} & given("step-exception", [*calm(batch_size=64.0), other]).ids
+    on_host = ("RuntimeError", "DefaultCPUAllocator: not enough memory: you tried to allocate 2000 bytes.")
+    found = given("step-exception", [*calm(batch_size=64.0), replace(end, notes={"exception": on_host})])
+    assert "B25.4" in found.ids
+    assert not any("cuda" in point.lower() for point in found.advice)
+    late = replace(end, notes={"exception": ("RuntimeError", "CUDA error: device-side assert triggered")})
+    assert "late-errors" in given("step-exception", [*calm(batch_size=64.0), late]).ids
 
 
 def test_b25_5_outliers_by_the_size_of_the_inputs() -> None:
@@ -479,12 +500,18 @@ def test_b26_3_checkpoints_where_what_was_learned_may_be_lost() -> None:
     assert "B26.3" not in given("nonfinite-loss", nan()).ids  # that step was rejected: nothing is lost
 
 
+def settled(**scalars: float | None) -> list[Sample]:
+    """At chance although the weights move: nothing leads from the inputs to the targets."""
+    usual = {"loss": 2.3, "chance": 2.3, "update_ratio": 1e-3, "grad_cos": 0.0}
+    return [at(i, **{**usual, **scalars}) for i in range(400)]
+
+
 # -- C8 to C12 -------------------------------------------------------------------------------------------------------
 
 
 def test_c8_bands_of_the_gradient_norm() -> None:
     assert "C8.1" in given("not-learning", stuck(grad_norm=0.05)).ids
-    assert "C8.2" in given("not-learning", stuck(grad_norm=0.7, update_ratio=None)).ids
+    assert "C8.2" in given("targets-do-not-predict", settled(grad_norm=0.7)).ids
     assert "C8.3" in given("chronic-clipping", chronic()).ids
     loud = given("exploding-gradient", [*calm(grad_norm=40.0), at(60, grad_norm=1e5)])
     assert "C8.4" in loud.ids
@@ -500,9 +527,12 @@ def jumped(**scalars: float | None) -> list[Sample]:
 
 def test_c9_weights_grow_gradually_and_stay_below_the_root_of_their_number() -> None:
     found = given("weight-jump", jumped(weight_norm=300.0))
-    assert {"C9.1", "C9.2"} <= found.ids  # 6,144 weights: the root is 78
+    assert "C9.2" in found.ids  # 6,144 weights: the root is 78
     assert "root mean square of 3.83" in found.text("C9.2")
-    assert found.advice[0].startswith("Look at the learning rate of this step")
+    assert found.text("which-jumped").startswith('Compare "Learning rate" and "Gradient norm"')
+    assert "which-jumped" in found.ids
+    assert "which-jumped" not in given("weight-jump", [*calm(40), at(40, update_ratio=0.5, lr__0=3.0)]).ids
+    assert "C9.1" in told("weight-jump", clipping=True, rates=())
     assert "C9.2" not in given("weight-jump", jumped(weight_norm=10.0)).ids
     assert "C9.1" not in given("exploding-gradient", exploded()).ids
 
@@ -520,7 +550,7 @@ def oscillating(num: int = 120, **scalars: float | None) -> list[Sample]:
 
 def test_c10_1_three_fifths_or_a_fifth_of_the_rate() -> None:
     found = given("oscillating-loss", oscillating(lr__0=5e-5))
-    assert found.advice[0] == "Lower the learning rate from 5e-05 to 3e-05, then to 1e-05; momentum counts as well."
+    assert found.advice[0] == "Lower the learning rate from 5e-05 to 3e-05, then to 1e-05; or lower the momentum."
     tiny = given("oscillating-loss", oscillating(update_ratio=1e-7))
     assert "C10.1" not in tiny.ids
     assert "C15.3" in tiny.ids  # a rate is no general cure
@@ -543,7 +573,7 @@ def test_c10_3_gradcheck_when_a_lower_rate_cannot_be_it() -> None:
 
 def test_c10_4_alignment_unless_it_has_learned() -> None:
     assert given("not-learning", stuck()).advice[0].startswith("Print a few inputs with their targets")
-    assert "C10.4" in given("diverging-loss", [at(i, loss=1.0 + 3.0 * i) for i in range(20)]).ids
+    assert "C10.4" in told("diverging-loss", {"best": 1.0}, clipping=True, step=900)
     assert "C10.4" not in given("diverging-loss", diverged()).ids  # it had learned: they belong together
 
 
@@ -559,6 +589,7 @@ def test_c11_2_norms_always_below_0_3() -> None:
     assert "C11.2" in found.ids
     assert "at most 0.2" in found.text("C11.2")
     assert "C11.2" not in given("not-learning", stuck(grad_norm=0.7)).ids
+    assert "C11.2" not in given("not-learning", stuck(grad_norm=0.2, moment_lag=1.0)).ids  # Adam's steps do not shrink
 
 
 def test_c11_3_a_shorter_warm_up_only_while_it_lasts() -> None:
@@ -606,10 +637,10 @@ def test_c15_3_a_lower_rate_is_no_general_cure() -> None:
 
 def test_d15_1_a_limit_made_for_this_model() -> None:
     found = given("chronic-clipping", chronic(coef=1e-3), clip=1.0)
-    assert "D15.1" in found.ids
-    assert "from 1 to about 2,000" in found.text("D15.1")
-    assert "D15.1" not in given("chronic-clipping", chronic(), clip="percentile").ids
-    assert "D15.1b" in given("exploding-gradient", exploded(clip_coef=1.0), clip=50.0).ids
+    assert "D16.1" in found.ids
+    assert "from 1 to about 2000" in found.text("D16.1")
+    assert "D16.1" not in given("chronic-clipping", chronic(), clip="percentile").ids
+    assert "D15.1" in given("exploding-gradient", exploded(clip_coef=1.0), clip=50.0).ids
 
 
 def test_d15_2_norms_are_watched() -> None:
@@ -621,15 +652,26 @@ def test_d15_2_norms_are_watched() -> None:
 def test_d15_3_a_rate_that_leapt_is_put_back() -> None:
     history = [*calm(80, lr__0=0.02), at(80, lr__0=6.0), at(81, lr__0=6.0, loss=60.0)]
     found = given("loss-spike", history)
-    assert found.advice[0].startswith("Put the learning rate back to 0.02: it has just leapt to 6.")
+    assert found.advice[0].startswith("Put the learning rate back to 0.02: it has just jumped to 6.")
     assert "D15.3" not in given("loss-spike", [*calm(80), at(80, loss=60.0)]).ids
     back = [*calm(80, lr__0=0.02), *calm(5, start=80, lr__0=6.0), at(85, lr__0=0.02, loss=60.0)]
     assert (
         given("loss-spike", back).advice[0].startswith("Leave the learning rate, it is back at 0.02: a few steps at 6")
     )
     assert "D15.3c" not in given("loss-spike", history).ids
-    assert "D15.3b" in given("oscillating-loss", oscillating()).ids
-    assert "D15.3b" not in given("oscillating-loss", oscillating(), mode="act").ids
+    few = {"clipping": True, "update_ratio": 1e-3, "step": 900, "first_loss": 2.0, "best_loss": 0.5, "rates": (0.1,)}
+    assert "D15.3b" in told("learning-rate", remedies=frozenset({"cut_lr"}), **few)
+    assert "D15.3b" not in told("learning-rate", remedies=frozenset({"cut_lr"}), mode="act", **few)
+    assert "D15.3b" not in told("learning-rate", **few)  # nothing is promised that the mode would not do
+
+
+def test_a_learning_rate_that_jumped_is_put_back_before_anything_is_printed() -> None:
+    found = given("learning-rate", [*calm(80, lr__0=0.02), at(80, lr__0=6.0, update_ratio=0.3)])
+    assert found.advice[0].startswith("Put the learning rate back to 0.02: it has just jumped to 6.")
+    assert found.advice[1].startswith("Find what set the learning rate")
+    assert "unfrozen-trunk" not in found.ids
+    two = [*calm(80, lr__0=0.02, lr__1=0.02), at(80, lr__0=6.0, lr__1=6.0, update_ratio=0.3)]
+    assert "unfrozen-trunk" in given("learning-rate", two).ids
 
 
 def test_d15_4_health_is_asked_before_saving() -> None:
@@ -675,7 +717,7 @@ def test_d16_2_nan_that_comes_back() -> None:
     history = [at(i, rejected=1.0 if i in (10, 20, 30) else 0.0) for i in range(60)]
     found = given("nonfinite-loss", [*history, at(60, loss=math.nan, rejected=1.0)])
     assert "D16.2" in found.ids
-    assert "4 of the last 64 steps" in found.text("D16.2")
+    assert "4 of the last 61 steps" in found.text("D16.2")
     assert "D16.2" not in given("nonfinite-loss", nan()).ids
 
 
@@ -702,8 +744,6 @@ def test_e20_hints_of_the_checklist() -> None:
     assert "E20.6" in found.ids
     assert "the rates are 0, 0" in found.text("E20.6")
     assert "E20.6" not in given("learning-rate", calm(20, lr__0=0.0)).ids
-    assert "E20.4" in given("needless-scaler", needless()).ids
-    assert "E20.4" not in given("exploding-gradient", exploded()).ids
     assert "E20.7" in given("exploding-gradient", exploded()).ids
     assert "E20.7" not in given("exploding-gradient", exploded(), clip=1.0).ids
     assert "E20.2" in told("scale-collapse", float16=True, scaler=True)
@@ -716,6 +756,8 @@ def test_e20_hints_of_the_checklist() -> None:
 def test_every_number_of_the_documents_is_in_the_table() -> None:
     known = {number for one in TABLE for number in one.numbers}
     assert set(ALL_NUMBERS) - known == set()
+    assert set(GUIDED) <= {point.source for point in GUIDES["slow"].points}
+    assert not set(GUIDED) & known
     tests = Path(__file__).read_text(encoding="utf-8")
     assert [one.id for one in TABLE if f'"{one.id}"' not in tests.partition("# -- A31")[2]] == []
 
@@ -735,8 +777,9 @@ def test_texts_are_sentences_and_can_be_filled(one: Recommendation) -> None:
     everything = Facts(
         name=one.findings[0],
         step=7,
-        evidence={"ratio": 1e-5, "best": 1.0, "val_loss": 2.0},
-        **dict.fromkeys(("limit", "kept", "norm", "usual_norm", "lowest_norm", "highest_norm", "loss"), 0.5),
+        evidence={"ratio": 1e-5, "best": 1.0, "val_loss": 2.0, "onset": 3.0, "threshold": 1.0, "num_backwards": 4.0},
+        **dict.fromkeys(("limit", "kept", "norm", "usual_norm", "calm_norm", "lowest_norm", "highest_norm"), 0.5),
+        **dict.fromkeys(("loss", "first_loss", "towers"), 0.5),
         **dict.fromkeys(("batch_size", "temperature", "update_ratio", "weight_norm", "input_size"), 4.0),
         **dict.fromkeys(("lr_before", "lr_leapt_to"), 4.0),
         rates=(0.1,),
@@ -830,11 +873,15 @@ def test_the_wrong_sign_is_no_matter_of_rates() -> None:
 
 
 def test_only_one_side_of_the_update_ratio_is_spoken_of() -> None:
-    small = given("update-ratio", [at(i, update_ratio=1e-7) for i in range(40)]).advice
-    assert small[0].startswith("Too small: raise it tenfold")
-    assert not any(p.startswith(("Too large", "Lower", "Warm")) for p in small)
-    large = given("update-ratio", [at(i, update_ratio=0.5) for i in range(40)]).advice
-    assert not any(p.startswith("Too small") for p in large)
+    small = given("update-ratio", [at(i, update_ratio=1e-7) for i in range(40)])
+    assert small.advice[0].startswith(
+        "Raise the learning rate tenfold, from 0.1 to 1: a step changes the weights by only"
+    )
+    assert {"steps-too-small", "unit-of-the-schedule"} <= small.ids
+    assert not any(p.startswith(("Lower", "Warm")) for p in small.advice)
+    large = given("update-ratio", [at(i, update_ratio=0.5) for i in range(40)])
+    assert not {"steps-too-small", "unit-of-the-schedule"} & large.ids
+    assert not any(p.startswith("Raise") for p in large.advice)
 
 
 def test_what_a_clipping_loop_leaves_tells_its_limit_and_the_norm_before() -> None:
@@ -846,20 +893,64 @@ def test_what_a_clipping_loop_leaves_tells_its_limit_and_the_norm_before() -> No
     assert facts.clip_rate == 1.0
 
 
-def test_of_a_point_with_two_clauses_the_one_that_stands_alone_is_kept() -> None:
-    advice = given("weight-jump", jumped(), clip=1.0).advice
-    assert any(p.startswith("With Adam lower beta2") for p in advice)
-    assert not any("If that fails" in p for p in given("not-learning", stuck()).advice)
-
-
 def test_rules_without_recommendations_keep_their_advice() -> None:
     found = given("eval-mode", calm(10, eval_forward=1.0))
     assert found.advice == advice_of(find_rule("eval-mode"))
 
 
-def test_topics_are_told_by_how_a_point_begins() -> None:
-    assert topic_of("Lower the learning rate, clip the gradient norm, or lengthen the warm-up.") == "lower-lr"
-    assert topic_of("Look for code that restores weights after the step.") == "none"
+def test_points_that_depend_on_the_kind_of_finding() -> None:
+    """One rule may see several things: what is tried depends on which."""
+    sorted_ = told("constant-batch", subject=("targets",))
+    assert "sorted-data" in sorted_
+    assert not {"shared-buffer", "missing-files"} & sorted_
+    assert {"shared-buffer", "missing-files"} <= told("constant-batch", subject=("batch",))
+    assert "targets-outside" in told("label-range", {"share": 0.1})
+    assert "labels-from-zero" in told("label-range")
+    assert "cleared-gradients" in told("missing-gradient", {"num_parameters": 6.0}, num_parameters=6)
+    part = told("missing-gradient", {"num_parameters": 2.0}, num_parameters=6)
+    assert {"cut-off", "unused-head"} <= part
+    assert "cleared-gradients" not in part
+    assert "sign-of-the-loss" in told("diverging-loss", {}, first_loss=2.0, best_loss=0.1)
+    assert "sign-of-the-loss" not in told("diverging-loss", {"best": 0.1}, first_loss=2.0, best_loss=0.1)
+    known = {"clipping": True, "step": 900, "first_loss": 2.0, "best_loss": 0.1}
+    assert "which-rose-first" in told("diverging-loss", {"best": 0.1, "onset": 40.0}, **known)
+    assert "which-rose-first" not in told("diverging-loss", {})
+    assert "before-the-onset" in told("diverging-loss", {"best": 0.1, "onset": 40.0}, clipping=True, step=900)
+
+
+def test_points_that_depend_on_precision_mode_and_optimizer() -> None:
+    assert "float16-weights" in told("nonfinite-weight", float16_weights=True, mode="act")
+    assert "float16-weights" not in told("nonfinite-weight")
+    assert "float16-validation" in told("nonfinite-validation", float16=True)
+    assert "float16-validation" not in told("nonfinite-validation")
+    assert "bfloat16-rounding" in told("weights-unchanged", bfloat16_weights=True)
+    assert "bfloat16-rounding" not in told("weights-unchanged")
+    assert "collapsed-after-divergence" in told("scale-collapse", float16=True, scaler=True, loss_rises=True)
+    assert "collapsed-after-divergence" not in told("scale-collapse", float16=True, scaler=True)
+    assert "reject" in told("nonfinite-optimizer-state", mode="observe")
+    assert "reject" not in told("nonfinite-optimizer-state", mode="advise")
+    assert "unscale-first" in told("chronic-clipping", scaler=True)
+    assert "unscale-first" not in told("chronic-clipping")
+    assert "beta2" in told("weight-jump", adam=True, norm=10.0, usual_norm=1.0, clipping=True)
+    assert "beta2" not in told("weight-jump", norm=10.0, usual_norm=1.0, clipping=True)
+    assert "let-the-guard-clip" in told("clip-before-unscale", {"threshold": 0.5})
+    assert "divide-micro-batches" in told("accumulation-not-divided", {"num_backwards": 4.0})
+    assert "raise-weight-decay" in told("overfitting", remedies=frozenset({"raise_weight_decay"}))
+    assert "raise-weight-decay" not in told("overfitting", remedies=frozenset({"raise_weight_decay"}), mode="act")
+
+
+def test_points_that_depend_on_what_was_not_finite_first() -> None:
+    finite = [*calm(), at(60, grad_norm=math.nan, nonfinite_grads=1.0, rejected=1.0)]
+    found = given("nonfinite-gradient", finite)
+    assert found.advice[0].startswith("Put an epsilon inside")
+    assert "finite-loss" in found.ids
+    assert "loss-first" not in found.ids
+    both = given("nonfinite-gradient", [*calm(), at(60, loss=math.nan, grad_norm=math.nan, nonfinite_grads=1.0)])
+    assert both.advice[0].startswith("Look at the loss first")
+    assert "loss-first" in both.ids
+    bad = [*calm(), at(60, loss=math.nan, grad_norm=math.nan, nonfinite_grads=1.0, in_bad=1.0)]
+    assert "bad-batch" in given("nonfinite-gradient", bad).ids
+    assert not {"finite-loss", "loss-first"} & given("nonfinite-gradient", bad).ids
 
 
 def test_recommendations_for_a_finding_are_in_their_order() -> None:

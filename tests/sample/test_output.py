@@ -93,9 +93,25 @@ def test_a_guard_asks_every_few_steps() -> None:
 
 def test_towers_of_one_shape() -> None:
     facts = looked((torch.randn(8, 5), torch.ones(8, 5) + 1e-6 * torch.randn(8, 5), torch.randn(8, 5)))
+    assert facts["towers"] == 3.0
     assert facts["tower"] == 1.0
     assert facts["towers_spread"] < 1e-6
     assert facts["towers_widest"] > 0.5
+
+
+@pytest.mark.parametrize(
+    ("dtype", "told"), [(torch.float32, set()), (torch.float16, {"float16"}), (torch.bfloat16, {"bfloat16"})]
+)
+def test_the_precision_of_the_weights_is_told(dtype: torch.dtype, told: set[str]) -> None:
+    model = torch.nn.Linear(4, 2, dtype=dtype)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    with attached(model, optimizer) as (_, kept):
+        for _ in range(3):
+            model(torch.randn(8, 4, dtype=dtype)).float().square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    for name in ("float16", "bfloat16"):
+        assert kept.all(name) == [1.0 if name in told else None] * 3
 
 
 def test_tensors_of_different_shapes_are_no_towers() -> None:

@@ -67,7 +67,7 @@ def _rule(name: str, *, as_json: bool) -> None:
     text = inspect.getdoc(found) or ""
     points = recommendations_for(found.name)
     if as_json:
-        advice = [{"id": r.id, "also": r.also, "when": r.when, "text": r.text} for r in points]
+        advice = [{"topic": r.topic, "when": r.when, "text": r.text} for r in points]
         emit(
             {
                 "code": found.code,
@@ -119,7 +119,7 @@ def _in_markdown(points: tuple[Recommendation, ...], width: int) -> Iterator[str
     if points:
         yield f"\n## By evidence\n{SUPPORTED}\n"
     for point in points:
-        yield _fill(f"**{_when(point)}**: {point.text} ({point.id})", width, "- ")
+        yield _fill(f"**{_when(point)}**: {point.text}", width, "- ")
 
 
 def _by_evidence(out: Console, points: tuple[Recommendation, ...], width: int) -> None:
@@ -129,7 +129,7 @@ def _by_evidence(out: Console, points: tuple[Recommendation, ...], width: int) -
     if points:
         out.print(Markdown(f"## By evidence\n\n{SUPPORTED}"), width=width)
     for point in points:
-        out.print(Text.assemble("\n", (_fill(_when(point), width - 10), "cyan"), (f"  {point.id}", "dim")))
+        out.print(Text.assemble("\n", (_fill(_when(point), width), "cyan")))
         out.print(_led("→ ", "green", point.text, width))
 
 
@@ -158,7 +158,7 @@ def _led(lead: str, style: str, text: str, width: int, of_text: str = "") -> Tex
 
 def _guide(guide: Guide, *, as_json: bool) -> None:
     if as_json:
-        steps = [{"do": p.do, "check": p.check, "source": p.source} for p in guide.points]
+        steps = [{"do": p.do, "check": p.check} for p in guide.points]
         emit(
             {
                 "problem": guide.problem,

@@ -1,10 +1,9 @@
-"""From a finding to ordered advice: recommendations that the evidence supports, merged with the rule's own."""
+"""From a finding to ordered advice: recommendations whose conditions hold in this run, and the rule's own points."""
 
 from __future__ import annotations
 
 import logging
 import math
-import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
@@ -13,12 +12,17 @@ from trimtab.core.types import Finding
 
 log = logging.getLogger("trimtab")
 Condition = Callable[[Facts], bool]
-MOST = 6
-"""So many points of advice a finding carries at most: nobody works through more."""
+MOST = 5
+"""A finding carries at most this many points of advice."""
 OWN_RANK = 10
 """The points of a rule's own page have ranks 10, 20, 30, … among those of the recommendations."""
 LATE = 500
-"""From this step on warm-up is no advice any more: what it would have prevented has not happened in it."""
+"""From this step on warm-up is no longer advised: the trouble it prevents comes earlier."""
+
+
+def always(_: Facts) -> bool:
+    """Hold in all circumstances."""
+    return True
 
 
 def never(_: Facts) -> bool:
@@ -28,12 +32,15 @@ def never(_: Facts) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recommendation:
-    """One thing to try, when the evidence speaks for it.
+    """One thing to try, when the facts of the run speak for it.
 
     `findings` are the names it may be attached to, `holds` the condition and `when` the same in words. Lower ranks
     come first; where `leads` holds it goes to the head. Of several with one `topic` only the first is given. `text`
     says it without numbers, `filled` with those of the run, which is used when all of them are known. `also` are the
     numbers of other points in the source documents that ask for the same.
+
+    What always fits a finding stands on its rule's page, under "What to try". Whatever depends on the run (its
+    precision, its clipping, its rates, its data) is a recommendation: nothing is decided by the wording of a text.
     """
 
     id: str
@@ -61,35 +68,33 @@ class Recommendation:
 
 
 def applicable(facts: Facts, table: Iterable[Recommendation]) -> list[Recommendation]:
-    """The recommendations that the circumstances support, best first, one per topic."""
-    fit = [
-        (-1 if _holds(r, r.leads, facts) else r.rank, r) for r in table if facts.name in r.findings and _fits(r, facts)
-    ]
-    out: dict[str, Recommendation] = {}
-    for _, one in sorted(fit, key=lambda pair: pair[0]):  # stable: equals stay in the order of the table
-        out.setdefault(one.topic, one)
-    return list(out.values())
+    """The recommendations whose conditions hold, best first, one per topic."""
+    return [one for _, one in _ranked(facts, table)]
 
 
 def advise(finding: Finding, own: tuple[str, ...], facts: Facts, table: Iterable[Recommendation]) -> tuple[str, ...]:
-    """The advice for a finding: what the evidence supports and what its rule says, best first, nothing twice.
-
-    A point of the rule that a recommendation says better, or that the circumstances contradict, is left out.
-    """
-    given = applicable(facts, table)
-    topics = {r.topic for r in given}
-    ranked = [(-1 if _holds(r, r.leads, facts) else r.rank, r.said(facts)) for r in given]
-    for place, point in enumerate(own, 1):
-        left = _what_is_left(point, topics, facts)
-        if left:
-            ranked.append((OWN_RANK * place, left))
+    """The advice for a finding: what its circumstances call for and what its rule says, best first, nothing twice."""
+    ranked = [(rank, one.said(facts)) for rank, one in _ranked(facts, table)]
+    ranked += [(OWN_RANK * place, point) for place, point in enumerate(own, 1)]
     ordered = [text for _, text in sorted(ranked, key=lambda pair: pair[0])]
     return tuple(dict.fromkeys(ordered))[:MOST]
 
 
+def _ranked(facts: Facts, table: Iterable[Recommendation]) -> list[tuple[int, Recommendation]]:
+    fit = [
+        (-1 if _holds(r, r.leads, facts) else r.rank, r)
+        for r in table
+        if facts.name in r.findings and _holds(r, r.holds, facts)
+    ]
+    out: dict[str, tuple[int, Recommendation]] = {}
+    for rank, one in sorted(fit, key=lambda pair: pair[0]):  # stable: equals stay in the order of the table
+        out.setdefault(one.topic, (rank, one))
+    return list(out.values())
+
+
 def figures(facts: Facts) -> dict[str, str]:
     """The numbers of the run that a text may name; those that are not known are not there."""
-    lr, usual, batch = facts.lr, facts.usual_norm, facts.batch_size
+    lr, batch = facts.lr, facts.batch_size
     numbers = {
         "lr": lr,
         "lr_tenth": lr / 10,
@@ -102,19 +107,21 @@ def figures(facts: Facts) -> dict[str, str]:
         "effective_lr": lr * facts.kept,
         "limit": facts.limit,
         "norm": facts.norm,
-        "usual_norm": usual,
+        "usual_norm": facts.usual_norm,
+        "calm_norm": facts.calm_norm,
         "lowest_norm": facts.lowest_norm,
         "highest_norm": facts.highest_norm,
-        "fair_limit": 2 * usual,
         "too_large": 1 / facts.kept if facts.kept > 0 else math.nan,
         "loss": facts.loss,
+        "first_loss": facts.first_loss,
         "batch": batch,
         "batch_half": batch // 2 if batch >= 2 else math.nan,
         "micro_batches": -(-8 // batch) if batch >= 1 else math.nan,
         "temperature": facts.temperature,
+        "towers": facts.towers,
         "update_ratio": facts.update_ratio,
         "lr_before": facts.lr_before,
-        "lr_leapt_to": facts.lr_leapt_to,
+        "lr_jumped_to": facts.lr_leapt_to,
         "weight_norm": facts.weight_norm,
         "weight_rms": facts.weight_norm / math.sqrt(facts.num_weights) if facts.num_weights else math.nan,
         "input_size": facts.input_size,
@@ -124,13 +131,15 @@ def figures(facts: Facts) -> dict[str, str]:
         "step": facts.step,
         "num_norms": facts.num_norms,
         "num_rejected": facts.num_rejected,
+        "num_recent": facts.num_recent,
         "num_frozen": facts.num_frozen,
         "num_groups": len(facts.rates),
         "spent": facts.spent,
-        "full_every": facts.full_every,
     }
     out = {key: _number(value) for key, value in numbers.items() if math.isfinite(value)}
     out |= {key: f"{value:,}" for key, value in counts.items()}
+    if 0 < facts.calm_norm < math.inf:
+        out["fair_limit"] = fair_limit(facts.calm_norm)
     if math.isfinite(facts.clip_rate):
         out["clip_rate"] = f"{facts.clip_rate:.0%}"
     if facts.rates:
@@ -138,84 +147,28 @@ def figures(facts: Facts) -> dict[str, str]:
     return out
 
 
+def fair_limit(norm: float) -> str:
+    """A clip limit that touches only exceptional steps of a run with this usual norm: twice that, in two digits.
+
+    Example:
+        >>> fair_limit(0.137), fair_limit(1234.0)
+        ('0.27', '2500')
+    """
+    return f"{float(f'{2 * norm:.2g}'):g}"
+
+
 def _number(value: float) -> str:
     return f"{value:,.0f}" if 1000 <= abs(value) < 1e6 else f"{value:.3g}"
 
 
-# -- the points of a rule's own page ---------------------------------------------------------------------------------
-
-# What a point is about, told by how it begins: a recommendation on the same topic takes its place.
-_TOPICS: tuple[tuple[str, str], ...] = (
-    ("lower-lr", r"lower the learning rate|halve the learning rate|too large: lower the learning rate"),
-    ("raise-lr", r"raise the learning rate|too small: raise it"),
-    ("clip", r"clip the gradient norm|clip: "),
-    ("warm-up", r"add warm-up"),
-    ("outliers", r"look at the batch(es)? of (this|the last) steps? for outliers"),
-    ("division", r"check divisions, logarithms"),
-    ("eps", r"square roots, norms, logs and divisions"),
-    ("float16", r"under float16, (keep the loss|scale the loss)|scale the loss: "),
-    ("bfloat16", r"use bfloat16, which needs no scaler|or train under bfloat16"),
-    ("normalisation", r"in recurrent or very deep models add normalisation"),
-    ("residual", r"residual connections"),
-    ("activation", r"relu or gelu instead|use leakyrelu or gelu"),
-    ("activations", r"look for dead or saturated units"),
-    ("overfit-one", r"try to overfit one single batch"),
-    ("alignment", r"check that inputs and targets belong together|print a few inputs with their targets"),
-    ("fair-limit", r"set the threshold to about"),
-    ("temperature", r"bound it after each step"),
-    ("early-stop", r"go back to the checkpoint of the best validation"),
-)
-
-# What the circumstances contradict, wherever in a clause it is said.
-_CONTRADICTED: tuple[tuple[str, Condition], ...] = (
-    (r"\bclip (the gradient norm|less)|\bclip: |clip=1\.0", lambda f: f.clipping or f.wrong_sign),
-    (r"(lengthen the|add) warm-up|or warm it up", lambda f: f.step >= LATE or f.wrong_sign),
-    (r"(lower|halve) the learning rate|smaller learning rate", lambda f: not f.rate_may_be_high),
-    (r"learning rate \(try a tenth\) if the loss was rising", lambda f: f.num_losses > 8 and not f.loss_rises),
-    (r"learning rate if the gradient norm was growing", lambda f: f.num_norms > 8 and not f.norm_rises),
-    (r"raise the learning rate", lambda f: f.loss_rises),
-    (r"under float16|with float16 weights|under bfloat16", lambda f: not f.float16 and not math.isnan(f.autocast)),
-    (r"scale the loss|use a gradscaler|without a gradscaler", lambda f: f.scaler),
-    (r"are unscaled before", lambda f: not f.scaler),
-    (r"^too large", lambda f: f.evidence.get("update_ratio", 1.0) < 1e-2),
-    (r"^too small", lambda f: f.evidence.get("update_ratio", 0.0) > 1e-2),
-    (r"activations = true", lambda f: f.activations),
-)
-
-
-def topic_of(point: str) -> str:
-    """What a point of a rule's page is about; "none" where no recommendation speaks of it."""
-    return next((topic for topic, pattern in _TOPICS if re.match(pattern, point, re.IGNORECASE)), "none")
-
-
-def _what_is_left(point: str, topics: set[str], facts: Facts) -> str:
-    """The clauses of a point that are neither said better already nor contradicted.
-
-    Once its first clause is gone only one that stands alone is left: "with Adam lower beta2", not "if that fails".
-    """
-    clauses = [c for c in point.split("; ") if topic_of(c) not in topics]
-    kept = [
-        c
-        for c in clauses
-        if not any(re.search(p, c, re.IGNORECASE) and _holds(p, no, facts) for p, no in _CONTRADICTED)
-    ]
-    if kept and not point.startswith(kept[0]):
-        kept = [c for c in kept if c.startswith("with ")]
-    text = "; ".join(kept)
-    return text[:1].upper() + text[1:]
-
-
-def _fits(one: Recommendation, facts: Facts) -> bool:
-    return _holds(one, one.holds, facts)
-
-
-def _holds(who: Recommendation | str, condition: Condition, facts: Facts) -> bool:
+def _holds(who: Recommendation, condition: Condition, facts: Facts) -> bool:
     """Ask a condition; one that breaks holds nothing up and counts as not met."""
     try:
         return bool(condition(facts))
     except Exception as error:
-        name = who.id if isinstance(who, Recommendation) else repr(who)
-        log.warning("advice: the condition of %s failed (%s: %s) and is passed over", name, type(error).__name__, error)
+        log.warning(
+            "advice: the condition of %s failed (%s: %s) and is passed over", who.id, type(error).__name__, error
+        )
         return False
 
 

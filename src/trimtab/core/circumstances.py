@@ -9,6 +9,7 @@ from itertools import pairwise
 from typing import Any
 
 from trimtab.core.config import Config
+from trimtab.core.policy import remedies_for
 from trimtab.core.schedule import RAISED, rates_of
 from trimtab.core.types import FROZEN, Column, Finding, Kind
 from trimtab.core.window import NUM_PAST, Window
@@ -30,6 +31,8 @@ class Facts:
     name: str
     step: int
     evidence: Mapping[str, float] = field(default_factory=dict)
+    subject: tuple[str, ...] = ()
+    remedies: frozenset[str] = frozenset()  # kinds of action that mode `act` has for this finding
     rates: tuple[float, ...] = ()  # the learning rate of every group
     lr_before: float = UNKNOWN  # the rate before it leapt, where it did so a few steps ago
     lr_leapt_to: float = UNKNOWN  # and the highest since
@@ -43,8 +46,9 @@ class Facts:
     clip_rate: float = UNKNOWN  # share of recent steps that were clipped
     kept: float = UNKNOWN  # median share of the gradient that clipping left
     norm: float = UNKNOWN  # of this step
-    usual_norm: float = UNKNOWN
-    lowest_norm: float = UNKNOWN  # of the recent steps
+    usual_norm: float = UNKNOWN  # the median of the recent steps before it
+    calm_norm: float = UNKNOWN  # the same before it began to rise, where it did
+    lowest_norm: float = UNKNOWN  # of the recent steps before it
     highest_norm: float = UNKNOWN
     num_norms: int = 0
     norm_rises: bool = False
@@ -55,17 +59,23 @@ class Facts:
     loss_rises: bool = False
     num_losses: int = 0
     update_ratio: float = UNKNOWN
+    adam: bool = False  # the optimizer divides by the size of gradients
     weight_norm: float = UNKNOWN
     num_weights: int = 0
+    num_parameters: int = 0  # tensors, frozen ones included
     num_frozen: int = 0  # parameters that require no gradient
     batch_size: float = UNKNOWN
     input_bad: bool = False
     input_size: float = UNKNOWN  # root mean square over the usual one
     temperature: float = UNKNOWN  # the factor on the logits
+    towers: float = UNKNOWN  # outputs of equal shape: the modalities of a contrastive model
     autocast: float = UNKNOWN  # 0 none, 1 float16, 2 bfloat16
     float16: bool = False  # float16 is at work: autocast, weights, or a scaler without another reason
+    float16_weights: bool = False
+    bfloat16_weights: bool = False
     scaler: bool = False
     num_rejected: int = 0  # among the recent steps, this one included
+    num_recent: int = 0  # steps that are remembered, this one included
     exception: str = ""
     mode: str = "advise"
     activations: bool = False
@@ -78,8 +88,29 @@ class Facts:
 
     @property
     def wrong_sign(self) -> bool:
-        """Whether the finding says that the update climbs the loss: no rate mends that."""
+        """Whether the finding says that the update climbs the loss: no learning rate cures that."""
         return self.name == "diverging-loss" and "best" not in self.evidence
+
+    @property
+    def leapt(self) -> bool:
+        """Whether the finding is that the learning rate leapt."""
+        return self.name == "learning-rate" and "highest" in self.evidence
+
+    @property
+    def contrastive(self) -> bool:
+        """Whether the model has a temperature."""
+        return not math.isnan(self.temperature)
+
+    @property
+    def out_of_memory(self) -> bool:
+        """Whether the step ended because memory ran out."""
+        text = self.exception.lower()
+        return "out of memory" in text or "not enough memory" in text
+
+    @property
+    def gpu_error(self) -> bool:
+        """Whether an accelerator raised the error."""
+        return any(word in self.exception.lower() for word in ("cuda", "hip error", "cublas", "cudnn", "device-side"))
 
     @property
     def tiny_steps(self) -> bool:
@@ -106,12 +137,14 @@ def gather(finding: Finding, window: Window, config: Config, spent: int = 0) -> 
     if finding.name == "chronic-clipping":  # the rule has looked at what matters more closely
         clipping |= {"clipping": True, "clip_rate": 1.0, "kept": finding.evidence.get("coef", UNKNOWN)}
     by_loop = clipping.pop("by_loop")
-    norms = [s["grad_norm"] / _handed(s, by_loop) for s in recent if math.isfinite(s.get("grad_norm", UNKNOWN))]
-    before = norms[:-1] if math.isfinite(now.get("grad_norm", UNKNOWN)) else norms
+    before = [s["grad_norm"] / _handed(s, by_loop) for s in recent[:-1] if math.isfinite(s.get("grad_norm", UNKNOWN))]
+    norm_rises = _rises(before, 2.0)
     losses = [s["loss"] for s in window.past if "loss" in s]
     loss_now, level = now.get("loss", UNKNOWN), window.level("loss")
     rates, rates_before = rates_of(now) or window.schedule.rates, window.schedule.rates
     lr_before, lr_leapt_to = _leap([max(r) for s in recent[-LEAP_AGO:] if (r := rates_of(s))])
+    if finding.name == "learning-rate" and math.isnan(lr_before):  # the rule has looked farther back
+        lr_before = finding.evidence.get("highest", UNKNOWN)
     autocast = _latest(recent, "autocast")
     if math.isnan(autocast) and any("in_rms" in s for s in recent):
         autocast = 0.0  # the forward pass was watched, and only what is switched on is told
@@ -123,6 +156,8 @@ def gather(finding: Finding, window: Window, config: Config, spent: int = 0) -> 
         name=finding.name,
         step=finding.step,
         evidence=finding.evidence,
+        subject=finding.subject,
+        remedies=remedies_for(finding),
         rates=rates,
         lr_before=lr_before,
         lr_leapt_to=lr_leapt_to,
@@ -138,22 +173,29 @@ def gather(finding: Finding, window: Window, config: Config, spent: int = 0) -> 
         num_losses=len(losses),
         norm=now.get("grad_norm", UNKNOWN) / _handed(now, by_loop),
         usual_norm=_median(before),
+        calm_norm=_median(before[: len(before) // 2] if norm_rises else before),
         lowest_norm=min(before, default=UNKNOWN),
-        highest_norm=max(norms, default=UNKNOWN),
-        num_norms=len(norms),
-        norm_rises=_rises(before, 2.0),
+        highest_norm=max(before, default=UNKNOWN),
+        num_norms=len(before),
+        norm_rises=norm_rises,
         update_ratio=_median([v for v in ratios if math.isfinite(v)]),
+        adam=any("moment_lag" in s for s in recent),
         weight_norm=_latest(recent, "weight_norm"),
         num_weights=sum(window.now.layout.numel[window.now.layout.rows(Kind.GRAD)]),
+        num_parameters=int(weights.size),
         num_frozen=int((weights == FROZEN).sum()),
         batch_size=_latest(recent, "batch_size"),
         input_bad=bool(now.get("in_bad")),
         input_size=size / usual_size if usual_size > 0 else UNKNOWN,
         temperature=_latest(recent, "temperature"),
+        towers=_latest(recent, "towers"),
         autocast=autocast,
-        float16=autocast == 1.0 or bool(now.get("float16")) or (scaler and math.isnan(autocast)),
+        float16=autocast == 1.0 or _latest(recent, "float16") == 1.0 or (scaler and math.isnan(autocast)),
+        float16_weights=_latest(recent, "float16") == 1.0,
+        bfloat16_weights=_latest(recent, "bfloat16") == 1.0,
         scaler=scaler,
         num_rejected=sum(1 for s in recent if s.get("rejected")),
+        num_recent=len(recent),
         exception=": ".join(window.now.notes.get("exception", ())),
         mode=config.mode,
         activations=config.activations,

@@ -36,14 +36,14 @@ _NAN = Guide(
     findings=("nonfinite-loss", "nonfinite-gradient", "nonfinite-input", "nonfinite-weight", "scale-collapse"),
     points=(
         Point(
-            do="See what was not finite first: the batch, the loss, a gradient or a weight. Mend that one only.",
-            check="`trimtab report` lists the findings of the first bad step in the order of cause; nonfinite-input "
-            "means that the data are to blame.",
+            do="See what was not finite first: the batch, the loss, a gradient or a weight. Fix that one only.",
+            check='"What was found" in `trimtab report` lists the findings of the first bad step in the order of '
+            "cause; nonfinite-input means that the data are to blame.",
             source="A35.1",
         ),
         Point(
             do="Lower the learning rate tenfold.",
-            check="Only if the loss or the gradient norm rose before: see the curves in `trimtab report`, and "
+            check='Only if they rose before: see "loss" and "gradient norm" in `trimtab report`, and '
             "exploding-gradient or loss-spike shortly before.",
             source="A31.1",
         ),
@@ -55,24 +55,25 @@ _NAN = Guide(
         ),
         Point(
             do="Use the stable form of the loss: raw logits into cross_entropy or binary_cross_entropy_with_logits; "
-            "for similarities of several modalities the norm-based version 1.",
+            "for similarities of more than two modalities the norm-based one.",
             check="nonfinite-loss with -inf or inf, and no nonfinite-input.",
             source="A31.3",
         ),
         Point(
-            do="Clip the gradient norm at 1.0: Guard(..., clip=1.0).",
-            check="Only if norms grew before the NaN (exploding-gradient). The report says how often it clips.",
+            do='Clip the gradient norm, at about twice its usual value: `Guard(..., clip="percentile")` finds it.',
+            check='Only if norms grew before the NaN (exploding-gradient): "gradient norm" in `trimtab report`, which '
+            "also says how often it clips.",
             source="A31.4",
         ),
         Point(
-            do="Look for a division by zero in your own code: empty masks, batches without valid targets, the standard "
-            "deviation of one value.",
+            do="Look for a division by zero in your own code: empty masks, batches without valid targets, the "
+            "standard deviation of one value.",
             check="nonfinite-loss while everything before it was calm; empty-batch and label-range name two causes.",
             source="A31.5",
         ),
     ),
     beware=(
-        "Clipping cannot mend a NaN: clip_grad_norm_ spreads it to every parameter. Reject the step instead.",
+        "Clipping cannot repair a NaN: clip_grad_norm_ spreads it to every parameter. Reject the step instead.",
         "With a GradScaler an Inf in the scaled gradients now and then is routine: it skips the step and lowers its "
         "scale. scale-collapse says when it is not.",
         "Do not replace NaN by 0 and go on: the step then has an arbitrary direction, and Adam remembers it.",
@@ -94,19 +95,19 @@ _PLATEAU = Guide(
         ),
         Point(
             do="Train on one single batch until its loss is near 0, and print a few inputs with their targets.",
-            check="If one batch cannot be learned, model or loss is wrong; if it can, targets-do-not-predict points at "
-            "the data.",
+            check="If one batch cannot be learned, model or loss is wrong; if it can, targets-do-not-predict points "
+            "at the data.",
             source="C10.4",
         ),
         Point(
             do="Raise the learning rate a little: to 1.4 times, then to double.",
-            check="Below an update ratio of about 0.0003 steps are small: update-ratio, and the norms in `trimtab "
-            "report` (always below 0.3 with SGD: too low).",
+            check='Below about 0.0003 steps are small: "Update ratio" in `trimtab report --html`. With SGD a '
+            '"Gradient norm" in `trimtab report --html` that is always below 0.3 says the same.',
             source="A32.4",
         ),
         Point(
             do="Change the activation: GELU for ReLU.",
-            check="Set activations = true: dead-units and saturated-units name the layer.",
+            check="Set `activations = true`: dead-units and saturated-units name the layer.",
             source="A32.1",
         ),
         Point(
@@ -135,9 +136,9 @@ _EXPLOSION = Guide(
     findings=("exploding-gradient", "loss-spike", "diverging-loss", "weight-jump", "learning-rate", "chronic-clipping"),
     points=(
         Point(
-            do="Clip the gradient norm now: 1.0, or 0.5, and 0.3 if it goes on; best about twice the usual norm of "
-            "your model.",
-            check="`trimtab report` shows median and highest norm, and the share of clipped steps.",
+            do="Clip the gradient norm now, at about twice the usual norm of your model; lower if it goes on.",
+            check='"gradient norm" in `trimtab report` has the median, the highest, and the share of clipped steps; '
+            "`trimtab tune clip` suggests a limit.",
             source="A33.1",
         ),
         Point(
@@ -158,7 +159,8 @@ _EXPLOSION = Guide(
         ),
         Point(
             do="Use the stable form of the loss, and a mean in place of a sum.",
-            check="A loss above 1000 in `trimtab report`; temperature-runaway in contrastive losses.",
+            check='A "loss" in `trimtab report` that is above 1000 from the start; temperature-runaway in contrastive '
+            "losses.",
             source="A33.4",
         ),
         Point(
@@ -173,36 +175,42 @@ _EXPLOSION = Guide(
         "chronic-clipping says so. Then look for the cause (gradcheck, one batch, alignment of targets).",
         "A learning rate 20 times lower is no general cure: on a sound model it only makes training slow.",
         "A smaller batch is not always calmer: its gradients are noisier.",
-        "Fixed thresholds (10, 100, an average below 0.5) depend on the scale of the loss; compare with your own "
-        "history, as trimtab does.",
+        "Fixed thresholds (norms of 10 or 100, an average below 0.5) and fixed clip limits (1.0, 0.5, 0.3) depend on "
+        "the scale of the loss; compare with your own history, as trimtab does.",
     ),
 )
 
 _SLOW = Guide(
     problem="slow",
     title="Training is slow",
-    signs="Each step takes long, or the loss goes down but takes for ever.",
+    signs="Each step takes long, or the loss goes down too slowly.",
     findings=("needless-scaler", "update-ratio", "not-learning"),
     points=(
         Point(
-            do="Measure thoroughly less often: full_every = 1000 (log_frequency=1000 in the gradient monitor).",
+            do="Measure thoroughly less often: `full_every = 1000` (log_frequency=1000 in the gradient monitor).",
             check="Compare steps per second with TRIMTAB_DISABLE=1.",
             source="A34.1",
         ),
         Point(
-            do="Switch off the watching of activations: activations = false, the default.",
+            do="Switch off the watching of activations: `activations = false`, the default.",
             check="Look for it in trimtab.toml, pyproject.toml or the Guard's settings.",
             source="A34.2",
         ),
         Point(
-            do="Use the norm-based loss (version 1) in its line form: N x B^2 similarities instead of B^N.",
+            do="For more than two modalities use the norm-based loss in its line form: N x B^2 similarities instead "
+            "of B^N.",
             check="Time the loss alone, forward and backward.",
             source="A34.3",
         ),
         Point(
-            do="Remove torch.autograd.set_detect_anomaly(True), and a GradScaler where nothing is float16.",
+            do="Remove `torch.autograd.set_detect_anomaly(True)`, and a GradScaler where nothing is float16.",
             check="needless-scaler; search your code for set_detect_anomaly.",
             source="A34.4",
+        ),
+        Point(
+            do="On a GPU load data with pin_memory=True and move it with non_blocking=True.",
+            check="`trimtab doctor` (loader-settings).",
+            source="E20.4",
         ),
         Point(
             do="If steps are fast but learning is slow: raise the rate to 1.4 times, then to double (5e-5 to 7e-5 to "
@@ -217,7 +225,7 @@ _SLOW = Guide(
         ),
     ),
     beware=(
-        "Version 1 as a full tensor is the slowest and largest of all: only its line form is fast.",
+        "The norm-based loss as a full tensor is the slowest and largest of all: only its line form is fast.",
         "A low gradient norm says something about the rate with plain SGD only; Adam's steps do not depend on it.",
     ),
 )
@@ -235,7 +243,8 @@ _CHECKLIST = Guide(
         ),
         Point(
             do="Gradient norms between 0.1 and 10, or at least steady.",
-            check="`trimtab report`: median and highest norm. A loss that is a sum has larger ones and may be sound.",
+            check='"gradient norm" in `trimtab report`: median and highest. A loss that is a sum has larger ones and '
+            "may be sound.",
             source="A35.2",
         ),
         Point(
@@ -250,12 +259,13 @@ _CHECKLIST = Guide(
         ),
         Point(
             do="Activations neither dead nor saturated.",
-            check="activations = true, then dead-units and saturated-units.",
+            check="`activations = true`, then dead-units and saturated-units.",
             source="A35.5",
         ),
         Point(
-            do="A loss above 1000 is about to overflow.",
-            check="`trimtab report`: the first and last loss. Take the mean, normalise the targets.",
+            do="In float16 no loss above 1000: it is about to overflow.",
+            check='"loss" in `trimtab report`, first and last. Take the mean, normalise the targets. In float32 a '
+            "large loss overflows nothing; it only makes gradients large.",
             source="A35.6",
         ),
         Point(
@@ -270,7 +280,8 @@ _CHECKLIST = Guide(
         ),
         Point(
             do="Warm-up of at least 500 steps.",
-            check="`trimtab report`: trouble in the first steps only (dead-units, loss-spike) is the sign of none.",
+            check='"What was found" in `trimtab report`: trouble in the first steps only (dead-units, loss-spike) is '
+            "the sign of none.",
             source="A35.9",
         ),
         Point(

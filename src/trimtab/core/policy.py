@@ -173,6 +173,13 @@ def _may(action: Action, severity: Severity) -> bool:
     return severity >= Severity.ERROR or action.kind in GENTLE
 
 
+def remedies_for(finding: Finding) -> frozenset[str]:
+    """The kinds of action that mode `act` has for a finding."""
+    if not _allowed(finding):
+        return frozenset()
+    return frozenset(a.kind for _, actions in LADDERS[finding.name] for a in actions if _may(a, finding.severity))
+
+
 def _allowed(finding: Finding) -> bool:
     """Whether the finding's ladder holds anything that its severity allows."""
     if finding.name == "update-ratio" and finding.evidence.get("update_ratio", 1.0) < SMALL_UPDATE:

@@ -4,56 +4,33 @@ from __future__ import annotations
 
 import math
 
-from trimtab.core.advice import LATE, Recommendation
+from trimtab.core.advice import LATE, Recommendation, always
 from trimtab.core.recommend_numerics import EXPLOSION, NAN
 
 DYNAMICS: tuple[Recommendation, ...] = (
     Recommendation(
-        id="A33.1",
-        topic="clip",
-        findings=("exploding-gradient", "loss-spike", "diverging-loss"),
-        rank=7,
-        when="nothing clips yet",
-        holds=lambda f: not f.clipping and not f.wrong_sign,
-        text="Clip the gradient norm now: `Guard(..., clip=1.0)`.",
-        filled="Clip the gradient norm now: `Guard(..., clip=1.0)`. The usual norm here is {usual_norm}; a limit of "
-        "about {fair_limit} touches only the exceptions.",
-        also=("A11.1", "E20.7"),
-    ),
-    Recommendation(
-        id="A33.1b",
-        topic="clip",
-        findings=("weight-jump",),
-        rank=13,
-        when="nothing clips yet",
-        holds=lambda f: not f.clipping,
-        text="Clip the gradient norm: `Guard(..., clip=1.0)`.",
-        filled="Clip the gradient norm: `Guard(..., clip=1.0)`. The usual norm here is {usual_norm}; a limit of about "
-        "{fair_limit} touches only the exceptions.",
-    ),
-    Recommendation(
         id="D15.3",
         topic="lower-lr",
-        findings=(*EXPLOSION, *NAN),
+        findings=(*EXPLOSION, *NAN, "learning-rate", "update-ratio"),
         rank=3,
-        when="the learning rate leapt a few steps ago",
+        when="the learning rate jumped a few steps ago",
         holds=lambda f: f.lr > f.lr_before and not f.input_bad,
         leads=lambda f: f.lr > 3 * f.lr_before,
-        text="Put the learning rate back to what it was before it leapt.",
-        filled="Put the learning rate back to {lr_before}: it has just leapt to {lr}. Was it a schedule, a resume, or "
-        "an unfreezing?",
+        text="Put the learning rate back to what it was before it jumped.",
+        filled="Put the learning rate back to {lr_before}: it has just jumped to {lr}. Was it a schedule, a resume, "
+        "or an unfreezing?",
     ),
     Recommendation(
         id="D15.3c",
         topic="lower-lr",
         findings=EXPLOSION,
         rank=3,
-        when="the learning rate leapt a few steps ago and is back where it was",
+        when="the learning rate jumped a few steps ago and is back where it was",
         holds=lambda f: f.lr_leapt_to > 3 * f.lr and f.lr <= 1.5 * f.lr_before,
-        leads=lambda f: True,
+        leads=always,
         text="Leave the learning rate, it is back where it was: a few steps far too large did this. Go back to a "
         "checkpoint from before them.",
-        filled="Leave the learning rate, it is back at {lr}: a few steps at {lr_leapt_to} did this. Go back to a "
+        filled="Leave the learning rate, it is back at {lr}: a few steps at {lr_jumped_to} did this. Go back to a "
         "checkpoint from before them.",
     ),
     Recommendation(
@@ -85,8 +62,29 @@ DYNAMICS: tuple[Recommendation, ...] = (
         rank=5,
         when="the steps are not tiny already",
         holds=lambda f: f.rate_may_be_high,
-        text="Lower the learning rate to three fifths, then to a fifth; momentum counts as well.",
-        filled="Lower the learning rate from {lr} to {lr_3_5}, then to {lr_1_5}; momentum counts as well.",
+        text="Lower the learning rate to three fifths, then to a fifth; or lower the momentum.",
+        filled="Lower the learning rate from {lr} to {lr_3_5}, then to {lr_1_5}; or lower the momentum.",
+    ),
+    Recommendation(
+        id="sign-of-the-loss",
+        topic="sign",
+        findings=("diverging-loss",),
+        rank=24,
+        when="the update climbs the loss, or the loss never came to half of where it began",
+        holds=lambda f: f.wrong_sign or not f.learned,
+        leads=lambda f: f.wrong_sign,
+        text="Check the sign of the loss and of every term in it, `maximize=` of the optimizer, and the sign of "
+        "weight decay.",
+    ),
+    Recommendation(
+        id="before-the-onset",
+        topic="go-back",
+        findings=("diverging-loss",),
+        rank=21,
+        when="the loss climbed away from a better level",
+        holds=lambda f: "onset" in f.evidence and not f.wrong_sign,
+        text="Go back to a checkpoint from before the onset.",
+        filled="Go back to a checkpoint from before step {onset}.",
     ),
     Recommendation(
         id="B24.3",
@@ -95,9 +93,9 @@ DYNAMICS: tuple[Recommendation, ...] = (
         rank=13,
         when="the gradient norm had doubled in the recent steps before this one",
         holds=lambda f: f.norm_rises and not f.wrong_sign,
-        text="The gradient norm had been rising for a while: that is the early sign. Watch it, and act on the rise.",
-        filled="The gradient norm had been rising, from {lowest_norm} in the last {num_norms} steps: that is the early "
-        "sign. Watch it, and act on the rise.",
+        text="Watch the gradient norm, and act on a rise: it had been rising for a while, which is the early sign.",
+        filled="Watch the gradient norm, and act on a rise: over the {num_norms} steps before this one it rose from "
+        "{calm_norm} to {highest_norm}, which is the early sign.",
         also=("B24", "B26.2", "D15.2"),
     ),
     Recommendation(
@@ -109,6 +107,37 @@ DYNAMICS: tuple[Recommendation, ...] = (
         holds=lambda f: not f.norm > 10 * f.usual_norm,
         text="Keep a checkpoint from before this step: a spike often comes a few steps before an explosion.",
         filled="Keep a checkpoint from before step {step}: a spike often comes a few steps before an explosion.",
+    ),
+    Recommendation(
+        id="which-rose-first",
+        topic="which-rose-first",
+        findings=("diverging-loss",),
+        rank=41,
+        when="the loss climbed away from a better level",
+        holds=lambda f: not f.wrong_sign,
+        text='Compare "Loss", "Gradient norm" and "Learning rate" in `trimtab report --html`: which of them rose '
+        "first?",
+    ),
+    Recommendation(
+        id="which-jumped",
+        topic="which-jumped",
+        findings=("weight-jump",),
+        rank=10,
+        when="neither the learning rate nor the gradient norm is known to have jumped",
+        holds=lambda f: not f.norm > 5 * f.usual_norm and math.isnan(f.lr_before),
+        text='Compare "Learning rate" and "Gradient norm" in `trimtab report --html` around this step: which of them '
+        "jumped?",
+        filled='Compare "Learning rate" and "Gradient norm" in `trimtab report --html` around step {step}: which of '
+        "them jumped?",
+    ),
+    Recommendation(
+        id="beta2",
+        topic="beta2",
+        findings=("weight-jump",),
+        rank=22,
+        when="the optimizer is of Adam's kind, and the gradient norm jumped",
+        holds=lambda f: f.adam and f.norm > 5 * f.usual_norm,
+        text="Lower beta2 of Adam to 0.95, so that its second moment follows faster.",
     ),
     Recommendation(
         id="A33.3",
@@ -126,10 +155,12 @@ DYNAMICS: tuple[Recommendation, ...] = (
         topic="stable-loss",
         findings=EXPLOSION,
         rank=39,
-        when="the model has a learnable temperature: a contrastive loss",
-        holds=lambda f: not math.isnan(f.temperature) and not f.wrong_sign,
-        text="Use the norm-based similarity (version 1) in the contrastive loss; its values are bounded by the number "
-        "of modalities.",
+        when="a contrastive loss over more than two modalities",
+        holds=lambda f: f.contrastive and f.towers > 2 and not f.wrong_sign,
+        text="Use the norm-based similarity in the contrastive loss; its values are bounded by the number of "
+        "modalities.",
+        filled="Use the norm-based similarity in the contrastive loss; its values are bounded by the number of "
+        "modalities ({towers}).",
     ),
     Recommendation(
         id="A33.5",
@@ -138,10 +169,10 @@ DYNAMICS: tuple[Recommendation, ...] = (
         rank=62,
         when="the batch has 64 samples or more",
         holds=lambda f: f.batch_size >= 64 and not f.wrong_sign,
-        text="Try half the batch together with half the rate. A smaller batch alone makes gradients noisier, not "
-        "calmer.",
-        filled="Try half the batch ({batch_half} in place of {batch}) together with half the rate. A smaller batch "
-        "alone makes gradients noisier, not calmer.",
+        text="Try half the batch together with half the learning rate. A smaller batch alone makes gradients noisier, "
+        "not calmer.",
+        filled="Try half the batch ({batch_half} in place of {batch}) together with half the learning rate. A smaller "
+        "batch alone makes gradients noisier, not calmer.",
     ),
     Recommendation(
         id="A35.7",
@@ -150,9 +181,9 @@ DYNAMICS: tuple[Recommendation, ...] = (
         rank=27,
         when="the batch has fewer than 8 samples",
         holds=lambda f: f.batch_size < 8 and not f.wrong_sign,
-        text="Accumulate micro-batches up to 8 samples or more: gradients of so few are noisy.",
-        filled="Accumulate {micro_batches} micro-batches to a step (and divide the loss by {micro_batches}): gradients "
-        "of {batch} samples are noisy, 8 or more are calmer.",
+        text="Accumulate micro-batches up to 8 samples or more: gradients of fewer are noisy.",
+        filled="Accumulate {micro_batches} micro-batches to a step (and divide the loss by {micro_batches}): "
+        "gradients of {batch} samples are noisy, 8 or more are calmer.",
         also=("B25.4b",),
     ),
     Recommendation(
@@ -185,22 +216,20 @@ DYNAMICS: tuple[Recommendation, ...] = (
         rank=6,
         when="the steps are tiny already",
         holds=lambda f: f.tiny_steps and not f.wrong_sign,
-        text="Leave the learning rate: the steps are tiny already. A rate is no general cure; look for what is wrong "
-        "in the data, the loss or its gradient.",
-        filled="Leave the learning rate: a step changes the weights by only {update_ratio} of their size. A rate is no "
-        "general cure; look for what is wrong in the data, the loss or its gradient.",
+        text="Leave the learning rate: the steps are tiny already. Look for what is wrong in the data, the loss or "
+        "its gradient.",
+        filled="Leave the learning rate: a step changes the weights by only {update_ratio} of their size. Look for "
+        "what is wrong in the data, the loss or its gradient.",
     ),
     Recommendation(
         id="C9.1",
         topic="weight-norm",
         findings=("weight-jump",),
-        rank=14,
+        rank=34,
         when="always",
-        holds=lambda f: True,
-        text="Compare `weight_norm` before and after in the record: the size of the weights should grow gradually; a "
-        "jump is instability, even while the loss still looks well.",
-        filled="Compare `weight_norm` before and after step {step} in the record: the size of the weights should grow "
-        "gradually; a jump is instability, even while the loss still looks well.",
+        holds=always,
+        text='See "Update ratio" in `trimtab report --html`: weights should change gradually; a jump is instability, '
+        "even while the loss still looks well.",
     ),
     Recommendation(
         id="C9.2",
@@ -221,9 +250,8 @@ DYNAMICS: tuple[Recommendation, ...] = (
         rank=4,
         when="the guard has acted three times or more in this run",
         holds=lambda f: f.spent >= 3,
-        text="Review the settings and the data: so many corrections are no accident.",
-        filled="Review the settings and the data: the guard has corrected this run {spent} times already, which is no "
-        "accident.",
+        text="Review the settings and the data: the guard has had to correct this run again and again.",
+        filled="Review the settings and the data: the guard has corrected this run {spent} times already.",
     ),
     Recommendation(
         id="B26.1",
@@ -232,7 +260,7 @@ DYNAMICS: tuple[Recommendation, ...] = (
         rank=46,
         when="it went wrong within the first 50 steps",
         holds=lambda f: f.step < 50 and not f.wrong_sign and f.evidence.get("update_ratio", 1.0) > 1e-2,
-        text="Begin with settings that are known to work (clip at 0.5, the default rate of the optimizer, warm-up) and "
-        "change one at a time.",
+        text="Begin with settings that are known to work (the default learning rate of the optimizer, warm-up, "
+        '`clip="percentile"`) and change one at a time.',
     ),
 )

@@ -1,10 +1,10 @@
-"""Recommendations about runs that do not learn, or slowly: plateaus, vanishing gradients, dead units, lost time."""
+"""Recommendations about runs that do not learn, or slowly: plateaus, vanishing gradients, dead units."""
 
 from __future__ import annotations
 
 import math
 
-from trimtab.core.advice import Recommendation
+from trimtab.core.advice import Recommendation, always
 
 LEARNING: tuple[Recommendation, ...] = (
     Recommendation(
@@ -24,7 +24,7 @@ LEARNING: tuple[Recommendation, ...] = (
         findings=("dead-units",),
         rank=28,
         when="always",
-        holds=lambda f: True,
+        holds=always,
         text="Use an activation that cannot die: LeakyReLU(0.01) is the cheapest, GELU or SiLU for transformers and "
         "deep networks, ELU where negative outputs help; He initialisation for all of them.",
     ),
@@ -34,7 +34,7 @@ LEARNING: tuple[Recommendation, ...] = (
         findings=("saturated-units",),
         rank=28,
         when="always",
-        holds=lambda f: True,
+        holds=always,
         text="Use an activation without limits (GELU, SiLU), or keep tanh with Xavier initialisation and a "
         "normalisation before it.",
     ),
@@ -54,7 +54,7 @@ LEARNING: tuple[Recommendation, ...] = (
         id="A32.3",
         topic="depth",
         findings=("vanishing-gradient",),
-        rank=29,
+        rank=19,
         when="the first layers get far less gradient than the last",
         holds=lambda f: "ratio" in f.evidence,
         text="Try fewer layers: if the shallower network learns, depth is what starves the first ones.",
@@ -81,16 +81,39 @@ LEARNING: tuple[Recommendation, ...] = (
         "{update_ratio} of their size, a thousandth is usual.",
     ),
     Recommendation(
+        id="steps-too-small",
+        topic="raise-lr",
+        findings=("update-ratio",),
+        rank=5,
+        when="the steps are far too small",
+        holds=lambda f: f.evidence.get("update_ratio", 1.0) < 1e-2,
+        text="Raise the learning rate tenfold.",
+        filled="Raise the learning rate tenfold, from {lr} to {lr_10}: a step changes the weights by only "
+        "{update_ratio} of their size, a thousandth is usual.",
+    ),
+    Recommendation(
+        id="unit-of-the-schedule",
+        topic="schedule",
+        findings=("update-ratio", "learning-rate"),
+        rank=14,
+        when="the steps are far too small, or the learning rate is 0",
+        holds=lambda f: f.evidence.get("update_ratio", 1.0) < 1e-2 or f.evidence.get("lr", 1.0) == 0,
+        text="Check the length of the schedule: is it counted in steps where you mean epochs, or the other way round?",
+    ),
+    Recommendation(
         id="C11.2",
         topic="norm-band",
         findings=("not-learning", "update-ratio", "weights-unchanged"),
         rank=16,
-        when="no recent gradient norm reached 0.3, but the usual one is above 0.1",
-        holds=lambda f: f.highest_norm < 0.3 and f.usual_norm >= 0.1 and f.num_norms >= 16 and not f.clipping,
-        text="Gradient norms are always below 0.3: with plain SGD the rate is probably too low. (Adam's steps do not "
-        "depend on it.)",
-        filled="Gradient norms are always below 0.3, at most {highest_norm} in {num_norms} steps: with plain SGD the "
-        "rate of {lr} is probably too low. (Adam's steps do not depend on it.)",
+        when="no recent gradient norm reached 0.3, but the usual one is above 0.1, and the optimizer is not of Adam's "
+        "kind",
+        holds=lambda f: (
+            f.highest_norm < 0.3 and f.usual_norm >= 0.1 and f.num_norms >= 16 and not (f.clipping or f.adam)
+        ),
+        text="Check whether the learning rate is too low: gradient norms are always below 0.3, and steps of plain SGD "
+        "shrink with them.",
+        filled="Check whether the learning rate of {lr} is too low: gradient norms were at most {highest_norm} in "
+        "{num_norms} steps, and steps of plain SGD shrink with them.",
     ),
     Recommendation(
         id="C8.1",
@@ -99,10 +122,10 @@ LEARNING: tuple[Recommendation, ...] = (
         rank=18,
         when="the usual gradient norm is below 0.1",
         holds=lambda f: f.usual_norm < 0.1 and not f.clipping,
-        text="The gradient norm is below 0.1: gradients may be vanishing. Look at the norms by layer in `trimtab "
-        "report`; the smallest one alone says little (a bias before BatchNorm has none).",
-        filled="The gradient norm is usually {usual_norm}, below 0.1: gradients may be vanishing. Look at the norms by "
-        "layer in `trimtab report`; the smallest one alone says little (a bias before BatchNorm has none).",
+        text='Look at "Gradient norm by layer" in `trimtab report --html`: with a norm below 0.1 gradients may be '
+        "vanishing. The smallest row alone says little (a bias before BatchNorm has none).",
+        filled='Look at "Gradient norm by layer" in `trimtab report --html`: with a norm of usually {usual_norm} '
+        "gradients may be vanishing. The smallest row alone says little (a bias before BatchNorm has none).",
         also=("A35.2",),
     ),
     Recommendation(
@@ -112,9 +135,8 @@ LEARNING: tuple[Recommendation, ...] = (
         rank=48,
         when="the usual gradient norm is between 0.1 and 1",
         holds=lambda f: 0.1 <= f.usual_norm <= 1.0 and not f.highest_norm < 0.3,
-        text="Gradients are of a healthy size (0.1 to 1): look at the data and the loss instead.",
-        filled="Gradients are of a healthy size ({usual_norm}, between 0.1 and 1): look at the data and the loss "
-        "instead.",
+        text="Look at the data and the loss: gradients are of a healthy size (0.1 to 1).",
+        filled="Look at the data and the loss: gradients are of a healthy size (usually {usual_norm}).",
     ),
     Recommendation(
         id="C11.3",
@@ -124,7 +146,7 @@ LEARNING: tuple[Recommendation, ...] = (
         when="the rate is still being warmed up after step 100",
         holds=lambda f: f.warming and f.step > 100,
         text="Shorten the warm-up to 100 steps.",
-        filled="Shorten the warm-up to 100 steps: at step {step} the rate is still rising ({lr}).",
+        filled="Shorten the warm-up to 100 steps: at step {step} the learning rate is still rising ({lr}).",
     ),
     Recommendation(
         id="A32.5",
@@ -153,8 +175,8 @@ LEARNING: tuple[Recommendation, ...] = (
         rank=7,
         when="the steps are not small (above a hundredth of the weights, where known)",
         holds=lambda f: f.rate_may_be_high and f.evidence.get("update_ratio", 1.0) > 1e-2 and not f.update_ratio < 1e-3,
-        text="Lower the learning rate tenfold: one large step is the usual killer.",
-        filled="Lower the learning rate tenfold, from {lr} to {lr_tenth}: one large step is the usual killer.",
+        text="Lower the learning rate tenfold: one large step is the usual cause.",
+        filled="Lower the learning rate tenfold, from {lr} to {lr_tenth}: one large step is the usual cause.",
     ),
     Recommendation(
         id="C15.2",
@@ -178,51 +200,44 @@ LEARNING: tuple[Recommendation, ...] = (
         "model `targets[0]` must be `inputs[1]`.",
     ),
     Recommendation(
-        id="A34.4",
-        topic="anomaly",
-        findings=("needless-scaler",),
-        rank=42,
-        when="time is being lost: the finding is about cost",
-        holds=lambda f: True,
-        text="While you look for lost time: `torch.autograd.set_detect_anomaly(True)` left on from debugging can more "
-        "than double the time of a step. Remove it.",
+        id="cleared-gradients",
+        topic="cleared",
+        findings=("missing-gradient",),
+        rank=5,
+        when="no parameter has a gradient",
+        holds=lambda f: (
+            f.num_parameters > 0 and f.evidence.get("num_parameters", 0.0) >= f.num_parameters - f.num_frozen
+        ),
+        text="Check the order: `optimizer.zero_grad()` between `loss.backward()` and the step clears every gradient. "
+        "Is `loss.backward()` called at all?",
     ),
     Recommendation(
-        id="A34.1",
-        topic="cadence",
-        findings=("needless-scaler",),
-        rank=44,
-        when="thorough looks come more often than every 1000 steps",
-        holds=lambda f: 0 < f.full_every < 1000,
-        text="Look thoroughly less often: `full_every = 1000`.",
-        filled="Look thoroughly less often: `full_every = 1000`; now it is every {full_every} steps.",
+        id="cut-off",
+        topic="cut-off",
+        findings=("missing-gradient",),
+        rank=6,
+        when="some parameters have a gradient, and others none",
+        holds=lambda f: f.evidence.get("num_parameters", 0.0) < f.num_parameters - f.num_frozen,
+        text="Look between these parameters and the loss for `.detach()`, `.data`, `.item()`, numpy, "
+        "`torch.no_grad()` or a branch that is not called.",
     ),
     Recommendation(
-        id="A34.2",
-        topic="activations",
-        findings=("needless-scaler",),
-        rank=43,
-        when="activations are watched",
-        holds=lambda f: f.activations,
-        text="Switch off what you do not need: `activations = true` costs time in every look.",
+        id="unused-head",
+        topic="unused-head",
+        findings=("missing-gradient",),
+        rank=25,
+        when="some parameters have a gradient, and others none",
+        holds=lambda f: f.evidence.get("num_parameters", 0.0) < f.num_parameters - f.num_frozen,
+        text="If they belong to an unused head, remove it or leave it out of the optimizer.",
     ),
     Recommendation(
-        id="A34.3",
-        topic="stable-loss",
-        findings=("needless-scaler",),
-        rank=45,
-        when="the model has a learnable temperature: a contrastive loss",
-        holds=lambda f: not math.isnan(f.temperature),
-        text="Use the norm-based contrastive loss (version 1) in its line form: of B^N similarities only N x B^2 are "
-        "ever used. As a full tensor it is the slowest of all.",
-    ),
-    Recommendation(
-        id="E20.4",
-        topic="loader",
-        findings=("needless-scaler",),
-        rank=46,
-        when="time is being lost: the finding is about cost",
-        holds=lambda f: True,
-        text="On a GPU load data with `pin_memory=True` and move it with `non_blocking=True`.",
+        id="divide-micro-batches",
+        topic="divide",
+        findings=("accumulation-not-divided",),
+        rank=5,
+        when="always",
+        holds=always,
+        text="Divide each loss by the number of micro-batches before its backward pass.",
+        filled="Divide each loss before its backward pass: `(loss / {num_backwards}).backward()`.",
     ),
 )

@@ -1,8 +1,8 @@
-"""Recommendations about how a run is kept: checkpoints, health checks, stopping, memory, what to print."""
+"""Recommendations about how a run is kept: checkpoints, health checks, stopping, memory, rates by group."""
 
 from __future__ import annotations
 
-from trimtab.core.advice import Recommendation
+from trimtab.core.advice import Recommendation, always
 from trimtab.core.recommend_numerics import EXPLOSION
 
 LOST = ("nonfinite-weight", "nonfinite-optimizer-state")
@@ -23,11 +23,12 @@ PRACTICE: tuple[Recommendation, ...] = (
         topic="act",
         findings=(*EXPLOSION, "oscillating-loss", "learning-rate", "update-ratio"),
         rank=58,
-        when="the guard only watches or advises",
-        holds=lambda f: f.mode in ("observe", "advise") and f.rate_may_be_high and f.lr > 0,
-        text='Let the guard adjust the rate: `mode="act"` cuts it when this happens, and gives it back slowly.',
-        filled='Let the guard adjust the rate: `mode="act"` cuts it from {lr} when this happens, and gives it back '
+        when='the guard only watches or advises, and `mode="act"` would cut the rate',
+        holds=lambda f: f.mode in ("observe", "advise") and "cut_lr" in f.remedies and f.rate_may_be_high and f.lr > 0,
+        text='Let the guard adjust the learning rate: `mode="act"` cuts it when this happens, and raises it again '
         "slowly.",
+        filled='Let the guard adjust the learning rate: `mode="act"` cuts it from {lr} when this happens, and raises '
+        "it again slowly.",
     ),
     Recommendation(
         id="D15.4",
@@ -35,7 +36,7 @@ PRACTICE: tuple[Recommendation, ...] = (
         findings=("nonfinite-buffer", "nonfinite-ema", "nonfinite-validation"),
         rank=35,
         when="training looks fine while something else is broken",
-        holds=lambda f: True,
+        holds=always,
         text="Ask `guard.health()` before each validation and each save: it says which part is not sound.",
     ),
     Recommendation(
@@ -54,19 +55,28 @@ PRACTICE: tuple[Recommendation, ...] = (
         findings=("overfitting",),
         rank=5,
         when="always",
-        holds=lambda f: True,
+        holds=always,
         text="Stop early: go back to the checkpoint of the best validation.",
         filled="Stop early: go back to the checkpoint of the best validation ({best}; it is {val_loss} now).",
+    ),
+    Recommendation(
+        id="raise-weight-decay",
+        topic="act",
+        findings=("overfitting",),
+        rank=15,
+        when='the guard only watches or advises, and `mode="act"` would raise the weight decay',
+        holds=lambda f: f.mode in ("observe", "advise") and "raise_weight_decay" in f.remedies,
+        text='Use more weight decay; `mode="act"` raises it by half when this happens.',
     ),
     Recommendation(
         id="D15.7",
         topic="fallback",
         findings=(*LOST, "scale-collapse"),
         rank=48,
-        when="the run goes on by itself although it is lost",
-        holds=lambda f: f.mode in ("observe", "advise"),
+        when='the run goes on by itself although it is lost, and `mode="act"` would end it',
+        holds=lambda f: f.mode in ("observe", "advise") and "stop" in f.remedies,
         text='Have a way out for the next time: `mode="raise"` stops with the reason at the first grave finding, '
-        '`mode="act"` after three such steps.',
+        '`mode="act"` when nothing else helps.',
     ),
     Recommendation(
         id="E20.6",
@@ -80,12 +90,21 @@ PRACTICE: tuple[Recommendation, ...] = (
         "each as intended?",
     ),
     Recommendation(
+        id="unfrozen-trunk",
+        topic="unfrozen",
+        findings=("learning-rate",),
+        rank=25,
+        when="the learning rate jumped, and the optimizer has several parameter groups",
+        holds=lambda f: f.leapt and len(f.rates) > 1,
+        text="When a trunk is unfrozen give it a tenth of the learning rate of the head or less.",
+    ),
+    Recommendation(
         id="B25.4",
         topic="batch",
         findings=("step-exception",),
         rank=5,
         when="the error says that memory ran out",
-        holds=lambda f: "out of memory" in f.exception.lower(),
+        holds=lambda f: f.out_of_memory,
         text="Halve the batch and accumulate twice as many micro-batches: the step stays the same.",
         filled="Halve the batch, from {batch} to {batch_half}, and accumulate twice as many micro-batches: the step "
         "stays the same.",
@@ -95,18 +114,19 @@ PRACTICE: tuple[Recommendation, ...] = (
         topic="memory",
         findings=("step-exception",),
         rank=6,
-        when="the error says that memory ran out",
-        holds=lambda f: "out of memory" in f.exception.lower(),
+        when="the error says that the memory of a GPU ran out",
+        holds=lambda f: f.out_of_memory and f.gpu_error,
         text="Print `torch.cuda.max_memory_allocated()` once per epoch: a peak that grows is a leak (a loss kept with "
         "its graph), one that does not is a batch too large.",
     ),
     Recommendation(
-        id="E20.2",
-        topic="bfloat16",
-        findings=("gradient-underflow", "scale-collapse"),
-        rank=26,
-        when="float16 is at work",
-        holds=lambda f: f.float16,
-        text="If the device can do bfloat16, use it and leave the scaler out: its range is that of float32.",
+        id="late-errors",
+        topic="late-errors",
+        findings=("step-exception",),
+        rank=15,
+        when="a GPU raised the error, and it is not about memory",
+        holds=lambda f: f.gpu_error and not f.out_of_memory,
+        text="Run it again with `CUDA_LAUNCH_BLOCKING=1`, or the same batch on the CPU: a GPU reports errors late, at "
+        "another line.",
     ),
 )

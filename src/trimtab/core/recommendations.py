@@ -6,6 +6,7 @@ from trimtab.core.advice import Recommendation, advise
 from trimtab.core.circumstances import gather
 from trimtab.core.config import Config
 from trimtab.core.recommend_clipping import CLIPPING
+from trimtab.core.recommend_data import DATA
 from trimtab.core.recommend_dynamics import DYNAMICS
 from trimtab.core.recommend_learning import LEARNING
 from trimtab.core.recommend_numerics import NUMERICS
@@ -14,15 +15,15 @@ from trimtab.core.types import Finding
 from trimtab.core.window import Window
 
 # Within a rank the earlier one comes first.
-TABLE: tuple[Recommendation, ...] = (*NUMERICS, *DYNAMICS, *CLIPPING, *LEARNING, *PRACTICE)
+TABLE: tuple[Recommendation, ...] = (*DATA, *NUMERICS, *DYNAMICS, *CLIPPING, *LEARNING, *PRACTICE)
 
 
 def recommendations_for(finding_name: str) -> tuple[Recommendation, ...]:
     """Every recommendation that may be attached to findings of this name, in the usual order.
 
     Example:
-        >>> [r.id for r in recommendations_for("overfitting")]
-        ['D15.6']
+        >>> [r.topic for r in recommendations_for("overfitting")]
+        ['early-stop', 'act']
     """
     return tuple(sorted((r for r in TABLE if finding_name in r.findings), key=lambda r: r.rank))
 
@@ -34,9 +35,8 @@ def advise_on(config: Config, finding: Finding, own: tuple[str, ...], window: Wi
 
 def as_markdown() -> str:
     """The whole table for people, as docs/how-to/advice.md shows it."""
-    lines = ["| number | attached to | when | advice |", "| --- | --- | --- | --- |"]
+    lines = ["| attached to | when | advice |", "| --- | --- | --- |"]
     for one in TABLE:
-        numbers = one.id + (f" ({', '.join(one.also)})" if one.also else "")
-        cells = (numbers, ", ".join(one.findings), one.when, one.filled or one.text)
+        cells = (", ".join(one.findings), one.when, one.filled or one.text)
         lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
     return "\n".join(lines)

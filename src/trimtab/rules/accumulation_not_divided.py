@@ -25,8 +25,7 @@ class AccumulationNotDivided:
     rate is n times too high; clipping hides it, and results depend on the number of micro-batches.
 
     ## What to try
-    1. Divide: `(loss / num_micro_batches).backward()`.
-    2. Or divide the gradients before the step by the number of samples or tokens.
+    1. Where micro-batches differ in size, divide the gradients before the step by the number of samples or tokens.
     """
 
     code: ClassVar[str] = "OPT006"

@@ -35,11 +35,8 @@ class ChronicClipping:
     the size of the gradient, and the rate really used is the learning rate times the clip coefficient.
 
     ## What to try
-    1. Look at the gradient norm before clipping: why is it this large? A sum instead of a mean in the loss,
+    1. Find out why the gradient norm before clipping is this large: a sum instead of a mean in the loss,
        unnormalised inputs or targets, a missing normalisation layer.
-    2. Set the threshold to about the usual norm (`clip="percentile"` does it by itself), or lower the learning rate
-       and clip less.
-    3. Check that gradients are unscaled before they are clipped when a GradScaler is used.
     """
 
     code: ClassVar[str] = "GRAD007"

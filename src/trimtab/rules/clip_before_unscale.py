@@ -26,7 +26,6 @@ class ClipBeforeUnscale:
 
     ## What to try
     1. Call `scaler.unscale_(optimizer)` before `clip_grad_norm_`.
-    2. Or let the guard clip: `Guard(..., clip=1.0, scaler=scaler)`.
     """
 
     code: ClassVar[str] = "AMP003"

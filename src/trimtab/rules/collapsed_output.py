@@ -25,9 +25,8 @@ class CollapsedOutput:
     representation.
 
     ## What to try
-    1. Look for dead or saturated units (`activations = true`).
-    2. Lower the learning rate; after a collapse go back to a checkpoint from before it.
-    3. Check the normalisation of inputs, and of the last layer.
+    1. Go back to a checkpoint from before the collapse.
+    2. Check the normalisation of inputs, and of the last layer.
     """
 
     code: ClassVar[str] = "ACT003"

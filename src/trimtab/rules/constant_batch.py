@@ -25,8 +25,6 @@ class ConstantBatch:
 
     ## What to try
     1. Look at what the loader returns for different indices.
-    2. Check that a buffer is not shared between samples: copy what is put into a batch.
-    3. Check the path of the data: missing files read as zeros.
     """
 
     code: ClassVar[str] = "DATA003"

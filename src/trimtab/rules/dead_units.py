@@ -25,10 +25,8 @@ class DeadUnits:
     smaller one, and the loss curve does not say so.
 
     ## What to try
-    1. Lower the learning rate, or warm it up: one large step is the usual killer.
-    2. Check the biases and the normalisation before the layer: a large negative bias kills every unit.
-    3. Use LeakyReLU or GELU, and an initialisation made for the activation (He for ReLU).
-    4. Re-initialise the dead units, or go back to a checkpoint from before they died.
+    1. Check the biases and the normalisation before the layer: a large negative bias kills every unit.
+    2. Re-initialise the dead units, or go back to a checkpoint from before they died.
     """
 
     code: ClassVar[str] = "ACT001"

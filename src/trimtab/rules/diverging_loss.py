@@ -34,10 +34,7 @@ class DivergingLoss:
     A run that climbs rarely comes back by itself, and what it had learned is lost.
 
     ## What to try
-    1. Lower the learning rate (a third to a tenth), or lengthen the warm-up.
-    2. Clip the gradient norm: `Guard(..., clip=1.0)`.
-    3. Check the sign of the loss and of every term in it, and the sign of weight decay.
-    4. Go back to a checkpoint from before the onset.
+    1. Log the terms of the loss one by one: which of them climbs?
     """
 
     code: ClassVar[str] = "LOSS003"

@@ -29,10 +29,7 @@ class ExplodingGradient:
     step is bounded, but its direction comes from whatever caused it.
 
     ## What to try
-    1. Clip: `Guard(..., clip=1.0)`.
-    2. Lower the learning rate, or lengthen the warm-up, if this happens again.
-    3. Look at the batch of this step for outliers and wrong labels.
-    4. In recurrent or very deep models add normalisation or residual paths.
+    1. See "Gradient norm by layer" in `trimtab report --html`: did one layer grow, or all of them?
     """
 
     code: ClassVar[str] = "GRAD002"

@@ -24,9 +24,7 @@ class LabelRange:
     minimum there (it runs to minus infinity), or a device assertion ends the run without saying where.
 
     ## What to try
-    1. Divide masks by 255, or compare: `mask > 0`.
-    2. Shift labels so that they begin at 0.
-    3. Use `ignore_index` for labels that mean "unknown".
+    1. Print the smallest and the largest label of the batch, and compare them with the number of classes.
     """
 
     code: ClassVar[str] = "DATA006"

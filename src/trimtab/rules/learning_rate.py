@@ -28,10 +28,9 @@ class LearningRate:
     a resume that lost its state, or a typo, and the loss follows within a few steps.
 
     ## What to try
-    1. Print the rates around this step: which scheduler or line set them?
+    1. Find what set the learning rate at this step: a scheduler, a resume, or a line of the loop.
     2. After a resume check that the scheduler was restored as well.
     3. Step a scheduler once per batch or once per epoch, as it was configured, not both.
-    4. When a trunk is unfrozen give it a tenth of the rate of the head or less.
     """
 
     code: ClassVar[str] = "OPT001"

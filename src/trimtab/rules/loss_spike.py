@@ -25,10 +25,7 @@ class LossSpike:
     come a few steps before divergence.
 
     ## What to try
-    1. Lower the learning rate, clip the gradient norm, or lengthen the warm-up.
-    2. Look at the learning rate of the last steps: did a schedule, a resume or an unfreezing make it jump?
-    3. Look at the batches of the last steps for outliers.
-    4. Go back to a checkpoint from before the spike and skip the data around it.
+    1. Go back to a checkpoint from before the spike and skip the data around it.
     """
 
     code: ClassVar[str] = "LOSS002"

@@ -29,10 +29,7 @@ class MissingGradient:
     cut stays as it was initialised. The rest learns around it, so the loss falls and nobody notices.
 
     ## What to try
-    1. Look between these parameters and the loss for `.detach()`, `.data`, `.item()`, numpy, `torch.no_grad()` or a
-       branch that is not called.
-    2. If they are meant to be frozen, say so: `requires_grad_(False)`.
-    3. If they belong to an unused head, remove it or leave it out of the optimizer.
+    1. If they are meant to be frozen, say so: `requires_grad_(False)`.
     """
 
     code: ClassVar[str] = "GRAD005"

@@ -31,7 +31,6 @@ class NonfiniteBuffer:
     ## What to try
     1. Look at the batch of this step: one huge input overflows a variance.
     2. Check the inputs of the named layer; clamp or normalise them.
-    3. Under float16, keep normalisation layers in float32.
     """
 
     code: ClassVar[str] = "WGT002"

@@ -29,11 +29,8 @@ class NonfiniteGradient:
     worse: its coefficient becomes NaN and spreads to every parameter.
 
     ## What to try
-    1. Look at the batch of this step, then at the loss: which of them was not finite first?
-    2. Square roots, norms, logs and divisions whose argument can be 0 have infinite gradients there: add an epsilon
-       inside, and never mask the result with `torch.where` alone.
-    3. Lower the learning rate if the gradient norm was growing before.
-    4. Under float16, scale the loss with a GradScaler, or train in bfloat16.
+    1. See "What was found" in `trimtab report`: input, loss, gradient and weight of a bad step are listed in the
+       order of cause.
     """
 
     code: ClassVar[str] = "GRAD001"

@@ -25,10 +25,7 @@ class NonfiniteLoss:
     the weights, but hides what the model is learning.
 
     ## What to try
-    1. Look at the batch of this step: NaN or Inf in inputs or targets, an empty batch, all labels ignored.
-    2. Check divisions, logarithms and square roots in the loss; add an epsilon where the argument can be 0.
-    3. Lower the learning rate (try a tenth) if the loss was rising before.
-    4. Under float16, keep the loss in float32 and use a GradScaler.
+    1. Look at the targets of this step: an empty batch, all labels ignored, NaN among them.
     """
 
     code: ClassVar[str] = "LOSS001"

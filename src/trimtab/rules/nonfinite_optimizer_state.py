@@ -23,8 +23,7 @@ class NonfiniteOptimizerState:
 
     ## What to try
     1. Go back to the last good checkpoint, with its optimizer state.
-    2. If the weights are still sound, build the optimizer anew and warm the rate up again.
-    3. Look at the first non-finite gradient before this step: reject such updates (`mode="advise"` does).
+    2. If the weights are still sound, build a new optimizer and warm the learning rate up again.
     """
 
     code: ClassVar[str] = "OPT004"

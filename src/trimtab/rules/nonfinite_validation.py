@@ -24,10 +24,10 @@ class NonfiniteValidation:
     normalisation layer, which only evaluation uses, or one bad sample of the validation set.
 
     ## What to try
-    1. Look at the running statistics of BatchNorm layers: `trimtab report` names buffers that went bad.
+    1. Look at the running statistics of BatchNorm layers: a nonfinite-buffer under "What was found" in `trimtab
+       report` names them.
     2. Evaluate the validation batches one by one: which one gives the NaN?
     3. Check divisions by the number of valid targets: a validation batch may have none.
-    4. Evaluate in float32 if validation runs under float16.
     """
 
     code: ClassVar[str] = "LOSS007"

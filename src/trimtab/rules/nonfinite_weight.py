@@ -30,7 +30,6 @@ class NonfiniteWeight:
     1. Go back to the last good checkpoint; do not save this state over it.
     2. If the guard was attached from the start, look for code that writes to weights outside the optimizer: an EMA
        swap, a manual initialisation, a loaded checkpoint.
-    3. With float16 weights, check that values stay below 65504; keep master weights in float32.
     """
 
     code: ClassVar[str] = "WGT001"

@@ -25,10 +25,7 @@ class NotLearning:
     Hours can pass in a run that looks alive: gradients flow, weights change, nothing is learned.
 
     ## What to try
-    1. Check that inputs and targets belong together: print a few pairs as the model sees them.
-    2. Try to overfit one single batch; if that fails, the model or the loss is wired wrongly.
-    3. Raise the learning rate tenfold for 100 steps; if nothing moves, look at the update ratio.
-    4. Check that the loss depends on the output: is the right tensor passed, is anything detached?
+    1. Check that the loss depends on the output: is the right tensor passed, is anything detached?
     """
 
     code: ClassVar[str] = "LOSS004"

@@ -25,9 +25,8 @@ class OscillatingLoss:
     surface; a little more and it diverges.
 
     ## What to try
-    1. Halve the learning rate, or lower momentum.
-    2. Add warm-up, or decay the rate earlier.
-    3. A larger batch makes gradients less noisy but does not cure this.
+    1. Decay the learning rate earlier.
+    2. Do not count on a larger batch: it makes gradients less noisy but does not cure this.
     """
 
     code: ClassVar[str] = "LOSS005"

@@ -32,7 +32,6 @@ class OutlierBatch:
     ## What to try
     1. Look at the samples of this step.
     2. Check that every path of the data pipeline normalises, the rarely used one too.
-    3. Clip the gradient norm: `Guard(..., clip=1.0)`.
     """
 
     code: ClassVar[str] = "DATA002"

@@ -27,10 +27,9 @@ class Overfitting:
     everybody else.
 
     ## What to try
-    1. Go back to the checkpoint of the best validation, or stop early there.
-    2. More weight decay (in mode `act` it is raised by half), dropout or augmentation.
-    3. More data, or a smaller model.
-    4. Check that the validation data come from the same distribution.
+    1. Add dropout or augmentation.
+    2. Use more data, or a smaller model.
+    3. Check that the validation data come from the same distribution.
     """
 
     code: ClassVar[str] = "LOSS006"

@@ -27,8 +27,7 @@ class SaturatedUnits:
 
     ## What to try
     1. Normalise the inputs, or put a normalisation before the activation.
-    2. Lower the learning rate and use weight decay: weights that grow too large drive it to its limits.
-    3. Use an initialisation made for the activation (Xavier for tanh and sigmoid), or an activation without limits.
+    2. Use weight decay: weights that grow too large drive the activation to its limits.
     """
 
     code: ClassVar[str] = "ACT002"

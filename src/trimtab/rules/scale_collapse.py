@@ -25,11 +25,8 @@ class ScaleCollapse:
     and no error was raised.
 
     ## What to try
-    1. Find the infinite value: run one step in float32 or bfloat16 and look at the loss and the gradients.
+    1. Find the infinite value: run one step in float32 and look at the loss and the gradients.
     2. Keep the loss and reductions over many values in float32 (`loss.float()`), sums of squares in particular.
-    3. If the loss is finite and only huge, divide it; if the model diverged before, lower the learning rate and go
-       back to a checkpoint.
-    4. Use bfloat16, which needs no scaler.
     """
 
     code: ClassVar[str] = "AMP001"

@@ -25,7 +25,6 @@ class StepException:
 
     ## What to try
     1. Read the last lines of the traceback: the first frame of your own code is the place.
-    2. On a GPU run with `CUDA_LAUNCH_BLOCKING=1`, or the same batch on the CPU: errors there are reported late.
     """
 
     code: ClassVar[str] = "STEP001"

@@ -25,10 +25,9 @@ class TargetsDoNotPredict:
     often each answer occurs.
 
     ## What to try
-    1. Print a few inputs with their targets as the model sees them.
-    2. Look for a shuffle, a sort or a filter that was applied to only one of inputs and targets; in language models
+    1. Look for a shuffle, a sort or a filter that was applied to only one of inputs and targets; in language models
        for targets shifted by one too many.
-    3. Fit a linear model to a few hundred samples: if it is at chance too, the data are the problem.
+    2. Fit a linear model to a few hundred samples: if it is at chance too, the data are the problem.
     """
 
     code: ClassVar[str] = "DATA007"

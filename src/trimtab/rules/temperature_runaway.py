@@ -25,9 +25,8 @@ class TemperatureRunaway:
     pairs and then vanish or explode. CLIP bounds its scale at 100 for this reason.
 
     ## What to try
-    1. Bound it after each step: `logit_scale.clamp_(0, math.log(100))`.
-    2. Give it a smaller learning rate and no weight decay.
-    3. Look for duplicates in the batch: false negatives push the temperature.
+    1. Give it a smaller learning rate and no weight decay.
+    2. Look for duplicates in the batch: false negatives push the temperature.
     """
 
     code: ClassVar[str] = "CON001"

@@ -27,9 +27,8 @@ class UpdateRatio:
     rather than trained; a thousand times less and a run needs years.
 
     ## What to try
-    1. Too large: lower the learning rate tenfold, add warm-up.
-    2. Too small: raise it tenfold, check the unit of the schedule (steps, not epochs) and weight decay.
-    3. Look at the ratio by layer in `trimtab report`: is it one group, with a rate of its own?
+    1. See "Update ratio" in `trimtab report --html`: was it so from the start, or since a change of the learning
+       rate?
     """
 
     code: ClassVar[str] = "UPD001"

@@ -30,10 +30,8 @@ class VanishingGradient:
     tanh without normalisation, and saturated recurrent nets, do this without any error.
 
     ## What to try
-    1. Residual connections and normalisation layers (LayerNorm, BatchNorm).
-    2. ReLU or GELU instead of sigmoid and tanh; initialisation made for the activation (Kaiming, Xavier, orthogonal).
-    3. For recurrent nets: LSTM or GRU, shorter truncation, a forget-gate bias of 1.
-    4. Adam instead of SGD hides it in part: its steps do not depend on the size of a gradient.
+    1. Use an initialisation made for the activation (Kaiming, Xavier, orthogonal).
+    2. In a recurrent net use LSTM or GRU, a shorter truncation, a forget-gate bias of 1.
     """
 
     code: ClassVar[str] = "GRAD003"

@@ -24,9 +24,7 @@ class WeightJump:
     in that part of the network is gone.
 
     ## What to try
-    1. Look at the learning rate of this step and at the gradient norm: which of them jumped?
-    2. Clip the gradient norm; with Adam lower beta2 (0.95) so that the second moment follows faster.
-    3. Go back to a checkpoint from before this step.
+    1. Go back to a checkpoint from before this step.
     """
 
     code: ClassVar[str] = "WGT003"

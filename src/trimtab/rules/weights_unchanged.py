@@ -26,9 +26,7 @@ class WeightsUnchanged:
 
     ## What to try
     1. Build the optimizer after the model is complete, on its device.
-    2. With bfloat16 weights keep float32 master weights, or raise the learning rate: an update below 1/256 of a
-       weight is rounded away.
-    3. Look for code that restores weights after the step.
+    2. Look for code that restores weights after the step.
     """
 
     code: ClassVar[str] = "UPD002"

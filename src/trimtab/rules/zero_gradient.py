@@ -29,12 +29,11 @@ class ZeroGradient:
     the loss are the usual reasons, and the loss curve looks like an ordinary plateau.
 
     ## What to try
-    1. Look for ReLU layers whose outputs are all 0: a large negative bias or a too large step killed them. Use GELU
-       or LeakyReLU, a smaller learning rate, or re-initialise them.
+    1. Look for ReLU layers whose outputs are all 0: a large negative bias or a too large step killed them.
+       Re-initialise them.
     2. Check masks and loss weights: are they all 0?
     3. Check for integer or rounding operations, argmax or comparisons between the parameters and the loss: their
        gradient is 0.
-    4. Under float16 without a GradScaler small gradients become 0: scale the loss or use bfloat16.
     """
 
     code: ClassVar[str] = "GRAD004"

@@ -28,6 +28,7 @@ class OutputProbe:
         self._contained = contained
         self._spread: float | Tensor | None = None
         self._towers: list[float] = []
+        self._num_towers = 0
         self._factor: float | None = None
         self.listen = self.wanted = False
         self.loss_kind = ""
@@ -43,7 +44,9 @@ class OutputProbe:
             found = [t for t in tensors_in(output) if t.is_floating_point() and t.dim() >= 2 and t.shape[0] >= 4]
             spreads = [_spread(t.detach()) for t in found[:NUM_OUTPUTS] if t.numel()]
             self._spread = spreads[0] if spreads else None
-            if len(spreads) > 1 and len({t.shape for t in found}) == 1 and found[0].is_cpu:
+            alike = len(spreads) > 1 and len({t.shape for t in found}) == 1
+            self._num_towers = len(found) if alike else 0
+            if alike and found[0].is_cpu:
                 self._towers = [number(s) for s in spreads]
 
     def take(self) -> dict[str, float | Tensor]:
@@ -52,6 +55,9 @@ class OutputProbe:
         if self._spread is not None:
             out["out_spread"] = self._spread
             self._spread = None
+        if self._num_towers:
+            out["towers"] = float(self._num_towers)
+            self._num_towers = 0
         if self._towers:
             out["towers_spread"], out["towers_widest"] = min(self._towers), max(self._towers)
             out["tower"] = float(self._towers.index(min(self._towers)))

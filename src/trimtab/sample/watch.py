@@ -51,7 +51,7 @@ class Watch:
         self._wiring = Wiring(model, optimizers) if first else None
         self._averaged = AveragedProbe(ema) if first and ema is not None else None
         self._temperature: TemperatureProbe | None = None
-        self._has_float16 = False
+        self._has_float16 = self._has_bfloat16 = False
         self._heard = 0
         self._undo = [
             own_hook(one.register_load_state_dict_post_hook(_OnLoad(self))).remove  # type: ignore[no-untyped-call]
@@ -91,8 +91,10 @@ class Watch:
             _merge(step, self._temperature.look(step.number))
         if self._activations is not None:
             _merge(step, self._activations.take())
-        if scale is not None and self._has_float16:
+        if self._has_float16:
             facts["float16"] = 1.0
+        if self._has_bfloat16:
+            facts["bfloat16"] = 1.0
         if self._averaged is not None:
             _merge(step, self._averaged.look())
         if (factor := facts.get("loss_factor")) is not None and self._optimizer.param_groups[0].get("maximize"):
@@ -128,7 +130,8 @@ class Watch:
             self._ledger.remove()
         self._ledger = Ledger(self._optimizer, rows.names, rows.params, self._contained) if rows.on_host else None
         self._temperature = TemperatureProbe(rows.names, rows.params)
-        self._has_float16 = any(p.dtype is torch.float16 for p in rows.params)
+        kinds = {p.dtype for p in rows.params}
+        self._has_float16, self._has_bfloat16 = torch.float16 in kinds, torch.bfloat16 in kinds
 
     def renew(self) -> None:
         """Other weights were put in place on purpose: loaded, or gone back to."""
