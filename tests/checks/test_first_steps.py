@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 
 import pytest
 import torch
@@ -199,3 +200,31 @@ def test_experts_without_tokens_and_branches_that_begin_at_zero_are_left_alone()
             return self.head(h + self.scale * self.branch(h))
 
     assert alarms(look(sound(model=Mixed()))) == []
+
+
+@pytest.mark.parametrize("scale", [1.0, 300.0])
+def test_a_clip_limit_that_is_proposed_fits_the_norm_that_was_seen(scale):
+    def step(model, x, y, optimizer):
+        optimizer.zero_grad()
+        loss = scale * cross_entropy(model(x), y)
+        loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1e-5)
+        optimizer.step()
+        return loss
+
+    found = line(look(by_hand(step)), "chronic-clipping")
+    norm, limit = (float(re.search(p, t)[1]) for p, t in ((r"norm (\S+)", found.evidence), (r", (\S+)\)", found.fix)))
+    assert found.status is Status.FAIL
+    assert norm < limit < 4 * norm
+
+
+def test_a_clip_at_the_wrong_place_keeps_its_own_limit():
+    def step(model, x, y, optimizer):
+        optimizer.zero_grad()
+        loss = cross_entropy(model(x), y)
+        nn.utils.clip_grad_norm_(model.parameters(), 0.25)
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    assert "clip_grad_norm_(model.parameters(), 0.25)" in line(look(by_hand(step)), "clip-order").fix

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from statistics import median
 from typing import ClassVar
 
 from trimtab.checks.initial_loss import FAR, chance_of, first_loss
 from trimtab.checks.outcome import Line, failed, not_applicable, passed
 from trimtab.checks.probe import Probe
+from trimtab.core.advice import fair_limit
 
 MOST = 3_000.0
 
@@ -25,7 +27,7 @@ class ChronicClipping:
     The norm at each clipping against its threshold.
 
     ## What to try
-    1. `clip_grad_norm_(model.parameters(), 1.0)`; `trimtab tune clip RUN` suggests one.
+    1. Clip at about twice the usual norm; `trimtab tune clip RUN` suggests a limit.
     """
 
     code: ClassVar[str] = "GRAD007"
@@ -40,14 +42,14 @@ class ChronicClipping:
             yield not_applicable(self, "nothing is clipped by its norm")
             return
         ratios = sorted(e.facts["norm"] / max(e.facts["max_norm"], 1e-30) for e in clips)
-        typical = ratios[len(ratios) // 2]
+        typical, usual = ratios[len(ratios) // 2], median(e.facts["norm"] for e in clips)
         told = f"norm {clips[0].facts['norm']:.3g} against {clips[0].facts['max_norm']:g}, {len(clips)} times"
         if ratios[0] > MOST and not _first_loss_is_far(probe):
             yield failed(
                 self,
                 f"clipping leaves one part in {typical:.0f} of the gradient.",
                 told,
-                "clip_grad_norm_(model.parameters(), 1.0)",
+                f"clip_grad_norm_(model.parameters(), {fair_limit(usual)})  # twice the usual norm",
                 ("clip_grad_norm_",),
                 ratio=typical,
             )

@@ -43,6 +43,7 @@ class ClipOrder:
         if used:
             yield passed(self, f"{used} of {len(clips)} times a step came next")
             return
+        limit = order[clips[0]].facts["max_norm"]
         why = (
             "it finds no gradients" if not any(order[i].facts["num"] for i in clips) else "no step uses what it clipped"
         )
@@ -50,6 +51,6 @@ class ClipOrder:
             self,
             f"gradients are clipped at the wrong place: {why}.",
             f"{len(clips)} calls of clip_grad_norm_, {len(probe.events('step'))} steps; none directly after a clip",
-            "loss.backward(); clip_grad_norm_(model.parameters(), 1.0); optimizer.step()",
+            f"loss.backward(); clip_grad_norm_(model.parameters(), {limit:g}); optimizer.step()",
             ("clip_grad_norm_",),
         )
