@@ -6,15 +6,20 @@ Every fence names its language and stands under a mark, an HTML comment that say
     <!-- run: numbers -->        the same, but digits (and the layout of lines) may differ from machine to machine
     <!-- run: excerpt -->        what is shown are parts of the output, with `…` on a line of its own between them
     <!-- run: exit=1 -->         the last command ends with this exit code (0 unless told)
-    <!-- run: quick -->          Python that takes under a second: the test suite runs it as well
+    <!-- run: quick -->          Python that takes about a second: the test suite runs it as well
     <!-- output -->              what the Python block above it printed (takes `numbers` and `excerpt`)
     <!-- file: train.py -->      a file that later commands of the page find in their folder
-    <!-- fragment -->            Python that needs the reader's own code: it must parse, and the names it takes exist
+    <!-- fragment -->            Python that needs the reader's own objects: it is run with those of docs_reader.py
+    <!-- fragment: needs=NAME --> the same, where the module NAME is installed (all of them are in CI)
+    <!-- fragment: cuda -->      the same, for a GPU: warnings that there is none are let pass
     <!-- commands -->            commands without output: they and their options must exist
     <!-- settings -->            TOML that `trimtab.Config` must accept
     <!-- from: FILE -->          every line stands in this file of the repository (also above tables and pictures)
     <!-- recorded: NAME -->      the output of a command too slow for every check: docs/recorded/NAME, by --record
     <!-- sketch -->              neither code nor output: a formula, a drawing, a layout of folders
+
+Readers paste one block. So every Python block runs alone, in a fresh interpreter, unless its first line is the comment
+`# continues above`, which the reader sees as well: then it goes on where the Python block above it ended.
 """
 
 from __future__ import annotations
@@ -27,7 +32,9 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
 KINDS = ("run", "output", "file", "fragment", "commands", "settings", "from", "recorded", "sketch")
-OPTIONS = re.compile(r"numbers|excerpt|quick|exit=\d+")
+OPTIONS = re.compile(r"numbers|excerpt|quick|cuda|needs=\w+|exit=\d+")
+CONTINUES = "# continues above"
+README = ROOT / "README.md"
 MARK = re.compile(r"^\s*<!--\s*([a-z]+)(?::\s*(.*?))?\s*-->\s*$")
 FENCE = re.compile(r"^(\s*)(`{3,})\s*([\w+-]*)\s*(.*)$")
 
@@ -47,9 +54,14 @@ class Block:
     @property
     def options(self) -> frozenset[str]:
         """The words after the colon, for the kinds that take options."""
-        if self.kind not in ("run", "output"):
+        if self.kind not in ("run", "output", "fragment"):
             return frozenset()
         return frozenset(word.strip() for word in self.argument.split(",") if word.strip())
+
+    @property
+    def continues(self) -> bool:
+        """Whether it goes on where the Python block above it ended, as its first line tells the reader."""
+        return self.language == "python" and self.text.startswith(CONTINUES)
 
     @property
     def where(self) -> str:
@@ -64,7 +76,11 @@ def pages(folder: Path = DOCS) -> list[Path]:
 
 
 def blocks(page: Path) -> Iterator[Block]:
-    """The fences of a page and the paragraphs under a `from`, in their order."""
+    """The fences of a page and the paragraphs under a `from`, in their order; of the README those that are marked."""
+    return (block for block in _blocks(page) if block.kind or page != README)
+
+
+def _blocks(page: Path) -> Iterator[Block]:
     lines = page.read_text(encoding="utf-8").splitlines()
     mark, place = ("", ""), 0
     while place < len(lines):
@@ -114,6 +130,8 @@ def complaints(block: Block) -> Iterator[str]:
     }
     if block.kind in allowed and block.language not in allowed[block.kind]:
         yield f"{block.where}: `{block.kind}` goes with {' or '.join(allowed[block.kind])}, not {block.language!r}"
+    if block.continues and block.kind not in ("run", "fragment"):
+        yield f"{block.where}: only a block that is run can go on where another one ended"
     if block.kind == "sketch" and re.search(r"^\s*\$ ", block.text, re.MULTILINE):
         yield f"{block.where}: a sketch holds a command; run it, or record it"
 

@@ -1,4 +1,7 @@
-"""The interpreter of a page: reads the code of one block per line of JSON, answers with what it printed."""
+"""The interpreter of a Python block: reads code, one block per line of JSON, answers with what it printed.
+
+It begins with no names but `__name__`, as the reader's does; for a fragment with those of docs_reader.py as well.
+"""
 
 from __future__ import annotations
 
@@ -7,18 +10,26 @@ import io
 import json
 import sys
 import traceback
+import warnings
+from pathlib import Path
 from typing import Any
 
 
 def main() -> None:
-    """Run blocks until there are no more; they share their names, as the reader's own session would."""
+    """Run blocks until there are no more: the first, and those that continue it."""
     names: dict[str, Any] = {"__name__": "__main__"}
     answers = sys.stdout
     for line in sys.stdin:
+        code, options = json.loads(line)
         out, failed = io.StringIO(), False
-        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(out):
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(out), warnings.catch_warnings():
+            if "cuda" in options:
+                warnings.filterwarnings("ignore", message=".*(CUDA|cuda).*")
             try:
-                exec(compile(json.loads(line), "<the page>", "exec"), names)
+                if "fragment" in options:
+                    sys.path.append(str(Path(__file__).parent))
+                    names |= __import__("docs_reader").names()
+                exec(compile(code, "<the page>", "exec"), names)
             except BaseException:
                 failed = True
                 traceback.print_exc(file=out)

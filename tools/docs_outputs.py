@@ -18,11 +18,12 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
+from importlib.util import find_spec
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from docs_blocks import DOCS, ROOT, Block, blocks, commands, complaints, pages
+from docs_blocks import DOCS, README, ROOT, Block, blocks, commands, complaints, pages
 from docs_links import link_complaints
 from docs_normal import plain, same, tidy
 from docs_session import Session, environment
@@ -66,8 +67,9 @@ def run_page(page: Path, found: list[Block], *first: Path) -> tuple[list[str], P
                     path = session.folder / block.argument
                     path.parent.mkdir(parents=True, exist_ok=True)
                     path.write_text(block.text + "\n", encoding="utf-8")
-                elif block.kind == "run" and block.language == "python":
-                    printed, code = session.python(block.text)
+                elif block.language == "python" and block.kind in ("run", "fragment") and is_possible(block):
+                    options = [block.kind, *block.options]
+                    printed, code = session.python(block.text, *options, continues=block.continues)
                     if code != wanted:
                         wrong.append(f"{block.where}: the block raised:\n{printed}")
                 elif block.kind == "output":
@@ -87,9 +89,14 @@ def run_page(page: Path, found: list[Block], *first: Path) -> tuple[list[str], P
     return wrong, produced, time.monotonic() - began
 
 
+def is_possible(block: Block) -> bool:
+    """Whether what a block says it needs is installed."""
+    return all(find_spec(o.removeprefix("needs=")) for o in block.options if o.startswith("needs="))
+
+
 def needs_running(found: list[Block]) -> bool:
     """Whether a page has anything to run."""
-    return any(block.kind in ("run", "output") for block in found)
+    return any(block.kind in ("run", "output", "fragment") for block in found)
 
 
 def write_page(page: Path, found: list[Block], produced: Produced) -> int:
@@ -123,9 +130,9 @@ def record_page(found: list[Block]) -> None:
 
 
 def wanted_pages(names: list[str]) -> list[Path]:
-    """The pages named, by file or folder; all where none is."""
+    """The pages named, by file or folder; all where none is, and the README."""
     chosen = [Path(name).resolve() for name in names]
-    return [p for p in pages() if not chosen or any(p == c or p.is_relative_to(c) for c in chosen)]
+    return [p for p in (*pages(), README) if not chosen or any(p == c or p.is_relative_to(c) for c in chosen)]
 
 
 def main() -> int:
@@ -150,13 +157,13 @@ def main() -> int:
         wrong += quote_complaints(block) if block.kind in ("from", "recorded") else static_complaints(block)
     to_run = {page: found for page, found in all_blocks.items() if needs_running(found)}
     with tempfile.TemporaryDirectory(prefix="trimtab-docs-") as made:
-        warm = None if args.cold or not to_run else start(Path(made), environment())
-        first = [] if warm is None else [Path(made) / "bin"]
+        warm = [] if args.cold or not to_run else start(Path(made), environment())
+        first = [Path(made) / "bin"] if warm else []
         with ThreadPoolExecutor(args.jobs) as pool:
             results = list(pool.map(lambda page: run_page(page, to_run[page], *first), to_run))
-        if warm is not None:
-            warm.terminate()
-            warm.wait()
+        for process in warm:
+            process.terminate()
+            process.wait()
     for (page, found), (bad, produced, took) in zip(to_run.items(), results, strict=True):
         sys.stdout.write(f"{took:5.1f} s  {page.relative_to(ROOT)}\n")
         wrong += bad

@@ -1,4 +1,4 @@
-"""Runs what one page shows, in a folder of its own: commands in a shell, Python in one process that keeps its names."""
+"""Runs what one page shows, in a folder of its own: commands in a shell, each Python block in a fresh interpreter."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ def environment(*first: Path) -> dict[str, str]:
 
 
 class Session:
-    """A folder with a shell and, from the first Python block on, an interpreter."""
+    """A folder with a shell, and the interpreter of the newest Python block."""
 
     def __init__(self, folder: Path, *first: Path) -> None:
         self.folder, self._environment = folder, environment(*first)
@@ -47,12 +48,15 @@ class Session:
             return f"still running after {COMMAND_S:.0f} s", 124
         return done.stdout, done.returncode
 
-    def python(self, code: str) -> tuple[str, int]:
-        """What a block of Python prints; 1 where it raised."""
+    def python(self, code: str, *options: str, continues: bool = False) -> tuple[str, int]:
+        """What a block of Python prints; 1 where it raised. Only one that continues finds the names of the one before."""
+        if not continues:
+            self.close()
         if self._python is None:
+            own = tempfile.mkdtemp(prefix="reader-", dir=self.folder) if "fragment" in options else None
             self._python = subprocess.Popen(
                 ["python", str(LOOP)],
-                cwd=self.folder,
+                cwd=own or self.folder,  # a fragment is for the reader's folder, not for that of the page
                 env=self._environment,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
@@ -60,7 +64,7 @@ class Session:
             )
         assert self._python.stdin is not None
         assert self._python.stdout is not None
-        self._python.stdin.write(json.dumps(code) + "\n")
+        self._python.stdin.write(json.dumps([code, options]) + "\n")
         self._python.stdin.flush()
         answer: Any = self._python.stdout.readline()
         if not answer:
@@ -72,3 +76,4 @@ class Session:
         """End the interpreter."""
         if self._python is not None:
             self._python.communicate()
+            self._python = None

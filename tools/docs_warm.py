@@ -1,9 +1,11 @@
-"""A `python` and a `trimtab` that need not import torch anew: pages run many small commands, and that is most of it.
+"""A `python` and a `trimtab` that need not import torch again: pages run many small commands, and that is most of it.
 
-A warm process, with torch and trimtab imported and nothing else done, forks once per command; the child gets the
-folder, the environment and the streams of whoever asked, and runs the same code that the real command would run.
+A warm process forks once per command; the child gets the folder, the environment and the streams of whoever asked, and
+runs the same code that the real command would run. There are two: the one behind `trimtab` has torch and trimtab
+imported; the one behind `python` has torch alone, because a script that forgets to import a part of trimtab must fail
+here as it fails elsewhere.
 
-    python tools/docs_warm.py SOCKET       # the warm process
+    python tools/docs_warm.py SOCKET trimtab       # a warm process
 """
 
 from __future__ import annotations
@@ -37,23 +39,29 @@ sys.exit(code[0] if code else 1)
 """
 
 
-def put_on_path(folder: Path, path: str) -> None:
-    """Write the two commands that hand over to the warm process."""
+COMMANDS = ("python", "trimtab")
+
+
+def put_on_path(folder: Path, name: str, path: str) -> None:
+    """Write the command that hands over to a warm process."""
     folder.mkdir(parents=True, exist_ok=True)
-    for name in ("python", "trimtab"):
-        shim = folder / name
-        shim.write_text(SHIM.format(python=sys.executable, name=name, path=path), encoding="utf-8")
-        shim.chmod(0o755)
+    shim = folder / name
+    shim.write_text(SHIM.format(python=sys.executable, name=name, path=path), encoding="utf-8")
+    shim.chmod(0o755)
 
 
-def start(folder: Path, environment: dict[str, str]) -> subprocess.Popen[bytes]:
-    """Start the warm process and put its commands into `folder`/bin."""
-    path = str(folder / "warm")
-    process = subprocess.Popen([sys.executable, __file__, path], env=environment)
-    while not Path(path).exists() and process.poll() is None:
-        time.sleep(0.05)
-    put_on_path(folder / "bin", path)
-    return process
+def start(folder: Path, environment: dict[str, str]) -> list[subprocess.Popen[bytes]]:
+    """Start the warm processes and put their commands into `folder`/bin."""
+    paths = [str(folder / f"warm-{name}") for name in COMMANDS]
+    found = [
+        subprocess.Popen([sys.executable, __file__, path, name], env=environment)
+        for path, name in zip(paths, COMMANDS, strict=True)
+    ]
+    for path, name, process in zip(paths, COMMANDS, found, strict=True):
+        while not Path(path).exists() and process.poll() is None:
+            time.sleep(0.05)
+        put_on_path(folder / "bin", name, path)
+    return found
 
 
 def received(line: socket.socket) -> tuple[list[str], str, dict[str, str], list[int]]:
@@ -66,14 +74,15 @@ def received(line: socket.socket) -> tuple[list[str], str, dict[str, str], list[
     return words, folder, environment, list(streams)
 
 
-def serve(path: str) -> list[str]:
-    """Fork for every job, for ever; returns, in a child, the words of its job."""
+def serve(path: str, name: str) -> list[str]:
+    """Fork for every job, until nobody needs it; returns, in a child, the words of its job."""
     import torch  # noqa: F401
 
-    import trimtab.checks
-    import trimtab.cli.app
-    import trimtab.guard
-    import trimtab.recover.checkpointer  # noqa: F401
+    if name == "trimtab":
+        import trimtab.checks
+        import trimtab.cli.app
+        import trimtab.guard
+        import trimtab.recover.checkpointer  # noqa: F401
 
     door = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     door.bind(path)
@@ -153,4 +162,4 @@ def finish(words: list[str]) -> NoReturn:
 
 
 if __name__ == "__main__":
-    finish(serve(sys.argv[1]))
+    finish(serve(sys.argv[1], sys.argv[2]))

@@ -44,6 +44,8 @@ class StableLossFunctions:
             that features of 1e30 and 1e-30 together neither overflow nor vanish on the way.
 
     Example:
+        >>> import torch
+        >>> from trimtab.losses import StableLossFunctions
         >>> ops = StableLossFunctions(eps=1e-8, clamp_min=-100, clamp_max=100)
         >>> ops.stable_norm(torch.tensor([[3.0, 4.0], [0.0, 0.0]]))
         tensor([[0.6000, 0.8000],

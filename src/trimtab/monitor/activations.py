@@ -48,6 +48,9 @@ class ActivationMonitor:
     be read afterwards. A copied or saved model carries nothing of it.
 
     Example:
+        >>> import torch
+        >>> from torch import nn
+        >>> from trimtab import ActivationMonitor
         >>> model = nn.Sequential(nn.Linear(2, 8), nn.ReLU(), nn.Linear(8, 1))
         >>> with torch.no_grad():
         ...     _ = model[0].bias[3].fill_(-100.0)

@@ -47,6 +47,9 @@ class GradientDiagnostics:
     is not. `cleanup`, or leaving the `with` block, removes every hook and leaves anomaly detection as it was found.
 
     Example:
+        >>> import torch
+        >>> from torch import nn
+        >>> from trimtab import GradientDiagnostics
         >>> model = nn.Linear(2, 1)
         >>> with GradientDiagnostics(log_interval=1, clip_grad_norm=1.0) as diagnostics:
         ...     diagnostics.register_model_hooks(model)

@@ -41,6 +41,9 @@ class GradientHealthMonitor:
 
     Example:
         >>> import torch
+        >>> from torch import nn
+        >>> from trimtab import GradientHealthMonitor
+        >>> from trimtab.monitor.gradients import CLIP_ABOVE, CLIP_TO
         >>> model = nn.Linear(4, 1)
         >>> monitor = GradientHealthMonitor(model)
         >>> (1e4 * model(torch.ones(8, 4)).sum()).backward()

@@ -50,6 +50,8 @@ def compute_l2_norm(tensor: Tensor) -> float:
     """The L2 norm of one tensor; non-finite only where the tensor is.
 
     Example:
+        >>> import torch
+        >>> from trimtab.monitor import compute_l2_norm
         >>> compute_l2_norm(torch.tensor([3.0, 4.0])), compute_l2_norm(torch.tensor([3e30, 4e30])) < 5.1e30
         (5.0, True)
     """
@@ -60,6 +62,8 @@ def compute_global_gradient_norm(source: Source) -> float:
     """The L2 norm of all gradients of a model or of some parameters taken together; 0.0 where there are none.
 
     Example:
+        >>> import torch
+        >>> from trimtab.monitor import compute_global_gradient_norm
         >>> weight = torch.zeros(2, requires_grad=True)
         >>> (weight * torch.tensor([3.0, 4.0])).sum().backward()
         >>> compute_global_gradient_norm([weight])
@@ -72,6 +76,8 @@ def compute_parameter_norm(source: Source) -> float:
     """The L2 norm of all parameters, trainable or not; a tied one counts once.
 
     Example:
+        >>> import torch
+        >>> from trimtab.monitor import compute_parameter_norm
         >>> compute_parameter_norm([torch.ones(3), torch.ones(6)])
         3.0
     """
@@ -85,6 +91,8 @@ def clip_gradients_by_global_norm(source: Source, max_norm: float = MAX_NORM) ->
     Inf are left as they are, since scaling would spread it: the norm returned says so, and skipping the step is right.
 
     Example:
+        >>> import torch
+        >>> from trimtab.monitor import clip_gradients_by_global_norm
         >>> weight = torch.zeros(2, requires_grad=True)
         >>> (weight * torch.tensor([3.0, 4.0])).sum().backward()
         >>> clip_gradients_by_global_norm([weight], max_norm=1.0), weight.grad.norm().round(decimals=3)
@@ -113,6 +121,8 @@ def scale_gradients(source: Source, factor: float) -> None:
     """Multiply every gradient by a number, in place.
 
     Example:
+        >>> import torch
+        >>> from trimtab.monitor import scale_gradients
         >>> weight = torch.zeros(1, requires_grad=True)
         >>> weight.sum().backward()
         >>> scale_gradients([weight], 0.5)
@@ -128,6 +138,8 @@ def gradient_norms(source: Source) -> GradientNorms:
     """Total norm, largest element and mean size of an element of all gradients; zeros where there are none.
 
     Example:
+        >>> import torch
+        >>> from trimtab.monitor import gradient_norms
         >>> weight = torch.zeros(2, requires_grad=True)
         >>> (weight * torch.tensor([3.0, -4.0])).sum().backward()
         >>> gradient_norms([weight])
@@ -151,6 +163,8 @@ def gradient_percentiles(source: Source, q: Sequence[float] = (10, 50, 90, 99)) 
     Of more than four million elements an even sample is taken; a NaN makes all of them NaN.
 
     Example:
+        >>> import torch
+        >>> from trimtab.monitor import gradient_percentiles
         >>> weight = torch.zeros(101, requires_grad=True)
         >>> (weight * torch.arange(101.0)).sum().backward()
         >>> gradient_percentiles([weight])
@@ -177,6 +191,8 @@ def layer_gradient_scale(source: Source, output: str | None = None) -> dict[str,
     does not define its layers in their order. Below 0.01 a layer's gradient is vanishing, above 100 exploding.
 
     Example:
+        >>> import torch
+        >>> from trimtab.monitor import layer_gradient_scale
         >>> first, last = torch.zeros(2, 2, requires_grad=True), torch.zeros(2, 2, requires_grad=True)
         >>> (1e-4 * first + last).sum().backward()
         >>> layer_gradient_scale([("first", first), ("last", last)])["first"]
@@ -205,6 +221,7 @@ def effective_lr(lr: float, clip: float, norm: float) -> float:
     Where every step is clipped this, not `lr`, is how fast an SGD-like optimizer learns: clipping only hides it.
 
     Example:
+        >>> from trimtab.monitor import effective_lr
         >>> effective_lr(0.5, clip=1.0, norm=4.0), effective_lr(0.5, clip=1.0, norm=0.5)
         (0.125, 0.5)
     """

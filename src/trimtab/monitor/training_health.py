@@ -32,6 +32,7 @@ class TrainingHealthMonitor:
     issue, and enters no average. The last `window` values of each kind are kept. Thresholds are the documented ones.
 
     Example:
+        >>> from trimtab import TrainingHealthMonitor
         >>> monitor = TrainingHealthMonitor(patience=2)
         >>> for loss in (1.0, 0.5, 0.5, 0.5):
         ...     monitor.update_epoch_loss(loss)
@@ -101,6 +102,7 @@ class TrainingHealthMonitor:
         """What is odd about one loss, before it is taken in; None where nothing is.
 
         Example:
+            >>> from trimtab import TrainingHealthMonitor
             >>> TrainingHealthMonitor().check_loss_anomaly(float("nan"))
             'the loss is nan'
         """

@@ -15,6 +15,7 @@ class ImprovedActivations:
 
     Example:
         >>> import torch
+        >>> from trimtab.nn import ImprovedActivations
         >>> x = torch.tensor([-3.0, 0.0, 3.0])
         >>> [round(v, 3) for v in ImprovedActivations.swish(x).tolist()]
         [-0.142, 0.0, 2.858]

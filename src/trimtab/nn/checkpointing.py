@@ -55,6 +55,9 @@ def add_gradient_checkpointing(
     back plain.) Where no name matches, a warning says which there are.
 
     Example:
+        >>> import torch
+        >>> from torch import nn
+        >>> from trimtab.nn import add_gradient_checkpointing
         >>> model = nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), 2)
         >>> handle = add_gradient_checkpointing(model)
         >>> handle.blocks

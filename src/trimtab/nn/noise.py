@@ -28,6 +28,9 @@ def add_gradient_noise(
     this one.)
 
     Example:
+        >>> import torch
+        >>> from torch import nn
+        >>> from trimtab.nn import add_gradient_noise
         >>> model = nn.Linear(2, 1)
         >>> model(torch.ones(1, 2)).sum().backward()
         >>> [round(add_gradient_noise(model, 0.1, gamma=1.0), 3) for _ in range(3)]

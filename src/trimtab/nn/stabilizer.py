@@ -22,6 +22,8 @@ class GradientStabilizer(nn.Module):
     on a layer that exists, use `stabilize_layer`.
 
     Example:
+        >>> import torch
+        >>> from trimtab.nn import GradientStabilizer
         >>> layer = GradientStabilizer("layer_norm", hidden_dim=4)
         >>> [round(v, 2) for v in layer(torch.tensor([[1e6, 2e6, 3e6, 4e6]]))[0].tolist()]
         [-1.34, -0.45, 0.45, 1.34]

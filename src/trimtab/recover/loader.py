@@ -33,6 +33,7 @@ class ResumableLoader:
 
     Example:
         >>> from torch.utils.data import DataLoader
+        >>> from trimtab.recover import ResumableLoader
         >>> def build(): return ResumableLoader(DataLoader(range(8), batch_size=2))
         >>> first = build()
         >>> batches = iter(first)

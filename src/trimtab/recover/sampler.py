@@ -16,6 +16,7 @@ class Quarantine:
     """The indices and content hashes of samples that must not be seen again; shared by all that enforce it.
 
     Example:
+        >>> from trimtab.recover import Quarantine, QuarantineSampler
         >>> quarantine = Quarantine()
         >>> quarantine.add(ids=[3, 5])
         2

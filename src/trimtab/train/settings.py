@@ -50,6 +50,7 @@ class TrainConfig:
     schedule `cosine` ends at that part of each group's own rate.
 
     Example:
+        >>> from trimtab.train.settings import TrainConfig
         >>> config = TrainConfig(learning_rate=0.01, scheduler_type="onecycle")
         >>> config.max_grad_norm, config.scheduler_type
         (1.0, 'onecycle')

@@ -47,7 +47,10 @@ class Trainer:
 
     Example:
         >>> import torch
+        >>> from torch import nn
         >>> from torch.utils.data import DataLoader, TensorDataset
+        >>> from trimtab.train.settings import TrainConfig
+        >>> from trimtab.train.trainer import Surroundings, Trainer
         >>> _ = torch.manual_seed(0)
         >>> x = torch.randn(64, 3)
         >>> data = DataLoader(TensorDataset(x, x.sum(1, keepdim=True)), batch_size=8)
