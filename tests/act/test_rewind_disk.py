@@ -184,7 +184,7 @@ def test_averages_and_two_optimizers_go_back_to_disk_as_well(tmp_path: Path, ave
             x, y = data(step)
             loss = (model(x) - y).square().mean()
             loss.backward()
-            guard.step(loss)
+            guard.step(loss, optimizer="all")
             averaged.update_parameters(model)
             for one in pair.values():
                 one.zero_grad()

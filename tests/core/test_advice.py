@@ -123,7 +123,7 @@ def diverged(num: int = 150, **scalars: float | None) -> list[Sample]:
     """Learns for 80 steps, then climbs."""
     noise = np.random.default_rng(0).normal(0, 0.01, num)
     losses = [(0.2 + 0.8 * 0.95**i if i < 80 else 0.2 + 0.1 * (i - 80)) + float(noise[i]) for i in range(num)]
-    return [at(i, **{"loss": losses[i], **scalars}) for i in range(num)]
+    return [at(i, **{"loss": losses[i], "fixed": 1.0, **scalars}) for i in range(num)]
 
 
 def chronic(num: int = 30, start: int = 0, coef: float = 1e-3, **scalars: float | None) -> list[Sample]:
@@ -727,7 +727,7 @@ def test_d16_3_frequent_corrections() -> None:
     verdicts = []
     for i in range(200):
         loss = 60.0 * 4 ** (i // 40) if i % 40 == 39 else 1.0
-        verdicts.append(brain.advance(at(i, loss=loss), seen_at=i)[0])
+        verdicts.append(brain.advance(at(i, loss=loss, update_ratio=0.5 if loss > 1 else 1e-3), seen_at=i)[0])
     assert "D16.3" in told("loss-spike", spent=3)
     told_at = [(f.step, f.advice[0]) for v in verdicts for f in v.findings if f.streak == 1]
     assert len(told_at) >= 4

@@ -9,7 +9,7 @@ import pytest
 
 from tests.core.test_pipeline import plain
 from trimtab.core.config import Config
-from trimtab.core.effects import MAX_WATCHED, Effects
+from trimtab.core.effects import MAX_WATCHED, Effects, TakenBack
 from trimtab.core.pipeline import Brain
 from trimtab.core.types import Action, Outcome, Sample
 
@@ -135,7 +135,8 @@ def test_the_brain_tells_once_after_the_configured_number_of_steps() -> None:
     brain = Brain.from_config(Config.from_dict({"mode": "act", "policy": {"effect_after": 5}}))
     found = []
     for i in range(60):
-        sample = plain(i, loss=30.0 if i == 40 else 1.0 + 0.01 * (i % 3))
+        burst = {"loss": 30.0, "grad_norm": 1e3} if i == 40 else {"loss": 1.0 + 0.01 * (i % 3)}
+        sample = plain(i, fixed=1.0, **burst)
         _, decision = brain.advance(sample, seen_at=i)
         itself, *effects = brain.records(sample)
         assert itself is sample
@@ -159,3 +160,63 @@ def test_a_brain_that_does_not_act_measures_nothing() -> None:
         assert len(brain.records(sample)) == 1
     del (state := brain.state_dict())["effects"]
     brain.load_state_dict(state)  # one from before there was any
+
+
+REWIND = Action(kind="rewind", args={"before": 15.0, "back": 0.0})
+
+
+def rewound(trouble: float, after: list[dict[str, float]], *more: Action) -> list[str]:
+    """What is told of a rewind, and of what was done with it; gradients were at 1, and up to `trouble` in it."""
+    effects = Effects(len(after))
+    for i in range(20):
+        list(effects.see(plain(i)))
+    effects.watch(outcome(20, REWIND), TakenBack(1.0, trouble))
+    for action in more:
+        effects.watch(outcome(20, action))
+    found = [o for i, scalars in enumerate(after, 20) for o in effects.see(plain(i, **scalars))]
+    return [o.detail for o in found]
+
+
+@pytest.mark.parametrize(
+    ("trouble", "after", "verdict"),
+    [
+        (50.0, [{"loss": 1.0, "grad_norm": 1.0}] * 20, "helped"),
+        (math.inf, [{"loss": 1.0, "grad_norm": 1.0}] * 20, "helped"),
+        # A loss that rose while nothing else did: it is lower because it was taken back, which proves nothing.
+        (1.0, [{"loss": 1.0, "grad_norm": 1.0}] * 20, "no trouble since"),
+        (50.0, [{"loss": 1.0, "grad_norm": 30.0}] * 20, "no better"),
+        (
+            50.0,
+            [{"loss": 1.0 + 0.1 * i, "grad_norm": 1.0} for i in range(20)],
+            "no better",
+        ),
+        (
+            50.0,
+            [{"loss": 1.0, "grad_norm": 1.0}] * 19 + [{"loss": math.nan}],
+            "the trouble came back",
+        ),
+    ],
+)
+def test_a_rewind_is_not_judged_by_the_loss_it_took_back(
+    trouble: float, after: list[dict[str, float]], verdict: str
+) -> None:
+    details = rewound(trouble, after, CUT)
+    assert len(details) == 2
+    assert all(
+        detail.endswith(f": {verdict}") for detail in details
+    )  # the cut came with it: nobody can tell them apart
+
+
+def test_a_rewind_that_had_to_be_done_again_did_not_help() -> None:
+    effects = Effects(10)
+    for i in range(20):
+        list(effects.see(plain(i)))
+    effects.watch(outcome(20, REWIND), TakenBack(1.0, 9.0))
+    for i in range(20, 25):
+        list(effects.see(plain(i)))
+    effects.watch(outcome(25, REWIND), TakenBack(1.0, 9.0))
+    state = json.loads(json.dumps(effects.state_dict()))
+    effects = Effects(10)
+    effects.load_state_dict(state)
+    told = [o.detail for i in range(25, 40) for o in effects.see(plain(i))]
+    assert told[0].endswith(": the trouble came back")

@@ -15,7 +15,7 @@ from trimtab.record.writer import RunWriter
 LAYOUT = Layout(names=("w", "b"), kinds=(Kind.GRAD, Kind.GRAD), numel=(4, 2), columns=FULL_COLUMNS)
 
 
-def make_sample(step: int, loss: float, norm: float) -> Sample:
+def make_sample(step: int, loss: float, norm: float, *, fixed: bool = True) -> Sample:
     bad = not math.isfinite(norm)
     row = [norm / math.sqrt(2), norm / 2, 0.0, float(bad), 0.0, 0.0, 0.0]
     return Sample(
@@ -28,6 +28,7 @@ def make_sample(step: int, loss: float, norm: float) -> Sample:
             "clip_coef": min(1.0, 1.0 / norm) if not bad else 1.0,
             "rejected": float(bad),
             "nonfinite_grads": 2.0 * bad,
+            **({"fixed": 1.0} if fixed else {}),
         },
     )
 
@@ -47,6 +48,7 @@ def write_run(tmp_path: Path) -> WriteRun:
         closed: str | None = "closed",
         settings: dict[str, object] | None = None,
         max_bytes: int = 10**9,
+        fixed: bool = True,
     ) -> Path:
         norms = norms or [1.0 if math.isfinite(v) else math.nan for v in losses]
         config = Config.from_dict(settings or {"mode": "act"})
@@ -69,7 +71,7 @@ def write_run(tmp_path: Path) -> WriteRun:
         for step, (loss, norm) in enumerate(zip(losses, norms, strict=True)):
             if step % 50 == 0:
                 writer.write(BrainState(step=step, state=brain.state_dict()))
-            sample = make_sample(step, loss, norm)
+            sample = make_sample(step, loss, norm, fixed=fixed)
             verdict, decision = brain.advance(sample, seen_at=step)
             writer.write(sample)
             if verdict:

@@ -49,6 +49,13 @@ def test_a_run_that_stays_broken_is_sick_even_when_quiet(write_run):
     assert "has not come back" in summary.headline
 
 
+def test_a_loss_that_rises_is_no_sickness_where_the_objective_may_move(write_run):
+    losses = falling(100) + [50.0] * 5 + [2.3 + 0.01 * (i % 3) for i in range(60)]
+    summary = summarise(read_run(write_run(losses, fixed=False)))
+    assert summary.health is Health.RECOVERED
+    assert "the loss was 0.1" in summary.headline
+
+
 def test_a_run_that_ends_in_nan_is_sick(write_run):
     summary = summarise(read_run(write_run(falling(60) + [NAN] * 30, settings={"mode": "advise"})))
     assert summary.health is Health.SICK

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import pytest
@@ -539,6 +540,13 @@ def losses(*values: float, layout: Layout = NORMS, **more: float) -> History:
     return [at(i, layout=layout, loss=v, **more) for i, v in enumerate(values)]
 
 
+def climbing(*before: float, norm: float, **scalars: Any) -> History:
+    """The loss falls, then climbs for 100 steps; gradients, at 1 before, are `norm` from then on."""
+    fell = losses(*before, grad_norm=1.0, **scalars)
+    climb = [0.2 * i for i in range(100)]
+    return fell + losses(*before, *climb, grad_norm=norm, **scalars)[len(fell) :]
+
+
 def swings(cosine: float, num_swings: int = 60) -> History:
     """First the loss falls, then it swings up and down."""
     first = losses(*FALL, grad_cos=0.3)
@@ -590,14 +598,35 @@ LOSS = [
     healthy("LOSS002", "not above the first level", losses(*FALL, 1.0)),
     healthy("LOSS002", "the first steps", losses(*FLAT[:5], 500.0)),
     healthy("LOSS002", "a heavy tail", losses(*[math.exp(3.0 * v) for v in noise(8, 100)], 5e3)),
-    trouble("LOSS003", "a climb", losses(*FALL, *[0.2 * i for i in range(100)]), 95, "loss"),
-    trouble("LOSS003", "upwards from the start", losses(*[2.0**i for i in range(18)]), 3, "loss"),
+    trouble("LOSS003", "a climb", losses(*FALL, *[0.2 * i for i in range(100)], fixed=1.0), 95, "loss"),
+    trouble("LOSS003", "upwards from the start", losses(*[2.0**i for i in range(18)], fixed=1.0), 3, "loss"),
     trouble(
         "LOSS003",
-        "a thousandfold climb beside another optimizer",
-        losses(*FALL, *[30.0 * i for i in range(100)], layout=LABELLED),
+        "weights thrown away from the start",
+        losses(*[2.0**i for i in range(18)], update_ratio=0.5),
+        3,
+        "loss",
+    ),
+    trouble("LOSS003", "a climb with gradients that left their range", climbing(*FALL, norm=40.0), 95, "loss"),
+    trouble(
+        "LOSS003",
+        "the same beside another optimizer",
+        climbing(*FALL, norm=40.0, layout=LABELLED),
         95,
         "loss",
+    ),
+    healthy("LOSS003", "a climb of an objective that may move", losses(*FALL, *[0.2 * i for i in range(100)])),
+    healthy("LOSS003", "returns that grow from nothing", losses(*[2.0**i for i in range(18)], update_ratio=1e-3)),
+    healthy("LOSS003", "gradients that grow with the returns", climbing(*FALL, norm=3.0)),
+    healthy(
+        "LOSS003",
+        "a cross-entropy that another model works against",
+        losses(*FALL, *[0.2 * i for i in range(100)], fixed=1.0, moving=1.0),
+    ),
+    healthy(
+        "LOSS003",
+        "two players, a thousandfold climb",
+        losses(*FALL, *[30.0 * i for i in range(100)], layout=LABELLED, fixed=1.0),
     ),
     trouble("LOSS003", "a gradient with the wrong sign", [*calm(), at(10, loss_factor=-1.0)], 10, "loss"),
     trouble(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from statistics import median
 from typing import Any
 
@@ -25,11 +25,24 @@ FACTOR = 1.5
 Point = tuple[float | None, float | None, bool]
 
 
+@dataclass(frozen=True, slots=True)
+class TakenBack:
+    """The gradient norms that a rewind is measured by: the median before the trouble, and the highest in it.
+
+    NaN where it is not known; infinite where it was not finite.
+    """
+
+    usual: float
+    highest: float
+
+
 @dataclass(slots=True)
 class _Watched:
     outcome: Outcome
     before: list[Point]
     after: list[Point] = field(default_factory=list)
+    taken_back: TakenBack | None = None  # where weights were put back along with it
+    again: bool = False  # another rewind became necessary meanwhile
 
 
 class Effects:
@@ -40,10 +53,18 @@ class Effects:
         self._ring: deque[Point] = deque(maxlen=steps)
         self._watched: list[_Watched] = []
 
-    def watch(self, outcome: Outcome) -> None:
+    def watch(self, outcome: Outcome, taken_back: TakenBack | None = None) -> None:
         """Follow an action, if it was carried out and can have a measurable effect."""
-        if outcome.applied and outcome.action.kind not in UNMEASURED and len(self._watched) < MAX_WATCHED:
-            self._watched.append(_Watched(outcome, list(self._ring)))
+        if not outcome.applied or outcome.action.kind in UNMEASURED:
+            return
+        rewound = taken_back is not None
+        for other in self._watched:
+            if other.outcome.at == outcome.at:  # done together: what came of it is judged together
+                other.taken_back = taken_back = taken_back or other.taken_back
+            elif rewound:
+                other.again = True
+        if len(self._watched) < MAX_WATCHED:
+            self._watched.append(_Watched(outcome, list(self._ring), taken_back=taken_back))
 
     def see(self, sample: Sample) -> Iterator[Outcome]:
         """Take in a step; yields what is now known of actions that were taken long enough ago."""
@@ -71,6 +92,8 @@ class Effects:
                     "kind": w.outcome.action.kind,
                     "args": dict(w.outcome.action.args),
                     "optimizer": w.outcome.optimizer,
+                    "taken_back": None if w.taken_back is None else [repr(v) for v in astuple(w.taken_back)],
+                    "again": w.again,
                     "before": [list(p) for p in w.before],
                     "after": [list(p) for p in w.after],
                 }
@@ -91,6 +114,8 @@ class Effects:
                 ),
                 [_to_point(p) for p in w["before"]],
                 [_to_point(p) for p in w["after"]],
+                TakenBack(*map(float, w["taken_back"])) if w.get("taken_back") else None,
+                bool(w.get("again", False)),
             )
             for w in state["watched"]
         ]
@@ -115,6 +140,8 @@ def _to_point(data: Sequence[Any]) -> Point:
 
 def _told(watched: _Watched) -> Outcome:
     """The same action again, with what followed it."""
+    if watched.taken_back is not None:
+        return _told_of_rewind(watched, watched.taken_back)
     before, after = watched.before, watched.after
     losses = _Change([p[0] for p in before], [p[0] for p in after])
     norms = _Change([p[1] for p in before], [p[1] for p in after])
@@ -123,19 +150,43 @@ def _told(watched: _Watched) -> Outcome:
     if any(bad):
         parts.append(f"non-finite steps {bad[0]} -> {bad[1]}")
     told = ", ".join(parts) or "nothing was measured"
-    outcome = watched.outcome
-    judged = "helped" if _is_back(outcome, before, after) else _judged(losses, norms, bad)
-    detail = f"{len(after)} step{'' if len(after) == 1 else 's'} later: {told}: {judged}"
+    return _detailed(watched, told, _judged(losses, norms, bad))
+
+
+def _detailed(watched: _Watched, told: str, judged: str) -> Outcome:
+    outcome, num = watched.outcome, len(watched.after)
+    detail = f"{num} step{'' if num == 1 else 's'} later: {told}: {judged}"
     return Outcome(at=outcome.at, action=outcome.action, applied=True, detail=detail, optimizer=outcome.optimizer)
 
 
-def _is_back(outcome: Outcome, before: list[Point], after: list[Point]) -> bool:
-    """Whether a rewind brought the loss back to where it stood before the onset."""
-    if outcome.action.kind != "rewind" or any(p[2] for p in after):
-        return False
-    num_bad = outcome.at - int(outcome.action.args.get("before", outcome.at))
-    losses = _Change([p[0] for p in before[: max(len(before) - num_bad, 0)]], [p[0] for p in after])
-    return losses.known and losses.moved() <= 0
+def _told_of_rewind(watched: _Watched, taken_back: TakenBack) -> Outcome:
+    """What followed a rewind, and what was done along with it.
+
+    The loss it took back is lower by definition, so it proves nothing. What counts is whether gradients that were out
+    of their range, or steps that were lost to NaN, are back to what they were before the trouble, and stay so.
+    """
+    after = watched.after
+    norms = _Change([_finite(taken_back.usual)], [p[1] for p in after])
+    half = len(after) // 2
+    losses = _Change([p[0] for p in after[:half]], [p[0] for p in after[half:]])
+    parts = []
+    if norms.known:
+        parts.append(f"gradient norm {norms.level():.3g} (median; before the trouble {norms.reference():.3g})")
+    if losses.known:
+        parts.append(f"loss {losses.reference():.3g}, then {losses.level():.3g}")
+    lost = sum(p[2] for p in after)
+    if lost:
+        parts.append(f"{lost} non-finite steps")
+    told = ", ".join(parts) or "nothing was measured"
+    if watched.again or lost:
+        judged = "the trouble came back"
+    elif norms.scaled() > 0 or losses.moved() > 0:
+        judged = "no better"
+    elif taken_back.highest > FACTOR * taken_back.usual:
+        judged = "helped"
+    else:
+        judged = "no trouble since"
+    return _detailed(watched, told, judged)
 
 
 class _Change:
@@ -145,6 +196,14 @@ class _Change:
         self._before = [v for v in before if v is not None]
         self._after = [v for v in after if v is not None]
         self.known = bool(self._before) and bool(self._after)
+
+    def reference(self) -> float:
+        """The median before."""
+        return median(self._before)
+
+    def level(self) -> float:
+        """The median after."""
+        return median(self._after)
 
     def text(self, name: str) -> str:
         """For example `loss 3.21 -> 2.97 (median), 30 -> 3.1 (highest)`; the highest only where they tell a story."""

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
+import numpy as np
+
 from trimtab.core.config import Config
-from trimtab.core.effects import Effects
+from trimtab.core.effects import Effects, TakenBack
+from trimtab.core.harm import harm_of, is_fixed_objective
 from trimtab.core.onset import onset_of
 from trimtab.core.packed import packed, unpacked
 from trimtab.core.policy import Ladder
@@ -23,6 +27,7 @@ from trimtab.core.window import Window
 log = logging.getLogger("trimtab")
 MAX_FACT_SETS = 256
 UNKNOWN = -1
+NUM_QUIET = 64
 Adviser = Callable[[Finding, tuple[str, ...], Window, int], tuple[str, ...]]
 """Makes the advice of a finding from what its rule says, the window, and how many actions were taken so far."""
 
@@ -88,21 +93,19 @@ class Brain:
         return verdict, decision
 
     def _aimed(self, verdict: Verdict, sample: Sample) -> Verdict:
-        """The verdict as the policy sees it: each grave finding with the onset, and whether the update was let in."""
+        """The verdict as the policy sees it: with the onset, whether the update was let in, and the harm done."""
         if sample.phase != "train" or not any(f.severity >= Severity.ERROR for f in verdict.findings):
             return verdict
-        onset = onset_of(self._trail, sample.step)
-        told = [
-            replace(
-                f,
-                evidence={
-                    **f.evidence,
-                    "onset": float(min(onset, f.evidence.get("onset", onset))),
-                    "update_applied": float(applied(sample, f)),
-                },
-            )
-            for f in verdict.findings
-        ]
+        known, fixed = onset_of(self._trail, sample.step), is_fixed_objective(self._window)
+        told = []
+        for f in verdict.findings:
+            onset = int(min(known, f.evidence.get("onset", known)))
+            more = {
+                "onset": float(onset),
+                "update_applied": float(applied(sample, f)),
+                "harm": harm_of(self._trail, onset, fixed=fixed) if "harm" not in f.evidence else f.evidence["harm"],
+            }
+            told.append(replace(f, evidence={**f.evidence, **more}))
         return replace(verdict, findings=tuple(told))
 
     def _rewound(self, branch: int) -> None:
@@ -120,8 +123,19 @@ class Brain:
     def did(self, outcome: Outcome) -> Outcome:
         """Be told what became of an action, to measure its effect from here on; returns the same outcome."""
         if self._effects is not None:
-            self._effects.watch(outcome)
+            action = outcome.action
+            rewound = outcome.applied and action.kind == "rewind" and not action.args.get("buffers")
+            self._effects.watch(outcome, self._taken_back(int(action.args["before"])) if rewound else None)
         return outcome
+
+    def _taken_back(self, onset: int) -> TakenBack:
+        """The gradient norms before the onset of trouble and in it; the trail holds logarithms."""
+        first = int(np.searchsorted(self._trail.steps, onset))
+        norms = self._trail.scalar("grad_norm")
+        with np.errstate(all="ignore"):
+            quiet = norms[:first][np.isfinite(norms[:first])][-NUM_QUIET:]
+            usual = float(np.exp(np.median(quiet))) if quiet.size else math.nan
+            return TakenBack(usual, float(np.exp(np.nanmax(norms[first:], initial=-math.inf))))
 
     def records(self, sample: Sample) -> tuple[Record, ...]:
         """What goes on record of the newest sample: itself, and what it made known of the effect of earlier actions."""

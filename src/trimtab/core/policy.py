@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -72,6 +73,10 @@ LADDERS: Mapping[str, Rungs] = {
 
 GENTLE = frozenset({"raise_weight_decay", "back_off_scaler"})
 """These may follow a mere warning; every other action needs an ERROR."""
+NEEDS_HARM = frozenset(
+    {"exploding-gradient", "loss-spike", "diverging-loss", "weight-jump", "learning-rate", "update-ratio"}
+)
+"""What these tell of may be meant, or a moving objective: nothing is done unless weights or gradients show harm."""
 FREE = frozenset({"skip", "stop", "skip_data"})
 """These know neither cool-down nor budget: a skip was done inside the step and only goes on record, a stop ends it, and
 every bad batch is put aside."""
@@ -184,4 +189,6 @@ def _allowed(finding: Finding) -> bool:
     """Whether the finding's ladder holds anything that its severity allows."""
     if finding.name == "update-ratio" and finding.evidence.get("update_ratio", 1.0) < SMALL_UPDATE:
         return False  # too small: no cut would mend that
+    if finding.name in NEEDS_HARM and finding.evidence.get("harm", math.inf) < 1.0:
+        return False
     return any(_may(a, finding.severity) for _, actions in LADDERS.get(finding.name, ()) for a in actions)

@@ -16,7 +16,10 @@ from trimtab.core.types import F32, Column, Kind, Sample
 
 SIZE = 224
 MAX_ROWS = 64
-SCALARS = ("loss", "grad_norm", "update_ratio", "lr")
+SCALARS = ("loss", "grad_norm", "update_ratio", "lr", "norm_high", "update_high")
+"""The last two are the largest finite value of the whole run up to each step."""
+NUM_BEFORE_HIGHS = 4
+"""How many of them states had that were saved before the last two were kept."""
 F16 = NDArray[np.float16]
 F64 = NDArray[np.float64]
 
@@ -44,6 +47,7 @@ class Trail:
         self._num = 0
         self._names: tuple[str, ...] | None = None
         self._num_names = 0
+        self._norm_high = self._update_high = math.nan  # logarithms, as all here
 
     def __len__(self) -> int:
         return self._num
@@ -78,6 +82,8 @@ class Trail:
         line[0] = _soft(scalars.get("loss"))
         line[1], line[2] = _log(scalars.get("grad_norm")), _log(scalars.get("update_ratio"))
         line[3] = _log(max(rates_of(scalars), default=None) if "lr/0" in scalars else None)
+        self._norm_high = line[4] = _higher(self._norm_high, float(line[1]))
+        self._update_high = line[5] = _higher(self._update_high, float(line[2]))
         if sample.has(Kind.GRAD, Column.L2):
             self._name(sample.names(Kind.GRAD))
             norms = _grouped(sample.col(Kind.GRAD, Column.L2))
@@ -86,6 +92,11 @@ class Trail:
     def cut(self, before: int) -> None:
         """Forget the steps from `before` on: they were taken back."""
         self._num = int(np.searchsorted(self.steps, before))
+        self._recall_highs()
+
+    def _recall_highs(self) -> None:
+        if self._num:
+            self._norm_high, self._update_high = (float(v) for v in self._values[self._num - 1, 4:6])
 
     def _name(self, names: tuple[str, ...]) -> None:
         if names is self._names:
@@ -105,6 +116,7 @@ class Trail:
             "num": self._num,
             "from": [[0, first], *([int(i), int(self.steps[i])] for i in jumps)],
             "num_names": self._num_names,
+            "num_scalars": len(SCALARS),
             "values": base64.b85encode(zlib.compress(kept.tobytes(), 9)).decode("ascii"),
         }
 
@@ -115,10 +127,13 @@ class Trail:
         new._num, new._num_names = int(state["num"]), int(state["num_names"])
         for place, step in state["from"]:
             new._steps[place : new._num] = np.arange(step, step + new._num - place)
-        used = len(SCALARS) + _groups(new._num_names)
+        num_scalars = int(state.get("num_scalars", NUM_BEFORE_HIGHS))
+        used = num_scalars + _groups(new._num_names)
         raw = np.frombuffer(zlib.decompress(base64.b85decode(state["values"])), np.uint8)
         kept = np.ascontiguousarray(raw.reshape(2, -1).T).view("<f2").reshape(used, new._num)
-        new._values[: new._num, :used] = kept.T
+        new._values[: new._num, :num_scalars] = kept.T[:, :num_scalars]
+        new._values[: new._num, len(SCALARS) : len(SCALARS) + used - num_scalars] = kept.T[:, num_scalars:]
+        new._recall_highs()
         return new
 
 
@@ -137,6 +152,12 @@ def _grouped(norms: F32) -> F32:
     with np.errstate(divide="ignore"):
         logs = np.where(missing | (squares == 0), np.nan, 0.5 * np.log(squares))
     return logs.astype(np.float32)
+
+
+def _higher(high: float, value: float) -> float:
+    if not math.isfinite(value):
+        return high
+    return value if math.isnan(high) else max(high, value)
 
 
 def _log(value: float | None) -> float:

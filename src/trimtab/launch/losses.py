@@ -43,6 +43,8 @@ class Losses:
         self._round, self._contained = _Round(), contained
         self._marks = marks
         self._undo: list[Callable[[], None]] = []
+        self.rivals: set[int] = set()
+        """Optimizers that got gradients from one backward pass: one model may be what another one works against."""
 
     def listen(self) -> None:
         """Put the wrappers in place."""
@@ -88,6 +90,8 @@ class Losses:
             mine.losses, mine.stepped = [], False
         scaled, mine.scaled = mine.scaled, None
         touched = frozenset(key for key, mark in after.items() if mark != before.get(key))
+        if len(touched) > 1:
+            self.rivals |= touched
         for tensor in (tensors,) if isinstance(tensors, Tensor) else tuple(tensors):
             if isinstance(tensor, Tensor) and tensor.numel() == 1 and tensor.is_floating_point():
                 mine.losses.append(_Seen(_unscaled(tensor, scaled), frozenset(before), touched, set()))

@@ -215,9 +215,11 @@ class Pilot:
 
     def _tell(self, optimizer: Any) -> None:
         guard = self._guards.get(id(optimizer))
-        if guard is not None:
-            for loss in self._losses.take(id(optimizer), id(guard)):
-                self._contain("noting a loss", guard.observe, loss)
+        if guard is None:
+            return
+        told = {"moving": 1.0} if id(optimizer) in self._losses.rivals else {}
+        for loss in self._losses.take(id(optimizer), id(guard)):
+            self._contain("noting a loss", functools.partial(guard.observe, **told), loss)
 
     def _marks(self) -> dict[int, object]:
         return marks_of(lane.optimizer for guard in set(self._guards.values()) for lane in guard._lanes.values())

@@ -197,8 +197,19 @@ def _aftermath(run: Run, tracks: tuple[Track, ...], incidents: tuple[Incident, .
             3 * float(np.median(np.abs(early[-2 * QUIET :] - np.median(early[-2 * QUIET :])))) if early.size else 0.0
         )
         progress = float(early[0]) - before if early.size else 0.0
-        lost = end - before > max(LOST_FRAC * progress, noise, 1e-12)
+        rose = end - before > max(LOST_FRAC * progress, noise, 1e-12)
+        lost = rose and _objective_is_fixed(run, first.optimizer)
     return _Aftermath(quiet_steps=max(track.num_steps - 1 - last_bad, 0), loss_before=before, loss_end=end, lost=lost)
+
+
+def _objective_is_fixed(run: Run, optimizer: str) -> bool:
+    """Whether the loss measures something that stays the same, so that it should be lower at the end.
+
+    Returns that grow raise the loss of a value, and in a game of two models one wins what the other loses.
+    """
+    known = ("fixed", "bounded")  # the second alone stands in older records
+    told = any(len(run.series(name, optimizer=optimizer)[0]) for name in known)
+    return told and not optimizer and not len(run.series("moving", optimizer=optimizer)[0])
 
 
 def _health(

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from trimtab.core.found import found
+from trimtab.core.harm import gradients_left, is_fixed_objective, weights_thrown
 from trimtab.core.schedule import SPAN, rates_of
 from trimtab.core.types import Finding, Severity
 from trimtab.core.window import Window
@@ -27,8 +28,10 @@ class DivergingLoss:
     what was learned, if `surely` of all pairs of a loss of the last 16 steps and one of before agree. Or the loss
     leaves its very first level upwards in the first steps and does not come back. The sign of the gradient at the
     output, where it can be read, and a cross-entropy that falls without end say that the loss is climbed instead of
-    descended. Where two optimizers work against each other a loss may rise for good reasons: there only a tenfold
-    rise counts. The step where the climb began is in the evidence.
+    descended. Only a loss that measures answers against given targets should fall. In reinforcement learning, in games
+    of two models and where a model sets its own targets a loss may rise for good reasons: there it counts only if
+    gradients rise far out of their range with it and stay there, or steps replace the weights. The step where the
+    climb began is in the evidence.
 
     ## Why it matters
     A run that climbs rarely comes back by itself, and what it had learned is lost.
@@ -86,7 +89,8 @@ class DivergingLoss:
             )
             return
         drift = window.drift
-        if (drift.alarmed and self._lost(window, loss)) or self._driven_up(window):
+        climbs = drift.alarmed and self._lost(window, loss)
+        if (climbs and (is_fixed_objective(window) or gradients_left(window))) or self._driven_up(window):
             onset = drift.onset if drift.total > 0 else window.now.step - LATE
             yield self._finding(window, loss, level.best, onset)
         elif not drift.alarmed and len(level) < 3 * self.early:
@@ -101,8 +105,6 @@ class DivergingLoss:
         # A run that had not gained much yet has not much to lose: there the loss itself is the measure.
         much = self.part * gained if gained > 0.1 * abs(level.best) else 0.5 * abs(level.best)
         spread = max(much, 3.0 * level.calm_noise)
-        if window.now.layout.optimizer:
-            spread = max(10.0 * spread, 10.0 * abs(level.start))
         if min(level.now, loss) > level.best + gained + 1.5 * spread:
             return True
         last = window.last("loss", self.lasting)
@@ -131,8 +133,9 @@ class DivergingLoss:
     def _from_the_start(self, window: Window, loss: float) -> Iterator[Finding]:
         level = window.level("loss")
         last = window.last("loss", self.early)
-        times = 10.0 if window.now.layout.optimizer else 2.0
-        if len(last) < self.early or not min(last) > times * abs(level.start_max) + 1e-3:
+        if len(last) < self.early or not min(last) > 2.0 * abs(level.start_max) + 1e-3:
+            return
+        if not (is_fixed_objective(window) or weights_thrown(window)):
             return
         yield self._finding(window, loss, level.start, window.earlier("loss").first_step)
 

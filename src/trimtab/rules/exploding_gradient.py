@@ -12,6 +12,8 @@ import numpy as np
 from trimtab.core.types import Column, Finding, Kind, Severity
 from trimtab.core.window import Window
 
+LOST = 0.02
+"""Share of what was learned."""
 NUM_NAMED = 4
 
 
@@ -22,7 +24,8 @@ class ExplodingGradient:
     ## What it sees
     The global norm before clipping is more than `ratio` times the largest of the last 128 steps and at least `z`
     robust deviations (median and MAD of logs) above their median. Both are relative to the run's own history, so the
-    scale of the loss does not matter. It needs `min_history` steps before it speaks.
+    scale of the loss does not matter. It needs `min_history` steps before it speaks. A run that has converged has tiny
+    gradients: one below `least` of those at the start counts only if the loss shows that something is lost.
 
     ## Why it matters
     Without clipping one such step can throw the weights out of the region they took hours to reach. With clipping the
@@ -41,6 +44,7 @@ class ExplodingGradient:
     ratio: float = 10.0
     z: float = 6.0
     min_history: int = 20
+    least: float = 0.1
 
     def check(self, window: Window) -> Iterator[Finding]:
         """Fire when the newest norm dwarfs the recent maximum and the usual level."""
@@ -52,7 +56,7 @@ class ExplodingGradient:
         if norm <= self.ratio * max(highest, 1e-30):  # cheap test first: the robust one sorts the history
             return
         z = history.log_z(norm)
-        if z < self.z:
+        if z < self.z or not self._matters(window, norm):
             return
         before = window.earlier("grad_norm")
         names, growth = self._most_grown(window)
@@ -68,6 +72,15 @@ class ExplodingGradient:
             subject=names,
             evidence={"grad_norm": norm, "usual": before.usual, "highest": before.highest, "z": z, "growth": growth},
         )
+
+    def _matters(self, window: Window, norm: float) -> bool:
+        """Whether such a gradient is large for a run that has learned: one that has converged has tiny ones."""
+        if norm > self.least * window.history("grad_norm").initial:
+            return True
+        loss, level = window.scalar("loss"), window.level("loss")
+        if loss is None or not level.start > level.best:
+            return False
+        return loss > level.best + LOST * (level.start - level.best)
 
     def _most_grown(self, window: Window) -> tuple[tuple[str, ...], float]:
         names = window.now.names(Kind.GRAD)

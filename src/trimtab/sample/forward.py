@@ -18,7 +18,7 @@ from torch.nn.modules.dropout import _DropoutNd
 from trimtab.core.contain import Contained
 from trimtab.sample.batch import BatchProbe
 from trimtab.sample.hooks import own_hook
-from trimtab.sample.lossfn import is_bounded, is_detached, kind_of
+from trimtab.sample.lossfn import is_bounded, is_detached, is_fixed, kind_of
 from trimtab.sample.output import OutputProbe
 
 KIND_EVERY, BOUNDED_EVERY = 50, 5
@@ -55,7 +55,7 @@ class ForwardTap:
         self._num = self._num_eval = self._num_blind = 0
         self._autocast: float | None = None
         self._told = 0
-        self._detached = self._bounded = False
+        self._detached = self._bounded = self._fixed = self._answers_itself = False
         self.refresh()
 
     def refresh(self) -> None:
@@ -111,6 +111,7 @@ class ForwardTap:
         elif self._told % KIND_EVERY < 2:
             self.batch.loss_kind = self.output.loss_kind = kind_of(loss)
             self._bounded = self.batch.loss_kind in ("nll", "bce") and is_bounded(loss)
+            self._fixed = is_fixed(loss)
         self._told += 1
 
     def look_at_output(self, *, listen: bool, spread: bool) -> None:
@@ -147,6 +148,10 @@ class ForwardTap:
             out["autocast"] = self._autocast
         if self._bounded and self._told % BOUNDED_EVERY == 0:
             out["bounded"] = 1.0
+        # A model that is also asked without gradients, in training, may set its own targets or collect its own data.
+        self._answers_itself |= self._num > 0 and self._num_blind > 0
+        if self._fixed and self._told % BOUNDED_EVERY == 0 and (self._bounded or not self._answers_itself):
+            out["fixed"] = 1.0
         if self._detached:
             out["loss_detached"] = 1.0
         self._num = self._num_eval = self._num_blind = 0
