@@ -83,6 +83,8 @@ class Lane:
     def before(self) -> None:
         """Gradients are ready: measure them, decide, and let the update through or not."""
         self.abandon()  # a step that raised had no after()
+        if self.attempts == 0 and self.ring is not None:
+            self.ring.begin(self.label)
         step = self._begin()
         self.watch.before(step, self._rows, step.scalars.get("scale"))
         self._judge.decide(step, self._rows)

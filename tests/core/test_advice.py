@@ -71,7 +71,7 @@ class Given(NamedTuple):
 
 def at(step: int, norms: tuple[float, ...] = (1.0,) * 6, **scalars: float | None) -> Sample:
     """One step as a healthy run has it, but for what is said otherwise; None takes a scalar away."""
-    usual = {"loss": 1.0, "grad_norm": 1.0, "lr/0": 0.1, "update_ratio": 1e-3}
+    usual = {"loss": 1.0, "grad_norm": 1.0, "lr/0": 0.1, "update_ratio": 1e-3, "fixed": 1.0}
     told = {key.replace("__", "/"): value for key, value in scalars.items()}
     known = {key: float(value) for key, value in (usual | told).items() if value is not None}
     return Sample(step=step, layout=NORMS, table=np.array(norms, np.float32).reshape(-1, 1), scalars=known)
@@ -123,7 +123,7 @@ def diverged(num: int = 150, **scalars: float | None) -> list[Sample]:
     """Learns for 80 steps, then climbs."""
     noise = np.random.default_rng(0).normal(0, 0.01, num)
     losses = [(0.2 + 0.8 * 0.95**i if i < 80 else 0.2 + 0.1 * (i - 80)) + float(noise[i]) for i in range(num)]
-    return [at(i, **{"loss": losses[i], "fixed": 1.0, **scalars}) for i in range(num)]
+    return [at(i, **{"loss": losses[i], **scalars}) for i in range(num)]
 
 
 def chronic(num: int = 30, start: int = 0, coef: float = 1e-3, **scalars: float | None) -> list[Sample]:

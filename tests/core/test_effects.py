@@ -136,7 +136,7 @@ def test_the_brain_tells_once_after_the_configured_number_of_steps() -> None:
     found = []
     for i in range(60):
         burst = {"loss": 30.0, "grad_norm": 1e3} if i == 40 else {"loss": 1.0 + 0.01 * (i % 3)}
-        sample = plain(i, fixed=1.0, **burst)
+        sample = plain(i, **burst)
         _, decision = brain.advance(sample, seen_at=i)
         itself, *effects = brain.records(sample)
         assert itself is sample

@@ -31,6 +31,7 @@ FULL = Layout(
 def plain(step: int, **scalars: float) -> Sample:
     norm = scalars.setdefault("grad_norm", 1.0)
     scalars.setdefault("loss", 1.0)
+    scalars.setdefault("fixed", 1.0)
     return Sample(step=step, layout=GRADS, table=np.full((2, 1), norm / 1.41421356, np.float32), scalars=scalars)
 
 
@@ -45,10 +46,10 @@ def names(brain: Brain, sample: Sample) -> list[str]:
     return [f.name for f in brain.advance(sample, seen_at=sample.step)[0].findings]
 
 
-def settled(config: Config | None = None, steps: int = 40) -> Brain:
+def settled(config: Config | None = None, steps: int = 40, fixed: float = 1.0) -> Brain:
     brain = Brain.from_config(config or Config())
     for i in range(steps):
-        assert names(brain, plain(i, grad_norm=1.0 + 0.1 * (i % 3), loss=1.0 + 0.1 * (i % 4))) == []
+        assert names(brain, plain(i, grad_norm=1.0 + 0.1 * (i % 3), loss=1.0 + 0.1 * (i % 4), fixed=fixed)) == []
     return brain
 
 
@@ -150,25 +151,25 @@ def test_act_mode_cuts_with_cooldown_and_stops_in_the_end() -> None:
 
 def test_explosion_cuts_to_a_tenth() -> None:
     brain = settled(Config(mode="act"))
-    _, decision = brain.advance(plain(40, grad_norm=1e4, fixed=1.0), seen_at=41)
+    _, decision = brain.advance(plain(40, grad_norm=1e4), seen_at=41)
     assert decision.at == 42
     assert decision.because == ("GRAD002",)
     assert [(a.kind, dict(a.args)) for a in decision.actions] == [
-        ("rewind", {"before": 40.0, "back": 0.0, "limit": 1.0}),
+        ("rewind", {"before": 40.0, "back": 0.0, "restart": 0.1, "limit": 1.0}),
         ("cut_lr", {"factor": 0.1, "after_rewind": 0.5}),
     ]
 
 
 def test_a_single_burst_of_an_objective_that_may_move_is_told_and_nothing_is_done() -> None:
-    brain = settled(Config(mode="act"))
-    verdict, decision = brain.advance(plain(40, grad_norm=1e4), seen_at=41)
+    brain = settled(Config(mode="act"), fixed=0.0)
+    verdict, decision = brain.advance(plain(40, grad_norm=1e4, fixed=0.0), seen_at=41)
     assert [f.name for f in verdict.findings] == ["exploding-gradient"]
     assert decision.actions == ()
 
 
 def test_gradients_that_leave_their_range_and_stay_are_harm() -> None:
-    brain = settled(Config(mode="act"))
-    decisions = [brain.advance(plain(i, grad_norm=1e4), seen_at=i)[1] for i in range(40, 56)]
+    brain = settled(Config(mode="act"), fixed=0.0)
+    decisions = [brain.advance(plain(i, grad_norm=1e4, fixed=0.0), seen_at=i)[1] for i in range(40, 56)]
     acted = [d.about for d in decisions if any(a.kind == "rewind" for a in d.actions)]
     assert acted[:1] == [47]
 
@@ -178,7 +179,7 @@ def test_a_loss_that_rises_alone_is_no_reason_to_do_anything() -> None:
     found = set()
     for i in range(300):
         loss = max(1.0 - 0.01 * i, 0.1) if i < 100 else 0.1 + 0.1 * (i - 100)
-        verdict, decision = brain.advance(plain(i, loss=loss + 0.01 * (i % 3), fixed=1.0), seen_at=i)
+        verdict, decision = brain.advance(plain(i, loss=loss + 0.01 * (i % 3)), seen_at=i)
         found |= {f.name for f in verdict.findings}
         assert decision.actions == ()
     assert found == {"diverging-loss"}

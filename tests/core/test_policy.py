@@ -202,7 +202,7 @@ class TestRewind:
 
     def test_it_is_aimed_at_the_onset(self) -> None:
         (back, _) = self.see(Run(), 50, onset=41.0)
-        assert back == ("rewind", {"before": 41.0, "back": 0.0, "limit": 1.0})
+        assert back == ("rewind", {"before": 41.0, "back": 0.0, "restart": 0.1, "limit": 1.0})
 
     def test_what_was_kept_out_of_the_weights_is_not_taken_back(self) -> None:
         assert [k for k, _ in self.see(Run(), 50, "exploding-gradient", update_applied=0.0)] == ["cut_lr"]

@@ -47,7 +47,7 @@ def at(
     **scalars: float | None,
 ) -> Sample:
     """One step as a healthy run has it, but for what is said otherwise; None takes a scalar away."""
-    usual = {"loss": 1.0, "grad_norm": 1.0, "lr/0": 0.1, "update_ratio": 1e-3} if phase == "train" else {}
+    usual = {"loss": 1.0, "grad_norm": 1.0, "lr/0": 0.1, "update_ratio": 1e-3, "fixed": 1.0} if phase == "train" else {}
     told = {k.replace("__", "/"): v for k, v in scalars.items()}
     known = {k: float(v) for k, v in (usual | told).items() if v is not None}
     table = np.array(norms, np.float32).reshape(-1, 1)[: len(layout.names)]
@@ -536,8 +536,22 @@ FALL = [2.0 * math.exp(-i / 20) + 0.1 + 0.01 * v for i, v in enumerate(noise(5, 
 FLAT = [1.0 + 0.02 * v for v in noise(6, 100)]
 
 
-def losses(*values: float, layout: Layout = NORMS, **more: float) -> History:
+def losses(*values: float, layout: Layout = NORMS, **more: float | None) -> History:
     return [at(i, layout=layout, loss=v, **more) for i, v in enumerate(values)]
+
+
+def burst(step: int, **scalars: float | None) -> Sample:
+    return at(step, grad_norm=100.0, **scalars)
+
+
+def converged() -> History:
+    """Loss and gradients fall to next to nothing; one gradient there is a hundred times the others."""
+    fell = [at(i, loss=0.9**i + 1e-9, grad_norm=0.9**i + 1e-6) for i in range(300)]
+    return [*fell, at(300, loss=2e-9, grad_norm=1e-4)]
+
+
+def clipped_to(coef: float, *, fall: float = 0.0, num: int = 80, **scalars: float | None) -> History:
+    return [at(i, loss=2.0 - fall * i, clip_coef=coef, grad_norm=1.0 / coef, **scalars) for i in range(num)]
 
 
 def climbing(*before: float, norm: float, **scalars: Any) -> History:
@@ -598,35 +612,53 @@ LOSS = [
     healthy("LOSS002", "not above the first level", losses(*FALL, 1.0)),
     healthy("LOSS002", "the first steps", losses(*FLAT[:5], 500.0)),
     healthy("LOSS002", "a heavy tail", losses(*[math.exp(3.0 * v) for v in noise(8, 100)], 5e3)),
-    trouble("LOSS003", "a climb", losses(*FALL, *[0.2 * i for i in range(100)], fixed=1.0), 95, "loss"),
-    trouble("LOSS003", "upwards from the start", losses(*[2.0**i for i in range(18)], fixed=1.0), 3, "loss"),
+    trouble("LOSS003", "a climb", losses(*FALL, *[0.2 * i for i in range(100)]), 95, "loss"),
+    trouble("LOSS003", "upwards from the start", losses(*[2.0**i for i in range(18)]), 3, "loss"),
     trouble(
         "LOSS003",
         "weights thrown away from the start",
-        losses(*[2.0**i for i in range(18)], update_ratio=0.5),
+        losses(*[2.0**i for i in range(18)], update_ratio=0.5, fixed=None),
         3,
         "loss",
     ),
-    trouble("LOSS003", "a climb with gradients that left their range", climbing(*FALL, norm=40.0), 95, "loss"),
+    trouble(
+        "LOSS003", "a climb with gradients that left their range", climbing(*FALL, norm=40.0, fixed=None), 95, "loss"
+    ),
     trouble(
         "LOSS003",
         "the same beside another optimizer",
-        climbing(*FALL, norm=40.0, layout=LABELLED),
+        climbing(*FALL, norm=40.0, layout=LABELLED, fixed=None),
         95,
         "loss",
     ),
-    healthy("LOSS003", "a climb of an objective that may move", losses(*FALL, *[0.2 * i for i in range(100)])),
-    healthy("LOSS003", "returns that grow from nothing", losses(*[2.0**i for i in range(18)], update_ratio=1e-3)),
-    healthy("LOSS003", "gradients that grow with the returns", climbing(*FALL, norm=3.0)),
+    healthy("LOSS002", "a rare event where the objective may move", losses(*FLAT, 500.0, fixed=None)),
+    trouble(
+        "LOSS002",
+        "one that throws the weights, whatever the objective",
+        [*losses(*FLAT, fixed=None), at(len(FLAT), loss=500.0, update_ratio=0.5, fixed=None)],
+        len(FLAT),
+        "loss",
+    ),
+    healthy("GRAD002", "a rare event where the objective may move", [*calm(60, fixed=None), burst(60, fixed=None)]),
+    healthy("GRAD002", "next to nothing in a run that has converged", converged()),
+    healthy("GRAD007", "a clip that is the recipe", clipped_to(0.001, fixed=None)),
+    healthy("GRAD007", "a clip with which the loss falls", clipped_to(0.001, fall=0.01)),
+    trouble("GRAD007", "a clip that stops the run", clipped_to(0.001, fixed=None, update_ratio=1e-7), 19),
+    healthy("DATA007", "clearly below chance, if only by little", at_chance(200, moving=1e-3, floor=0.02)),
+    healthy(
+        "LOSS003", "a climb of an objective that may move", losses(*FALL, *[0.2 * i for i in range(100)], fixed=None)
+    ),
+    healthy("LOSS003", "returns that grow from nothing", losses(*[2.0**i for i in range(18)], fixed=None)),
+    healthy("LOSS003", "gradients that grow with the returns", climbing(*FALL, norm=3.0, fixed=None)),
     healthy(
         "LOSS003",
         "a cross-entropy that another model works against",
-        losses(*FALL, *[0.2 * i for i in range(100)], fixed=1.0, moving=1.0),
+        losses(*FALL, *[0.2 * i for i in range(100)], moving=1.0),
     ),
     healthy(
         "LOSS003",
         "two players, a thousandfold climb",
-        losses(*FALL, *[30.0 * i for i in range(100)], layout=LABELLED, fixed=1.0),
+        losses(*FALL, *[30.0 * i for i in range(100)], layout=LABELLED),
     ),
     trouble("LOSS003", "a gradient with the wrong sign", [*calm(), at(10, loss_factor=-1.0)], 10, "loss"),
     trouble(

@@ -9,7 +9,9 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor, nn
 
+from tests.act.test_rewind_combos import Kept
 from tests.faults.base import Case, Run
 from tests.faults.harness import make_run
 from tests.faults.inject import alter_once, inputs, moments, weight
@@ -166,3 +168,101 @@ def test_other_modes_keep_no_states() -> None:
         _, run = train(lambda run: None, mode=mode, run_dir=False)
         assert run.guard is not None
         assert run.guard._lanes[""].ring is None
+
+
+# -- a rate that is far too high from the first step: no good state exists ----------------------------------------------
+
+
+def too_fast(family: str, factor: float, *, mode: str | None, **kwargs: Any) -> tuple[float, Run]:
+    def prepare(run: Run) -> None:
+        for group in run.optimizer.param_groups:
+            group["lr"] *= factor
+
+    def attach(run: Run) -> Guard | None:
+        return None if mode is None else Guard.attach(run.model, run.optimizer, mode=mode, **kwargs)
+
+    run = make_run(Case("rescue", "dynamics", prepare=prepare, steps=STEPS), family, 0).train(attach)
+    return held_out(run), run
+
+
+@pytest.mark.parametrize("lag", [0, 1])
+@pytest.mark.parametrize("family", ["mlp", "lm", "rnn", "contrastive", "cnn"])
+def test_a_rate_300_times_too_high_from_the_first_step_begins_again_at_a_lower_one(family: str, lag: int) -> None:
+    clean, _ = too_fast(family, 1.0, mode=None)
+    unguarded, _ = too_fast(family, 300.0, mode=None)
+    guarded, run = too_fast(family, 300.0, mode="act", lag=lag)
+    assert "error" not in run.extra
+    assert not unguarded < 1.15 * clean
+    assert guarded < clean + 0.5 * (unguarded - clean)
+    record = record_of(run)
+    went_back = [o for o in record.outcomes if o.action.kind == "rewind" and o.applied and "later:" not in o.detail]
+    assert "the initial ones again" in went_back[0].detail
+    assert "is held at" in went_back[0].detail
+    assert went_back[0].at <= 8
+    again = replay(run.guard.run_dir)  # type: ignore[union-attr,arg-type]
+    assert again.identical, again.differences
+
+
+class Denoiser(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(4, 48), nn.GELU(), nn.Linear(48, 48), nn.GELU(), nn.Linear(48, 2))
+
+    def forward(self, x: Tensor, level: Tensor) -> Tensor:
+        return self.body(torch.cat([x, level.sin(), level.cos()], 1))
+
+
+def denoise(factor: float, schedule: str, *, guarded: bool) -> tuple[float, list[str]]:
+    """A tiny diffusion model on two moons: the mean loss of the last 100 of 500 steps, and what was done."""
+    torch.manual_seed(0)
+    model = Denoiser()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3 * factor)
+    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 500) if schedule == "cosine" else None
+    sink = Kept()
+    guard = Guard.attach(model, optimizer, mode="act", run_dir=False, sinks=[sink]) if guarded else None
+    source, losses = torch.Generator().manual_seed(0), []
+    for _ in range(500):
+        angle = torch.rand(64, generator=source) * 6.28
+        x = torch.stack([angle.cos() + (angle > 3.14), angle.sin()], 1)
+        level, noise = torch.rand(64, 1, generator=source) * 1.57, torch.randn(64, 2, generator=source)
+        loss = nn.functional.mse_loss(model(x * level.cos() + noise * level.sin(), level), noise)
+        loss.backward()
+        if guard is not None:
+            guard.observe(loss=loss)
+        optimizer.step()
+        optimizer.zero_grad()
+        if scheduler is not None:
+            scheduler.step()
+        losses.append(float(loss.detach()))
+    if guard is not None:
+        guard.close()
+    return sum(losses[-100:]) / 100, [o.detail for o in sink.outcomes("rewind") if o.applied]
+
+
+@pytest.mark.parametrize("schedule", ["constant", "cosine"])
+def test_a_tiny_diffusion_model_begins_again(schedule: str) -> None:
+    clean, _ = denoise(1.0, schedule, guarded=False)
+    unguarded, _ = denoise(300.0, schedule, guarded=False)
+    guarded, done = denoise(300.0, schedule, guarded=True)
+    assert unguarded > 1.1 * clean
+    assert guarded < 1.05 * clean
+    assert "the initial ones again" in done[0]
+
+
+def test_what_begins_again_is_the_state_before_the_first_step() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 12), nn.BatchNorm1d(12), nn.ReLU(), nn.Linear(12, 1))
+    optimizer = torch.optim.Adam(model.parameters(), lr=3.0)
+    initial = [p.detach().clone() for p in model.parameters()]
+    with Guard.attach(model, optimizer, mode="act", run_dir=False) as guard:
+        for i in range(30):
+            x = torch.randn(16, 6, generator=torch.Generator().manual_seed(i))
+            loss = nn.functional.mse_loss(model(x), x.sum(1, keepdim=True))
+            loss.backward()
+            guard.observe(loss=loss)
+            optimizer.step()
+            optimizer.zero_grad()
+            if guard._lanes[""].rewound_at >= 0:
+                break
+    assert all(map(torch.equal, model.parameters(), initial))
+    assert not optimizer.state

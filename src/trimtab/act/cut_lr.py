@@ -38,6 +38,15 @@ class LrMultiplier:
         self._most = list(most)
         self._shield()
 
+    def rates(self) -> list[float]:
+        """The rates of all groups as the loop set them, within the limits in force; NaN where only a device knows."""
+        out = []
+        for i, group in enumerate(self._optimizer.param_groups):
+            lr = group.get("lr", 0.0)
+            rate = float(lr) if not isinstance(lr, Tensor) or lr.is_cpu else math.nan
+            out.append(min(rate, self._most[i]) if i < len(self._most) and not math.isnan(self._most[i]) else rate)
+        return out
+
     @property
     def limited(self) -> bool:
         """Whether a limit is in force."""

@@ -5,9 +5,11 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 from trimtab.act.disk import DiskStates
-from trimtab.act.ring import Ring, rates_of
+from trimtab.act.ring import Reached, Ring, rates_of
 from trimtab.core.types import Action, Outcome
 
+RESTART = 0.1
+"""What the rate is multiplied with when a run begins again, where nothing better is known."""
 RAISED = 1.5
 """From here on a rate counts as raised since the state was kept."""
 
@@ -56,12 +58,30 @@ class Rewind:
             older = "" if disk is None else ", and no sound checkpoint of this run is older"
             return Outcome(at=at, action=action, applied=False, detail=why + older)
         target.rewound_at, target.stale = at, False  # its own step is over; those of other lanes may still be to come
+        if reached.restart:
+            return self._restarted(action, target, at, reached)
         limited = _hold_rates(reached.rates, target) if action.args.get("limit", 0.0) else ""
         gone = f"; {reached.missing} tensors are no longer there" if reached.missing else ""
         young = "" if reached.proven else ", which had not been proven good yet"
         detail = (
             f"weights, buffers and optimizer state are those after step {reached.step} again, {reached.source}{young} "
             f"(the trouble began about step {before}); data, schedule and random numbers go on{limited}{gone}"
+        )
+        return Outcome(at=at, action=action, applied=True, detail=detail)
+
+    @staticmethod
+    def _restarted(action: Action, target: Any, at: int, reached: Reached) -> Outcome:
+        """No good state exists: begin again from the initial weights, at a fraction of the rate that spoiled them."""
+        factor = float(action.args.get("restart", RESTART))
+        held = ""
+        if action.args.get("limit", 0.0):
+            before = [rate * target.multiplier.value for rate in target.multiplier.rates()]
+            target.multiplier.limit([rate * factor for rate in before])
+            held = f"; the rate ({max(before):.3g}) is held at {max(before) * factor:.3g}"
+        gone = f"; {reached.missing} tensors are no longer there" if reached.missing else ""
+        detail = (
+            "no step of this run was good: weights, buffers and optimizer state are the initial ones again; "
+            f"data, schedule and random numbers go on{held}{gone}"
         )
         return Outcome(at=at, action=action, applied=True, detail=detail)
 

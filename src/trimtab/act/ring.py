@@ -37,13 +37,15 @@ class State:
     rates: dict[str, list[float]]
     memories: dict[str, Any]
     good: bool = False
+    initial: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reached:
     """Where a run has gone back to: the last step in it, whether it was proven good, and where it came from.
 
-    `missing` tensors are no longer there to be put back; `rates` are those the run was long sound with.
+    `missing` tensors are no longer there to be put back; `rates` are those the run was long sound with. `restart` says
+    that no step is in it: the run begins again.
     """
 
     step: int
@@ -51,6 +53,7 @@ class Reached:
     source: str
     missing: int
     rates: list[float]
+    restart: bool = False
 
 
 class Ring:
@@ -72,7 +75,7 @@ class Ring:
         self._trouble: dict[str, int] = {}
         self._gone_back = 0  # how many states were passed over by rewinds since the last copy: those are dropped
         self._capacity = MAX_KEPT
-        self._sized = False
+        self._sized = self._begun = False
         self.instead: Callable[[int], str] = nothing_instead
         """Asked once, with the bytes of a copy, where there is no room for copies: what is gone back to then."""
         self.why_none = "" if self._every > 0 and self._max_bytes > 0 else "the ring is switched off"
@@ -81,6 +84,18 @@ class Ring:
         return len(self._kept)
 
     # -- taking --------------------------------------------------------------------------------------------------
+
+    def begin(self, label: str) -> None:
+        """Before the very first step: keep what there is, so that a run that begins badly can begin again."""
+        if self._begun or self.why_none:
+            return
+        self._begun = True
+        try:
+            self._take(label)
+        except torch.OutOfMemoryError:
+            self._off("there is not enough memory for it", self._copied.num_bytes())
+        for state in self._kept:
+            state.initial = True
 
     def after(self, label: str, step: Step) -> None:
         """A lane's step is over: if it went into the weights, nothing was wrong with it and it is time, copy."""
@@ -146,7 +161,7 @@ class Ring:
         if bad:
             self._trouble[label] = step
         for state in self._kept:
-            if state.good or state.owner != label:
+            if state.good or state.initial or state.owner != label:
                 continue
             if bad:
                 state.since = max(state.since, step)
@@ -155,9 +170,13 @@ class Ring:
     # -- going back ----------------------------------------------------------------------------------------------
 
     def before(self, label: str, step: int, back: int) -> State | None:
-        """The newest good state before `step`, or one of the `back` before it; a young one where there is no other."""
+        """The newest good state before `step`, or one of the `back` before it; a young one where there is no other.
+
+        The one from before the first step comes last: it holds nothing that was learned.
+        """
         usable = [s for s in self._kept if s.steps[label] < step]
-        chosen = [s for s in usable if s.good] or usable
+        chosen = [s for s in usable if s.good or s.initial]
+        chosen = chosen if any(s.good for s in chosen) else usable
         return chosen[max(len(chosen) - 1 - back, 0)] if chosen else None
 
     def sound_rates(self, label: str, state: State) -> list[float]:
@@ -185,6 +204,7 @@ class Ring:
             source="from memory",
             missing=self.go_back_to(state),
             rates=self.sound_rates(label, state),
+            restart=state.initial,
         )
 
     def put_buffers_back(self, label: str, before: int) -> bool:

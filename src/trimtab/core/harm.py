@@ -15,6 +15,8 @@ from trimtab.core.window import Window
 
 THROWN = 3.0
 """Times the largest relative update before the onset: a step that went so far left the region the run was in."""
+LEAST_THROWN = 0.02
+"""Smaller relative updates shake no network, however small the others were."""
 REPLACED = 0.3
 """A step that changes the weights by this share of their size replaces them, whatever came before."""
 LEFT, STAY = 3.0, 8
@@ -22,7 +24,7 @@ LEFT, STAY = 3.0, 8
 BURST = 30.0
 """The same for a single step, where the objective is fixed: it fills Adam's second moments for a thousand steps. Where
 the objective moves, the first reward does as much."""
-NUM_EARLY, NUM_LATE, TIMES = 32, 12, 4.0
+NUM_EARLY, NUM_LATE, TIMES, BEYOND = 32, 12, 4.0, 2.0
 
 
 def harm_of(trail: Trail, onset: int, *, fixed: bool) -> float:
@@ -54,12 +56,27 @@ def _largest(values: F64) -> float:
 
 
 def gradients_left(window: Window) -> bool:
-    """Whether gradient norms rose far above their range within the last 64 steps and stay there."""
+    """Whether gradient norms rose far above their range, that of the whole run, within the last 64 steps and stay."""
     norms = window.last("grad_norm", 64)
     if len(norms) < NUM_EARLY + NUM_LATE:
         return False
     late = sorted(norms[-NUM_LATE:])
-    return late[NUM_LATE // 2] > TIMES * max(norms[:NUM_EARLY])
+    return late[NUM_LATE // 2] > max(
+        TIMES * max(norms[:NUM_EARLY]), BEYOND * window.history("grad_norm").highest_before
+    )
+
+
+def one_step_did_harm(window: Window) -> bool:
+    """Whether the newest step alone went beyond all that the run has seen: its gradient, or what it did to weights.
+
+    For an objective that may move: rare events, such as a first reward or a late failure, give large gradients, but
+    none that dwarf all before, and a rate or a clip that fits keeps what they do to the weights within its range.
+    """
+    norm, update = window.scalar("grad_norm"), window.scalar("update_ratio")
+    norms, updates = window.history("grad_norm"), window.history("update_ratio")
+    if update is not None and len(updates) and math.isfinite(update):
+        return update > max(THROWN * updates.highest, LEAST_THROWN)
+    return norm is not None and norm > BURST * norms.highest
 
 
 def weights_thrown(window: Window) -> bool:
@@ -69,4 +86,4 @@ def weights_thrown(window: Window) -> bool:
 
 def is_fixed_objective(window: Window) -> bool:
     """Whether the loss is known to measure something that stays the same, and belongs to one optimizer alone."""
-    return bool(window.last("fixed", 8)) and not window.now.layout.optimizer and not window.last("moving", 8)
+    return any(window.last("fixed", 8)) and not window.now.layout.optimizer and not any(window.last("moving", 8))

@@ -104,6 +104,7 @@ class Brain:
                 "onset": float(onset),
                 "update_applied": float(applied(sample, f)),
                 "harm": harm_of(self._trail, onset, fixed=fixed) if "harm" not in f.evidence else f.evidence["harm"],
+                "largest_update": self._trail.largest_update(onset),
             }
             told.append(replace(f, evidence={**f.evidence, **more}))
         return replace(verdict, findings=tuple(told))

@@ -30,6 +30,9 @@ UNDOABLE = frozenset(
 STUBBORN = frozenset({"nonfinite-gradient", "nonfinite-loss"})
 """Kept out inside the step: nothing to take back, unless one batch after the other gives it."""
 STUBBORN_AT = (10, 25)
+USUAL_UPDATE = 0.03
+"""By how much of their size the first steps of a sound run change the weights, at most."""
+MOST_RESTART, LEAST_RESTART = 0.1, 1e-3
 SMALL_UPDATE = 0.01
 """Below this the finding `update-ratio` says that updates are too small."""
 BEFORE_THE_STEP = frozenset(
@@ -61,6 +64,12 @@ def _damaged(finding: Finding, strikes: int) -> bool:
     return True
 
 
+def _restart_factor(found: Iterable[Finding]) -> float:
+    """What the rate is to be multiplied with if the run has to begin again: a step then moves the weights as usual."""
+    largest = max((max(f.evidence.get(n, 0.0) for n in ("update_ratio", "largest_update")) for f in found), default=0.0)
+    return min(MOST_RESTART, max(USUAL_UPDATE / largest, LEAST_RESTART)) if largest > 0 else MOST_RESTART
+
+
 def next_rewind(
     state: Mapping[str, Any], verdict: Verdict, found: list[Finding], *, quiet: int
 ) -> tuple[Mapping[str, Any], Action, bool] | None:
@@ -88,6 +97,6 @@ def next_rewind(
     if back > MAX_BACK:
         return None
     before = min(int(f.evidence.get("onset", verdict.step)) for f in found)
-    args = {"before": float(before), "back": float(back)}
+    args = {"before": float(before), "back": float(back), "restart": _restart_factor(found)}
     new = {"step": verdict.step, "at": verdict.seen_at + 1, "back": back, "repeats": repeats}
     return new, Action(kind="rewind", args=args), again

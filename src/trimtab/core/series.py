@@ -9,6 +9,7 @@ from typing import Any
 
 SIZE = 128
 NUM_FIRST = 8
+SPAN = 64
 LOG_SPREAD_FLOOR = 0.1
 """Smallest spread of logs that is believed: a constant history must not turn a 1 % wobble into an alarm."""
 
@@ -19,13 +20,14 @@ class Series:
     Non-finite values never get in, so no NaN can blind a detector.
     """
 
-    __slots__ = ("_first", "_highest", "_num", "_recent_max", "_values")
+    __slots__ = ("_first", "_highest", "_highs", "_num", "_recent_max", "_values")
 
     def __init__(self) -> None:
         self._values: deque[float] = deque(maxlen=SIZE)
         self._first: list[float] = []
         self._num = 0
         self._highest = self._recent_max = -math.inf
+        self._highs = (-math.inf, -math.inf)  # the largest value at the last two multiples of SPAN
 
     def push(self, value: float) -> None:
         """Take in one value; a non-finite one is ignored."""
@@ -36,6 +38,8 @@ class Series:
         self._values.append(value)
         if value > self._recent_max:
             self._recent_max = value
+        if self._num % SPAN == 0:
+            self._highs = (self._highs[1], self._highest)
         self._num += 1
         if value > self._highest:
             self._highest = value
@@ -54,6 +58,11 @@ class Series:
     def highest(self) -> float:
         """The largest value ever taken in; -inf before the first."""
         return self._highest
+
+    @property
+    def highest_before(self) -> float:
+        """The largest value but for the last 64 to 128; -inf where there are no older ones."""
+        return self._highs[0]
 
     @property
     def initial(self) -> float:
@@ -90,7 +99,14 @@ class Series:
     def state_dict(self) -> dict[str, Any]:
         """Everything needed to go on exactly here, as plain data."""
         highest = self._highest if self._num else None
-        return {"values": list(self._values), "first": list(self._first), "num": self._num, "highest": highest}
+        highs = [None if high == -math.inf else high for high in self._highs]
+        return {
+            "values": list(self._values),
+            "first": list(self._first),
+            "num": self._num,
+            "highest": highest,
+            "highs": highs,
+        }
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> Series:
@@ -101,6 +117,10 @@ class Series:
         new._first = list(state["first"])
         new._num = int(state["num"])
         new._highest = -math.inf if state["highest"] is None else float(state["highest"])
+        # States from before these were kept know only the largest of all: that is no lower than any of them.
+        highs = state.get("highs", (state["highest"], state["highest"]))
+        older, old = (-math.inf if high is None else float(high) for high in highs)
+        new._highs = (older, old)
         return new
 
 

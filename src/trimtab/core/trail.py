@@ -89,6 +89,12 @@ class Trail:
             norms = _grouped(sample.col(Kind.GRAD, Column.L2))
             line[len(SCALARS) : len(SCALARS) + norms.size] = norms
 
+    def largest_update(self, since: int) -> float:
+        """The largest change of the weights by one step, relative to their size; 0 where none is known."""
+        updates = self.scalar("update_ratio")[np.searchsorted(self.steps, since) :]
+        finite = updates[np.isfinite(updates)]
+        return float(np.exp(finite.max())) if finite.size else 0.0
+
     def cut(self, before: int) -> None:
         """Forget the steps from `before` on: they were taken back."""
         self._num = int(np.searchsorted(self.steps, before))

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from trimtab.core.found import found
+from trimtab.core.harm import is_fixed_objective
 from trimtab.core.schedule import rates_of
 from trimtab.core.types import Finding, Severity
 from trimtab.core.window import Window
@@ -22,6 +23,11 @@ def _coef(scalars: Mapping[str, float]) -> float | None:
     return min(handed if handed is not None else 1.0, 1.0) * (mine if mine is not None else 1.0)
 
 
+HALF = 32
+HARDLY = 1e-5
+"""An update of this share of the weights is next to none."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChronicClipping:
     """Clipping is active on every step and takes away almost everything.
@@ -29,6 +35,8 @@ class ChronicClipping:
     ## What it sees
     In the last `span` steps nearly every gradient was clipped, by the guard or by the loop itself, and the median of
     what was left is below `coef` of the gradient. A few clipped steps, or a gentle clip on most of them, are normal.
+    So is any clip with which the loss falls; and where the objective may move (reinforcement learning, games of two
+    models) a clip at every step is often the recipe: there it counts if the weights hardly move.
 
     ## Why it matters
     Clipping is meant for the exception. Where it always acts it only hides the disease: the step no longer depends on
@@ -58,7 +66,7 @@ class ChronicClipping:
             return
         coefs.sort()
         median = coefs[len(coefs) // 2]
-        if median >= self.coef or coefs[int(0.95 * (len(coefs) - 1))] > 0.9:
+        if median >= self.coef or coefs[int(0.95 * (len(coefs) - 1))] > 0.9 or _works(window):
             return
         rates, clipped = rates_of(window.now.scalars), sum(c < 1.0 for c in coefs)
         effective = max(rates) * median if rates else None
@@ -73,3 +81,16 @@ class ChronicClipping:
             num_steps=len(coefs),
             effective_lr=effective,
         )
+
+
+def _works(window: Window) -> bool:
+    """Whether the run gets on all the same."""
+    ratios = window.last("update_ratio", HALF)
+    if not is_fixed_objective(window):
+        return not ratios or sorted(ratios)[len(ratios) // 2] > HARDLY
+    losses = window.last("loss", 2 * HALF)
+    half = len(losses) // 2
+    if half == 0:
+        return False
+    before, after = (sorted(part)[half // 2] for part in (losses[:half], losses[half:]))
+    return before - after > max(0.25 * window.level("loss").noise, 1e-3 * abs(before))

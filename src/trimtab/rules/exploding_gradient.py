@@ -9,6 +9,7 @@ from typing import ClassVar
 
 import numpy as np
 
+from trimtab.core.harm import is_fixed_objective, one_step_did_harm
 from trimtab.core.types import Column, Finding, Kind, Severity
 from trimtab.core.window import Window
 
@@ -25,7 +26,9 @@ class ExplodingGradient:
     The global norm before clipping is more than `ratio` times the largest of the last 128 steps and at least `z`
     robust deviations (median and MAD of logs) above their median. Both are relative to the run's own history, so the
     scale of the loss does not matter. It needs `min_history` steps before it speaks. A run that has converged has tiny
-    gradients: one below `least` of those at the start counts only if the loss shows that something is lost.
+    gradients: one below `least` of those at the start counts only if the loss shows that something is lost. Where the
+    objective may move (reinforcement learning, games of two models) rare events give large gradients: one counts if
+    the weights show it, or if it is far beyond the largest of the whole run.
 
     ## Why it matters
     Without clipping one such step can throw the weights out of the region they took hours to reach. With clipping the
@@ -57,6 +60,8 @@ class ExplodingGradient:
             return
         z = history.log_z(norm)
         if z < self.z or not self._matters(window, norm):
+            return
+        if not is_fixed_objective(window) and not one_step_did_harm(window):
             return
         before = window.earlier("grad_norm")
         names, growth = self._most_grown(window)

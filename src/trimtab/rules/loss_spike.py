@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
+from trimtab.core.harm import is_fixed_objective, one_step_did_harm
 from trimtab.core.types import Finding, Severity
 from trimtab.core.window import Window
 
@@ -54,7 +55,7 @@ class LossSpike:
         if loss <= _tail(history.values()) ** 2.0 * max(window.level("loss").now, 0.0):
             return  # a series with a heavy tail: one step farther out is no news
         z = history.z(loss)
-        if z < self.z:
+        if z < self.z or not (is_fixed_objective(window) or one_step_did_harm(window)):
             return
         before = window.earlier("loss")
         yield Finding(

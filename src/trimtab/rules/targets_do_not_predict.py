@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from statistics import fmean, stdev
 from typing import ClassVar
 
 from trimtab.core.found import found
@@ -18,7 +19,8 @@ class TargetsDoNotPredict:
     ## What it sees
     The weights keep moving, the loss has settled at what guessing by frequency gives (within `gain`), and successive
     gradients point nowhere: after as much effort as `effort` steps there is nothing in the inputs that predicts the
-    targets. Chance is known for cross-entropy and squared error with targets told through `batch`.
+    targets. A mean loss that lies `surely` standard errors below chance is a run that is merely slow. Chance is known
+    for cross-entropy and squared error with targets told through `batch`.
 
     ## Why it matters
     Shuffled or shifted labels, a wrong join, inputs of another sample: the run looks healthy and learns only how
@@ -41,6 +43,7 @@ class TargetsDoNotPredict:
     settled: float = 0.01
     moving: float = 3e-4
     same: float = 0.1
+    surely: float = 3.0
 
     def check(self, window: Window) -> Iterator[Finding]:
         """Fire when effort and movement lead nowhere but to chance."""
@@ -55,6 +58,8 @@ class TargetsDoNotPredict:
         late, before = losses[-32:], losses[-96:-48]
         if len(before) < 32 or sorted(before)[len(before) // 2] - sorted(late)[16] > self.settled * chance:
             return  # it still falls: on its way through the level of guessing
+        if fmean(losses[-64:]) < chance - self.surely * stdev(losses[-64:]) / 8.0:
+            return  # clearly better than guessing, if only by little: it is slow
         ratios, turns = window.last("update_ratio", 48), window.last("grad_cos", 48)
         if len(ratios) < 24 or sorted(ratios)[len(ratios) // 2] < self.moving:
             return

@@ -12,6 +12,9 @@ from trimtab.core.schedule import rates_of
 from trimtab.core.types import Finding, Kind, Severity
 from trimtab.core.window import Window
 
+DEAD = 0.02
+"""Share of the first gradient norm below which hardly any gradient comes through."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UpdateRatio:
@@ -19,8 +22,9 @@ class UpdateRatio:
 
     ## What it sees
     Too large: over the last `span` steps the median update is above `large` of the size of the weights while the loss
-    is no better than at the start. Too small: from the start on, at a rate that is not being warmed up, the median
-    update is below `small` and the loss has not moved.
+    is no better than at the start; or one of the first `span` steps changed them by more than `shake` of their size
+    and the loss is worse for it, or hardly any gradient is left. Too small: from the start on, at a rate that is not
+    being warmed up, the median update is below `small` and the loss has not moved.
 
     ## Why it matters
     A healthy step changes weights by about a thousandth of their size. A hundred times more and the network is shaken
@@ -47,7 +51,7 @@ class UpdateRatio:
         ratio = window.scalar("update_ratio")
         if ratio is None or window.scalar("rejected"):
             return
-        if 2 <= window.now.step <= self.span and window.past:
+        if 2 <= len(window.past) <= self.span:
             yield from self._thrown(window)
         if self.small < ratio < self.large:
             return
@@ -64,26 +68,41 @@ class UpdateRatio:
             story = f"a step changes the weights by only {median:.3g} times their size, and the loss stands still."
         else:
             return
-        yield found(self, window, story + rate, update_ratio=median, lr=max(rates, default=None))
+        yield found(
+            self, window, story + rate, update_ratio=median, lr=max(rates, default=None), harm=median / self.large
+        )
 
     def _thrown(self, window: Window) -> Iterator[Finding]:
-        """The very first steps replaced the weights rather than changed them, and the loss is worse for it."""
+        """The very first steps replaced the weights rather than changed them, and the network is the worse for it.
+
+        Either the loss is, or hardly any gradient comes through any more though there is much left to learn.
+        """
         size = math.sqrt(sum(window.now.layout.numel[window.now.layout.rows(Kind.GRAD)]) or 1)
-        first, highest = window.past[0], window.history("update_ratio").highest
+        most = max(window.last("update_ratio", len(window.past) + 1))
         losses = [v for s in (*window.past, window.now.scalars) if (v := s.get("loss")) is not None]
-        if highest < self.shake or first.get("weight_norm", 0.0) < 1e-3 * size or len(losses) < 3:
+        # Weights that are next to nothing at first are multiplied by any step. After going back to them it is known.
+        if most < self.shake or window.past[0].get("weight_norm", math.inf) < 1e-3 * size or len(losses) < 3:
             return
-        if not min(losses[-2:]) > losses[0] + 0.15 * abs(losses[0]):
+        norms = window.last("grad_norm", len(window.past) + 1)
+        worse = min(losses[-2:]) > losses[0] + 0.15 * abs(losses[0])
+        dead = most > 1.0 and len(norms) > 3 and max(norms[-2:]) < DEAD * norms[0] and losses[-1] > 0.5 * losses[0] > 0
+        if not worse and not dead:
             return
-        rates, most = rates_of(window.now.scalars), max(window.last("update_ratio", len(window.past) + 1))
+        rates = rates_of(window.now.scalars)
+        came = (
+            f"the loss went from {losses[0]:.4g} to {losses[-1]:.4g}"
+            if worse
+            else f"the gradient norm fell from {norms[0]:.3g} to {norms[-1]:.3g} at a loss of {losses[-1]:.4g}"
+        )
         yield found(
             self,
             window,
-            f"the first steps changed the weights by up to {most:.4g} times their size, and the loss went from "
-            f"{losses[0]:.4g} to {losses[-1]:.4g}: the learning rate{f' ({max(rates):.3g})' if rates else ''} is far "
-            "too high.",
+            f"the first steps changed the weights by up to {most:.4g} times their size, and {came}: the learning rate"
+            f"{f' ({max(rates):.3g})' if rates else ''} is far too high.",
             update_ratio=most,
             lr=max(rates, default=None),
+            harm=most / self.shake,
+            onset=float(window.now.step - len(window.past)),
         )
 
     def _never_moved(self, window: Window) -> bool:
