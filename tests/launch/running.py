@@ -80,9 +80,9 @@ class Nest:
 class Workplace:
     """A folder with the scripts in it, where programs are run with and without trimtab."""
 
-    def __init__(self, folder: Path, nest: Nest) -> None:
+    def __init__(self, folder: Path, nest: Nest, scripts: Path = SCRIPTS) -> None:
         self.folder, self._nest = folder, nest
-        shutil.copytree(SCRIPTS, folder, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copytree(scripts, folder, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__"))
 
     def plain(self, *words: str, own_process: bool = False, stdin: str = "", **env: str) -> Ran:
         return self._run(words, guarded=False, own_process=own_process, stdin=stdin, env=env)
