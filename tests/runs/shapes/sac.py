@@ -49,7 +49,7 @@ class Actor(nn.Module):
 
 if __name__ == "__main__":
     steps, seed = start()  # of the critics
-    gamma, tau, batch_size, learning_starts, policy_frequency = 0.98, 0.01, 64, 200, 4
+    gamma, tau, batch_size, learning_starts, policy_frequency = 0.95, 0.02, 64, 200, 4
     policy_lr, q_lr = 1e-3, 2e-3
     env = Pendulum(limit=100, seed=seed)
     actor = Actor(env)
@@ -123,4 +123,4 @@ if __name__ == "__main__":
     early, late = np.mean(env.finished[:5]), np.mean(env.finished[-5:])
     print(f"return {early:.1f} -> {late:.1f}")
     nets = actor, qf1, qf2, qf1_target, qf2_target, log_alpha
-    ending(steps, late > 0.5 * early, *nets, q_optimizer, actor_optimizer, a_optimizer)
+    ending(steps, late > 0.6 * early, *nets, q_optimizer, actor_optimizer, a_optimizer)

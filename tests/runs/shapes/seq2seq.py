@@ -10,7 +10,8 @@ from torch import optim
 
 SOS_token, EOS_token, MAX_LENGTH, hidden_size, teacher_forcing_ratio = 0, 1, 4, 32, 0.7
 SOURCE, TARGET = 14, 14
-n_iters, seed = start()
+steps, seed = start()  # of both optimizers together
+n_iters = max(steps // 2, 1)
 pairs_rng = random.Random(seed)
 lexicon = list(range(2, TARGET))
 pairs_rng.shuffle(lexicon)
@@ -105,4 +106,4 @@ for n in range(1, n_iters + 1):
         print_loss_total = 0
 accuracy = evaluate(encoder, decoder, *make_pairs(100))
 print(f"word accuracy {accuracy:.4f}")
-ending(n_iters, accuracy > 0.6, encoder, decoder, encoder_optimizer, decoder_optimizer)
+ending(steps, accuracy > 0.6, encoder, decoder, encoder_optimizer, decoder_optimizer)

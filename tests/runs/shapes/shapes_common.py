@@ -222,7 +222,7 @@ class Pendulum:
         torque = 2.0 * float(np.clip(action, -1, 1))
         angle = (self.angle + math.pi) % (2 * math.pi) - math.pi
         reward = -(angle**2 + 0.1 * self.spin**2 + 0.001 * torque**2)
-        self.spin = min(max(self.spin + (15.0 * math.sin(self.angle) + 3.0 * torque) * 0.05, -8.0), 8.0)
+        self.spin = min(max(self.spin + (5.0 * math.sin(self.angle) + 3.0 * torque) * 0.05, -8.0), 8.0)
         self.angle += self.spin * 0.05
         self.age += 1
         self.total += reward

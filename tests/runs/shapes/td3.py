@@ -40,7 +40,7 @@ class Critic(nn.Module):
 
 
 class TD3:
-    def __init__(self, state_dim, action_dim, max_action, discount=0.98, tau=0.01, policy_noise=0.2, noise_clip=0.5):
+    def __init__(self, state_dim, action_dim, max_action, discount=0.95, tau=0.02, policy_noise=0.2, noise_clip=0.5):
         self.actor = Actor(state_dim, action_dim, max_action)
         self.actor_target = copy.deepcopy(self.actor)
         self.actor_optimizer = torch.optim.Adam(self.actor.parameters(), lr=1e-3)
