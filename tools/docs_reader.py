@@ -1,6 +1,6 @@
 """What a fragment of the documentation takes from its reader: small objects under the names that readers use.
 
-A fragment is pasted into a program that has a model, an optimizer and data already. Everything else it must bring along:
+A fragment is pasted into a program that has a model, an optimizer and data already. It must bring along the rest:
 neither `torch` nor `trimtab` is among these names.
 """
 

@@ -49,7 +49,7 @@ class Session:
         return done.stdout, done.returncode
 
     def python(self, code: str, *options: str, continues: bool = False) -> tuple[str, int]:
-        """What a block of Python prints; 1 where it raised. Only one that continues finds the names of the one before."""
+        """What a block of Python prints; 1 where it raised. Only one that continues finds the names before it."""
         if not continues:
             self.close()
         if self._python is None:

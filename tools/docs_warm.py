@@ -50,14 +50,16 @@ def put_on_path(folder: Path, name: str, path: str) -> None:
     shim.chmod(0o755)
 
 
-def start(folder: Path, environment: dict[str, str]) -> list[subprocess.Popen[bytes]]:
-    """Start the warm processes and put their commands into `folder`/bin."""
-    paths = [str(folder / f"warm-{name}") for name in COMMANDS]
+def start(
+    folder: Path, environment: dict[str, str], names: tuple[str, ...] = COMMANDS
+) -> list[subprocess.Popen[bytes]]:
+    """Start the warm processes behind these commands, and put the commands into `folder`/bin."""
+    paths = [str(folder / f"warm-{name}") for name in names]
     found = [
         subprocess.Popen([sys.executable, __file__, path, name], env=environment)
-        for path, name in zip(paths, COMMANDS, strict=True)
+        for path, name in zip(paths, names, strict=True)
     ]
-    for path, name, process in zip(paths, COMMANDS, found, strict=True):
+    for path, name, process in zip(paths, names, found, strict=True):
         while not Path(path).exists() and process.poll() is None:
             time.sleep(0.05)
         put_on_path(folder / "bin", name, path)

@@ -64,7 +64,7 @@ def test_the_arms_are_the_same_run_until_the_fault(plan, fault, tmp_path):
 def test_the_demo_says_what_the_guard_did(trimtab, tmp_path):
     said = " ".join(trimtab("demo", "--quick", "--dir", tmp_path).out.split())
     assert "done: " in said.partition("What the guard found, and did")[2]
-    assert "the same in all three" in said
+    assert "All three have the same seed, batches and settings" in said
 
 
 def test_without_a_guard_there_is_nothing_to_show(trimtab, monkeypatch):

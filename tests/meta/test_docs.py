@@ -5,9 +5,12 @@
 
 from __future__ import annotations
 
-import contextlib
-import io
+import doctest
+import importlib
+import re
 import sys
+import tempfile
+from collections.abc import Iterator
 from dataclasses import fields
 from pathlib import Path
 
@@ -18,14 +21,16 @@ from trimtab.core.config import Config, PolicyConfig
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "tools"))
 
-from docs_blocks import DOCS, Block, blocks, complaints, pages  # noqa: E402
+from docs_blocks import CONTINUES, DOCS, README, Block, blocks, complaints, pages  # noqa: E402
 from docs_links import anchors, link_complaints, menu  # noqa: E402
-from docs_normal import same  # noqa: E402
+from docs_normal import same, tidy  # noqa: E402
 from docs_outputs import quote_complaints  # noqa: E402
+from docs_session import Session, environment  # noqa: E402
 from docs_site import site_complaints  # noqa: E402
 from docs_static import static_complaints  # noqa: E402
+from docs_warm import start  # noqa: E402
 
-ALL = [block for page in pages() for block in blocks(page)]
+ALL = [block for page in (*pages(), README) for block in blocks(page)]
 
 
 def quick() -> list[tuple[Block, Block | None]]:
@@ -76,14 +81,69 @@ def test_links_anchors_menu_and_paths_named_in_code() -> None:
     assert len(menu()) == len(set(menu()))
 
 
+@pytest.fixture(scope="module")
+def warm() -> Iterator[Path]:
+    """Commands that fork a process with torch imported, and nothing of ours."""
+    with tempfile.TemporaryDirectory(
+        prefix="docs-"
+    ) as made:  # a short path: a socket takes no more than 107 characters
+        processes = start(Path(made), environment(), ("python",))
+        yield Path(made) / "bin"
+        for process in processes:
+            process.terminate()
+            process.wait()
+
+
 @pytest.mark.parametrize(("block", "shown"), quick(), ids=lambda one: one.where if isinstance(one, Block) else "")
-def test_quick_blocks_run(block: Block, shown: Block | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    out = io.StringIO()
-    with contextlib.redirect_stdout(out):
-        exec(compile(block.text, block.where, "exec"), {"__name__": "__main__"})
+def test_blocks_run_alone_in_a_fresh_interpreter(block: Block, shown: Block | None, tmp_path: Path, warm: Path) -> None:
+    session = Session(tmp_path, warm)
+    printed, code = session.python(block.text, block.kind, *block.options)
+    session.close()
+    assert code == 0, printed
     assert shown is not None, "a quick block that prints nothing proves nothing"
-    assert same(shown.text, out.getvalue(), shown.options), out.getvalue()
+    assert same(shown.text, tidy(printed, tmp_path), shown.options), printed
+
+
+def test_an_interpreter_is_fresh_for_every_block_but_one_that_continues(tmp_path: Path, warm: Path) -> None:
+    session = Session(tmp_path, warm)
+    assert session.python("import trimtab\nvalue = 1\nprint(value)") == ("1\n", 0)
+    assert session.python(f"{CONTINUES}\nprint(value + 1)", continues=True) == ("2\n", 0)
+    printed, code = session.python("print(value)")
+    assert code == 1
+    assert "NameError" in printed
+    # A part of the package that nobody imported is not there, as in the reader's interpreter.
+    printed, code = session.python("import trimtab\ntrimtab.recover.ResumableLoader")
+    assert code == 1
+    assert "no attribute 'recover'" in printed
+    assert session.python("print(model is not None, 'torch' in globals())", "fragment") == ("True False\n", 0)
+    session.close()
+
+
+def test_a_block_that_continues_says_so_where_readers_see_it(tmp_path: Path) -> None:
+    text = "<!-- run -->\n```python\nx = 1\n```\n\n<!-- run -->\n```python\n# continues above\nprint(x)\n```\n"
+    assert [block.continues for block in page_of(tmp_path, text)] == [False, True]
+    (block,) = page_of(tmp_path, "<!-- file: a.py -->\n```python\n# continues above\n```\n")
+    assert any("only a block that is run" in found for found in complaints(block))
+
+
+def documented() -> list[str]:
+    """Every name on the page of the Python API."""
+    return re.findall(r"^::: (\S+)", (DOCS / "reference" / "api.md").read_text(encoding="utf-8"), re.MULTILINE)
+
+
+@pytest.mark.parametrize("name", documented())
+def test_examples_of_the_api_page_bring_their_imports(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are shown without the module around them: pasted, they must run."""
+    monkeypatch.chdir(tmp_path)
+    home, _, last = name.rpartition(".")
+    found = getattr(importlib.import_module(home), last, None) or importlib.import_module(name)
+    for test in doctest.DocTestFinder(exclude_empty=True).find(found, name, globs={}):
+        test.globs = {"__name__": "__main__"}
+        out: list[str] = []
+        doctest.DocTestRunner(verbose=False).run(test, out=out.append)
+        assert not out, "".join(out)
 
 
 def test_the_table_of_settings_is_complete_and_right() -> None:

@@ -32,7 +32,7 @@ def show_intro(out: Console, plan: Plan) -> None:
     last = plan.spike_step + SPIKE_STEPS - 1
     out.print(f"  fault 1, step {plan.nan_step}: one pixel of one image is NaN")
     out.print(f"  fault 2, steps {plan.spike_step} to {last}: the learning rate is {SPIKE_FACTOR:g} times too high")
-    out.print("  Seed, batches and settings are the same in all three: they differ from the first fault on.\n")
+    out.print("  All three have the same seed, batches and settings.\n")
 
 
 @contextmanager

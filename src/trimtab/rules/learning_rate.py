@@ -76,7 +76,7 @@ class LearningRate:
         yield found(
             self,
             window,
-            f"the learning rate leapt to {top:.3g}; the highest before was {base:.3g}.",
+            f"the learning rate jumped to {top:.3g}; the highest before was {base:.3g}.",
             ("lr",),
             lr=top,
             highest=base,

@@ -29,8 +29,8 @@ class NonfiniteGradient:
     worse: its coefficient becomes NaN and spreads to every parameter.
 
     ## What to try
-    1. See "What was found" in `trimtab report`: input, loss, gradient and weight of a bad step are listed in the
-       order of cause.
+    1. Compare the parameters that are named with the others: the cause lies where gradients, on their way back from
+       the loss, turn bad.
     """
 
     code: ClassVar[str] = "GRAD001"
