@@ -20,7 +20,7 @@ from trimtab.core.types import Severity, Snapshot, Verdict
 from trimtab.recover.checkpointer import Checkpointer
 from trimtab.recover.signals import SignalWatch
 from trimtab.sample.forward import inert, only_traced
-from trimtab.sample.hooks import own_hook
+from trimtab.sample.hooks import native, own_hook
 
 log = logging.getLogger("trimtab")
 OWN_FOLDER = "states"
@@ -153,6 +153,7 @@ class _Between:
     def __init__(self, keeper: Keeper) -> None:
         self._keeper = keeper
 
+    @native
     def __call__(self, module: nn.Module, args: object) -> None:
         if module.training and not only_traced():
             self._keeper.between()

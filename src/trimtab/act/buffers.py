@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import weakref
 from collections.abc import Sequence
-from contextlib import nullcontext
+from contextlib import ExitStack
 
 import torch
 from torch import Tensor, nn
@@ -71,7 +71,9 @@ class _Pack:
         live = [self.live[i] for i in which]
         # A step inside a backward pass (an optimizer per parameter): what is still to come of it must not see a change.
         under_way = torch._C._current_graph_task_id() != -1
-        with _unsafe_preserve_version_counter(tuple(live)) if under_way else nullcontext():
+        with ExitStack() as unseen:
+            for tensor in live if under_way else ():  # one by one: PyTorch 2.6 takes no tuple of them
+                unseen.enter_context(_unsafe_preserve_version_counter(tensor))
             torch._foreach_copy_(live, [self._kept_views[i] for i in which])
         torch._foreach_copy_([self._fresh_views[i] for i in which], [self._kept_views[i] for i in which])
 

@@ -90,10 +90,14 @@ def outside_graphs(function: Callable[..., Any]) -> Callable[..., Any]:
 def uncompiled(method: Method) -> Method:
     """A method that a compiled function may call: it never becomes part of a graph."""
 
+    held: dict[str, Callable[..., Any]] = {}  # made once: PyTorch 2.6 compiles again for each new function it meets
+
     @functools.wraps(method)
     def call(*args: Any, **kwargs: Any) -> Any:
         if torch.compiler.is_compiling():
-            return outside_graphs(method)(*args, **kwargs)
+            if "outside" not in held:
+                held["outside"] = outside_graphs(method)
+            return held["outside"](*args, **kwargs)
         return method(*args, **kwargs)
 
     return cast("Method", call)

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from trimtab.sample.forward import inert, only_traced
-from trimtab.sample.hooks import own_hook
+from trimtab.sample.hooks import native, own_hook
 
 
 class Door:
@@ -26,6 +26,7 @@ class Door:
         """Whether it still waits."""
         return self._handle is not None
 
+    @native
     def __call__(self, module: nn.Module, args: Any, kwargs: Any) -> None:
         """Runs before the model's forward."""
         if only_traced() or not torch.is_grad_enabled() or self._handle is None:

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from trimtab.core.contain import Contained
 from trimtab.sample.batch import tensors_in
 from trimtab.sample.forward import inert, only_traced
-from trimtab.sample.hooks import own_hook
+from trimtab.sample.hooks import native, own_hook
 
 LOOKS = 10
 """Looks in a window: a unit is dead if none of them saw it active."""
@@ -182,6 +182,7 @@ class Hook:
     def __init__(self, method: Callable[..., None], failed: Callable[[Exception], None]) -> None:
         self._method, self._failed = method, failed
 
+    @native
     def __call__(self, *args: Any) -> None:
         """Look, unless the call is only being compiled."""
         try:

@@ -17,7 +17,7 @@ from torch.nn.modules.dropout import _DropoutNd
 
 from trimtab.core.contain import Contained
 from trimtab.sample.batch import BatchProbe
-from trimtab.sample.hooks import own_hook
+from trimtab.sample.hooks import native, own_hook
 from trimtab.sample.lossfn import is_bounded, is_detached, is_fixed, kind_of
 from trimtab.sample.output import OutputProbe
 
@@ -62,6 +62,7 @@ class ForwardTap:
         """Look again for modules that behave differently in training and in evaluation."""
         self._modal = [m for m in self._model.modules() if _is_modal(m)]
 
+    @native
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         """Runs before the root's forward, inside the user's own call: whatever happens, it must not raise there."""
         try:
@@ -168,6 +169,7 @@ class _Exit:
     def __init__(self, tap: ForwardTap) -> None:
         self._tap = tap
 
+    @native
     def __call__(self, module: nn.Module, args: object, output: Any) -> None:
         try:
             self._tap.left(output)

@@ -25,15 +25,41 @@ import types
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
+import torch
 from torch.utils.hooks import RemovableHandle
 
+_frames: Any = torch._C._dynamo.eval_frame
 Around = Callable[..., Any]
 """Called as `around(inner, *args, **kwargs)` in the place of a method; `inner` is the method, bound."""
 
 _KEYS = itertools.count(-1, -1)
 _ATTRIBUTES = ("__reduce_ex__", "copy", "values")
+
+
+def native(hook: Callable[..., Any]) -> Callable[..., Any]:
+    """The entry of a forward hook that always runs as plain Python.
+
+    A compiler that follows the call into it is sent back at once. Older releases of PyTorch (2.6 and 2.7 were seen to)
+    do not follow it under `torch.export`: they compile each Python frame below the model by itself, hooks included, and
+    then refuse the model for not being one graph. So their compiler is told to leave the entry alone, and is switched
+    off for what the entry calls.
+    """
+
+    @functools.wraps(hook)
+    def entry(*args: Any, **kwargs: Any) -> Any:
+        if torch.compiler.is_compiling():
+            return None
+        compiler = _frames.set_eval_frame(None)
+        try:
+            return hook(*args, **kwargs)
+        finally:
+            _frames.set_eval_frame(compiler)
+
+    if hasattr(_frames, "skip_code"):
+        _frames.skip_code(cast("types.FunctionType", entry).__code__)
+    return entry
 
 
 class OwnHook:
