@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from trimtab.core.printable import make_log_printable
+
 if TYPE_CHECKING:
     from trimtab.core.config import Clip, Config
     from trimtab.core.errors import (
@@ -24,6 +26,8 @@ if TYPE_CHECKING:
     from trimtab.recover.checkpointer import Checkpointer
 
 __version__ = "0.1.0"
+
+make_log_printable()
 
 _HOME = {
     "Guard": "trimtab.guard",

@@ -15,12 +15,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from trimtab.core.printable import printable
+
 if TYPE_CHECKING:
     from trimtab.core.types import Verdict
 
 
 class TrimtabError(Exception):
-    """Root of every error raised by trimtab on purpose."""
+    """Root of every error raised by trimtab on purpose. Its message may quote a file, and is safe to print."""
+
+    def __str__(self) -> str:
+        return printable(super().__str__())
 
 
 class ConfigError(TrimtabError, ValueError):

@@ -1,0 +1,68 @@
+"""Text from files and names that is safe on a terminal: control, bidirectional and invisible characters are escaped.
+
+An escape sequence in a tensor's name could otherwise recolour, overwrite or retitle the terminal that shows it, and a
+bidirectional override could make one name look like another.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import unicodedata
+
+LOGGERS = ("trimtab", "trimtab.recover", "trimtab.record")
+"""All that trimtab logs to: a filter of a logger is not asked about the messages of its children."""
+
+
+def printable(text: object, *, one_line: bool = False) -> str:
+    """`text` with everything escaped that a terminal would act on or hide; line breaks and tabs may stay.
+
+    Example:
+        >>> print(printable("loss" + chr(27) + "[2J" + chr(0x202E) + "gnp"))
+        loss\\x1b[2J\\u202egnp
+        >>> print(printable("one" + chr(10) + "two", one_line=True))
+        one\\ntwo
+    """
+    text = str(text)
+    if text.isprintable():
+        return text
+    kept = "" if one_line else "\n\t"
+    return "".join(c if c in kept or _is_safe(c) else c.encode("unicode_escape").decode("ascii") for c in text)
+
+
+def safe_json(text: str) -> str:
+    """JSON that means the same, with those characters escaped that JSON lets through and a terminal acts on.
+
+    Example:
+        >>> print(safe_json('{"name": "a' + chr(0x9B) + '2Jb"}'))
+        {"name": "a\\u009b2Jb"}
+    """
+    if text.isprintable():
+        return text
+    return "".join(c if c in "\n\t\r" or _is_safe(c) else json.dumps(c)[1:-1] for c in text)
+
+
+def make_log_printable() -> None:
+    """See to it that no message of trimtab's log brings control characters from a file to the terminal."""
+    for name in LOGGERS:
+        logger = logging.getLogger(name)
+        if not any(isinstance(one, _Printable) for one in logger.filters):
+            logger.addFilter(_Printable())
+
+
+class _Printable(logging.Filter):
+    """Escapes what a message holds; one that is printable as it is stays untouched."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        try:
+            text = record.getMessage()
+        except (TypeError, ValueError, KeyError):  # logging itself reports a message that does not fit its arguments
+            return True
+        if (safe := printable(text)) != text:
+            record.msg, record.args = safe, ()
+        return True
+
+
+def _is_safe(character: str) -> bool:
+    """Whether a terminal just shows it; spaces of all widths are no letters, but harmless."""
+    return character.isprintable() or unicodedata.category(character) == "Zs"
