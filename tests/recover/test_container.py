@@ -152,25 +152,59 @@ def test_a_list_that_belongs_into_a_tensor(folder: Path, monkeypatch: pytest.Mon
 # --- status
 
 
-def test_status_changes_and_its_damage_costs_only_the_opinion(pair: Path) -> None:
-    container.set_status(pair, "bad", "loss is NaN")
-    assert container.get_status(pair).reason == "loss is NaN"
+@pytest.mark.parametrize("state", ["candidate", "good", "bad"])
+def test_no_flipped_bit_changes_what_is_thought_of_a_checkpoint(state: str, pair: Path) -> None:
+    """Each bit of the file, one at a time: either copy proves what was written, and the damage is told."""
+    container.set_status(pair, state, "loss is NaN")
+    file = pair / "status.json"
     assert sorted(os.listdir(pair)) == sorted([*FILES, "status.json"])
-    good = (pair / "status.json").read_bytes()
-    for number in range(len(good)):
-        for bit in (0, 5):
-            broken = bytearray(good)
-            broken[number] ^= 1 << bit
-            (pair / "status.json").write_bytes(broken)
-            assert container.get_status(pair) == container.Status(state="candidate"), broken
-            assert [damage.file for damage in container.damage_of(pair)] == ["status.json"]
-    assert container.read(pair).status.state == "candidate"
-    (pair / "status.json").unlink()
-    assert container.read(pair).status.state == "candidate"
+    good = file.read_bytes()
+    for bit in range(len(good) * 8):
+        broken = bytearray(good)
+        broken[bit // 8] ^= 1 << bit % 8
+        file.write_bytes(broken)
+        assert container.get_status(pair) == container.Status(state=state, reason="loss is NaN"), broken
+        assert [damage.file for damage in container.damage_of(pair)] == ["status.json"]
+    file.write_bytes(good)
+    assert container.damage_of(pair) == ()
+
+
+@pytest.mark.parametrize("left", [b"", b"{}", b"\0" * 400, b"[" * 1000, b'{"state": "good", "reason": ""}\n' * 2, None])
+def test_a_status_that_is_lost_makes_a_checkpoint_one_that_is_not_trusted(left: bytes | None, pair: Path) -> None:
+    container.set_status(pair, "bad", "loss is NaN")
+    file = pair / "status.json"
+    if left is None:
+        file.unlink()
+    else:
+        file.write_bytes(left)
+    status = container.read(pair).status
+    assert (status.state, status.known) == ("bad", False)
+    assert "whether it was condemned is not known" in status.reason
     container.set_status(pair, "good")
     assert container.damage_of(pair) == ()
     with pytest.raises(InputError, match="'great' was given"):
         container.set_status(pair, "great")
+
+
+def test_copies_of_a_status_that_contradict_each_other(pair: Path) -> None:
+    """Nothing of ours writes such a file: the copy that trusts the checkpoint least counts."""
+    lines = {}
+    for state in ("good", "candidate", "bad"):
+        container.set_status(pair, state, state)
+        lines[state] = (pair / "status.json").read_bytes().splitlines(keepends=True)[0]
+    for first, second, counts in (("good", "bad", "bad"), ("bad", "good", "bad"), ("good", "candidate", "candidate")):
+        (pair / "status.json").write_bytes(lines[first] + lines[second])
+        assert container.get_status(pair).state == counts
+        assert "one of its two copies" in container.damage_of(pair)[0].what
+
+
+def test_the_status_of_earlier_versions_is_read(pair: Path) -> None:
+    """trimtab 0.1.0 wrote one line."""
+    container.set_status(pair, "good", "20 quiet steps")
+    file = pair / "status.json"
+    file.write_bytes(file.read_bytes().splitlines(keepends=True)[0])
+    assert container.get_status(pair) == container.Status(state="good", reason="20 quiet steps")
+    assert container.damage_of(pair) == ()
 
 
 def test_a_status_that_cannot_be_written_stays(pair: Path) -> None:

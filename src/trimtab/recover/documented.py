@@ -125,7 +125,7 @@ def load_checkpoint(
     if not resuming:
         sections["rng"] = rng.capture()  # whoever only wants weights keeps drawing the numbers they were drawing
     objects = {"optimizer": optimizer, "scheduler": scheduler, "scaler": scaler, "ema": ema, "loader": loader}
-    state.restore(sections, model=model, **objects)
+    state.restore(sections, model=model, strict=False, **objects)
     return True
 
 
@@ -190,9 +190,11 @@ def _read(where: Path) -> container.Contents:
         except CheckpointError as error:
             told.append(str(error))
             continue
-        if contents.status.state == "bad":
+        if contents.status.state == "bad" and contents.status.known:
             told.append(f"{one} is bad: {contents.status.reason}")
             continue
+        if not contents.status.known:  # it was asked for by its name, and nobody but `clean` marks these
+            log.warning("%s: %s; it is loaded all the same, as it was asked for", one, contents.status.reason)
         for line in told:
             log.warning("%s; %s is used", line, one)
         return contents

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from trimtab.core.errors import CheckpointError
+from trimtab.core.printable import printable
 from trimtab.recover import tree
 from trimtab.recover.tensors import SAFE_NAMES, Json
 
@@ -21,6 +22,14 @@ MAX_JSON = 64 << 20
 """No manifest and no header of tensors is larger; a list of ten million numbers belongs into a tensor."""
 ITEM_BYTES = {name: dtype.itemsize for dtype, name in SAFE_NAMES.items()}
 
+MAX_STEP = 10**15
+"""Steps, branches and places in the order of saving are below it; a number beyond it was never counted."""
+_JSON_MEMORY = 150_000_000  # what the values of a JSON file may take in memory, beside the file itself
+_COSTS = ((b"{", 190), (b"[", 64), (b",", 60), (b":", 60))  # bytes per value that each of these stands for, at most
+_MAX_DIMS = 64  # torch has no tensors with more
+_MAX_METRIC = 2**1023  # larger whole numbers are no floats
+_LAST_YEAR = 253_402_300_800.0  # the end of the year 9999 in seconds since 1970
+_RUN = re.compile(r"[A-Za-z0-9_.-]{0,80}")
 _SECTION = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
 _HEX = re.compile(r"[0-9a-f]{64}")
 _MARK = re.compile(r"[0-9a-f]{16}")
@@ -53,10 +62,18 @@ class Section:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Manifest:
-    """What a checkpoint says about itself; `digest` is the SHA-256 of the manifest and stands for the whole of it."""
+    """What a checkpoint says about itself; `digest` is the SHA-256 of the manifest and stands for the whole of it.
+
+    `sequence` counts the checkpoints of a folder in the order of saving, `run` names the run that saved it, and
+    `history` holds the sequences of those that the run had come through by then, as far as they still existed. All are
+    empty in checkpoints of trimtab 0.1.0.
+    """
 
     step: int
     branch: int
+    run: str
+    sequence: int
+    history: tuple[int, ...]
     created: float
     writer: str
     sections: Mapping[str, Section]
@@ -71,10 +88,11 @@ class Manifest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Status:
-    """What is thought of a checkpoint: `candidate`, `good` or `bad`, and why."""
+    """What is thought of a checkpoint: `candidate`, `good` or `bad`, and why; not `known` where that is lost."""
 
     state: str = "candidate"
     reason: str = ""
+    known: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,16 +158,31 @@ def is_digest(text: str) -> bool:
 def dump(manifest: Mapping[str, Json]) -> bytes:
     """The bytes of a manifest."""
     data = json.dumps(manifest, separators=(",", ":"), allow_nan=False).encode()
-    if len(data) > MAX_JSON:
+    if len(data) > MAX_JSON or json_memory(data) > _JSON_MEMORY:
         raise CheckpointError(
-            f"the state without its tensors takes {len(data)} bytes, more than {MAX_JSON}: "
-            "long lists of numbers belong into tensors or arrays"
+            f"the state without its tensors takes {len(data)} bytes and about {json_memory(data)} in memory, more than "
+            f"{MAX_JSON} and {_JSON_MEMORY}: long lists of numbers belong into tensors or arrays"
         )
     return data
 
 
+def json_memory(data: bytes) -> int:
+    """About how many bytes the values of a JSON text take once it is read; quick, and rather too much than too little.
+
+    Example:
+        >>> json_memory(b'{"a": [1, 2]}')
+        374
+    """
+    return sum(data.count(mark) * cost for mark, cost in _COSTS)
+
+
 def parse_json(data: bytes, name: str) -> Json:
-    """JSON that must be an object; CheckpointError names the file if it is not."""
+    """JSON that must be an object; CheckpointError names the file if it is not, or would take too much memory."""
+    if json_memory(data) > _JSON_MEMORY:
+        raise CheckpointError(
+            f"{name} holds too many values: they would take about {json_memory(data)} bytes of memory, more than "
+            f"{_JSON_MEMORY}"
+        )
     try:
         value = json.loads(data)
     except RecursionError:
@@ -173,10 +206,13 @@ def parse(data: bytes, digest: str) -> Manifest:
         return Manifest(
             step=_count(raw["step"]),
             branch=_count(raw["branch"]),
-            created=float(raw["created"]),
-            writer=str(raw["writer"]),
+            run=_run(raw.get("run", "")),
+            sequence=_count(raw.get("sequence", 0)),
+            history=tuple(map(_count, _expect(raw.get("history", []), list))),
+            created=_time(raw["created"]),
+            writer=printable(_expect(raw["writer"], str), one_line=True)[:200],
             sections=sections,
-            meta=_expect(meta, dict),
+            meta=_checked_meta(_expect(meta, dict)),
             digest=digest,
         )
     except CheckpointError as error:
@@ -207,15 +243,51 @@ def _section(name: str, body: Mapping[str, Json]) -> Section:
 
 def _stored(key: str, item: Json) -> Stored:
     dtype, shape, mark = item
-    if dtype not in ITEM_BYTES or not all(type(n) is int and n >= 0 for n in shape) or not _MARK.fullmatch(mark):
+    sizes = type(shape) is list and len(shape) <= _MAX_DIMS and all(type(n) is int and 0 <= n < 2**63 for n in shape)
+    if dtype not in ITEM_BYTES or not sizes or not _MARK.fullmatch(mark):
         raise CheckpointError(f"tensor {key[:80]!r} has dtype {str(dtype)[:40]} and shape {str(shape)[:80]}")
     return Stored(dtype, shape, mark)
 
 
 def _count(value: Json) -> int:
-    if type(value) is not int or value < 0:
-        raise ValueError(f"{str(value)[:40]!r} is no count")
+    if type(value) is not int or not 0 <= value < MAX_STEP:
+        raise ValueError(f"{_shown(value)} is no count")
     return value
+
+
+def _run(value: Json) -> str:
+    if not isinstance(value, str) or not _RUN.fullmatch(value):
+        raise ValueError(f"{_shown(value)} is no name of a run")
+    return value
+
+
+def _time(value: Json) -> float:
+    if type(value) not in (int, float) or not 0 <= value < _LAST_YEAR:
+        raise ValueError(f"{_shown(value)} is no time of writing; expected seconds since 1970")
+    return float(value)
+
+
+def _checked_meta(meta: dict[str, Any]) -> dict[str, Any]:
+    """The notes beside the state: what every reader formats as a number must be one."""
+    metrics = _expect(meta.get("metrics", {}), dict)
+    for name, value in metrics.items():
+        if not isinstance(name, str) or not _is_number(value):
+            raise ValueError(f"the metric {_shown(name)} is {_shown(value)}; expected a number")
+    if not isinstance(meta.get("repaired", False), bool):
+        raise ValueError(f"repaired is {_shown(meta['repaired'])}; expected true or false")
+    return meta
+
+
+def _is_number(value: Any) -> bool:
+    """Whether a reader can format it as a float: NaN and Inf are, truth values and numbers beyond floats are not."""
+    return type(value) is float or (type(value) is int and abs(value) < _MAX_METRIC)
+
+
+def _shown(value: Any) -> str:
+    """A value from a file for a message, however long it is there."""
+    if isinstance(value, int) and abs(value) >= MAX_STEP:
+        return "a number beyond all counts"
+    return repr(str(value)[:40]) if isinstance(value, str | int | float | None) else f"a {type(value).__name__}"
 
 
 def _expect(value: Any, kind: type) -> Any:

@@ -16,7 +16,7 @@ from trimtab.core.errors import CheckpointError
 from trimtab.recover import manifest, tree
 from trimtab.recover.disk import DISK, Disk
 from trimtab.recover.manifest import MANIFEST, MARKER, MAX_JSON, STATUS, Contents, Damage, Manifest, Section
-from trimtab.recover.status import decode_status, get_status
+from trimtab.recover.status import damage_of_status, get_status
 from trimtab.recover.verify import check_file, check_header, reason_of
 
 _MARKER_BYTES = 65
@@ -44,13 +44,19 @@ def read(path: Path, *, verify: bool = True, sections: Collection[str] | None = 
 def inspect(path: Path, *, disk: Disk = DISK) -> Manifest:
     """The manifest of a checkpoint whose marker, manifest and file sizes are right; CheckpointError otherwise."""
     path = Path(path)
-    found, damages = _manifest(path, disk)
-    if found is None:
-        raise _damaged(path, damages)
-    damages = [each for s in found.sections.values() if (each := check_file(path, s, disk, deep=False))]
-    if damages:
+    found, damages = look_at(path, disk=disk)
+    if found is None or damages:
         raise _damaged(path, damages)
     return found
+
+
+def look_at(path: Path, *, disk: Disk = DISK) -> tuple[Manifest | None, tuple[Damage, ...]]:
+    """The manifest, if marker and manifest are right, and what is damaged by the sizes of the files."""
+    found, damages = _manifest(Path(path), disk)
+    if found is None:
+        return None, tuple(damages)
+    checked = (check_file(Path(path), section, disk, deep=False) for section in found.sections.values())
+    return found, tuple(damage for damage in checked if damage is not None)
 
 
 def damage_of(path: Path, *, disk: Disk = DISK) -> tuple[Damage, ...]:
@@ -60,14 +66,15 @@ def damage_of(path: Path, *, disk: Disk = DISK) -> tuple[Damage, ...]:
     if found is not None:
         damages += _damages(path, found.sections, disk)
     try:
-        decode_status(disk.read(path / STATUS, MAX_JSON))
+        if lost := damage_of_status(disk.read(path / STATUS, MAX_JSON)):
+            damages.append(Damage(file=STATUS, what=lost))
     except OSError as error:
         damages.append(Damage(file=STATUS, what=reason_of(error, path / STATUS)))
     return tuple(damages)
 
 
 def _manifest(path: Path, disk: Disk) -> tuple[Manifest | None, list[Damage]]:
-    if not path.is_dir():
+    if not os.path.isdir(path):
         what = "is no directory" if os.path.lexists(path) else "does not exist"
         return None, [Damage(file=".", what=what)]
     files: dict[str, bytes] = {}
