@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import logging
 from collections.abc import Callable
 from typing import Any
 
@@ -291,10 +292,32 @@ def test_missing_parts_are_told_by_name_on_both_sides(caplog: pytest.LogCaptureF
     run.step()
     part = state.to_host(state.capture(model=run.model, scheduler=run.scheduler, extra={"epoch": 1}))
     del part["rng"]
-    state.restore(part, model=run.model, scaler=run.scaler, ema=run.ema, extra={"epoch": 0, "best": 0.5})
-    assert "scaler, ema, rng is not in the checkpoint" in caplog.text
-    assert "scheduler is in the checkpoint, and nothing was given to take it: the learning rate may jump" in caplog.text
+    extra: dict[str, Any] = {"epoch": 0, "best": 0.5}
+    asked: dict[str, Any] = {"model": run.model, "scaler": run.scaler, "ema": run.ema, "extra": extra}
+    before = bits(run.model.state_dict())
+    with pytest.raises(CheckpointError, match="no scaler and no ema; it holds model, scheduler, extra"):
+        state.restore(part, **asked)
+    assert (bits(run.model.state_dict()), extra["epoch"]) == (before, 0)
+    with caplog.at_level(logging.INFO, "trimtab"):
+        state.restore(part, strict=False, **asked)
+    assert extra == {"epoch": 1, "best": 0.5}
+    warned = [r.getMessage().partition(" ")[0] for r in caplog.records if r.levelno == logging.WARNING]
+    assert warned == ["scaler", "ema", "rng", "extra:"]
     assert "extra: entries here but not in the checkpoint: best" in caplog.text
+    (told,) = [r.getMessage() for r in caplog.records if r.levelno == logging.INFO]
+    assert told == "scheduler: in the checkpoint, and not asked for: the learning rate may jump"
+
+
+@pytest.mark.parametrize("strict", [True, False])
+def test_what_may_be_missing(strict: bool, caplog: pytest.LogCaptureFixture) -> None:
+    """A guard learns again what it knew, and a scaler that is off knows nothing; weights are never optional."""
+    model = Net()
+    plain = state.capture(model=model)
+    off = torch.amp.GradScaler("cpu", enabled=False)
+    state.restore(plain, model=model, guard=Setup().scheduler, scaler=off, strict=strict)
+    assert caplog.text == ""
+    with pytest.raises(CheckpointError, match="the checkpoint has no model; it holds rng"):
+        state.restore({"rng": plain["rng"]}, model=model, strict=strict)
 
 
 def test_nothing_is_told_when_everything_is_there(caplog: pytest.LogCaptureFixture) -> None:
@@ -306,7 +329,7 @@ def test_nothing_is_told_when_everything_is_there(caplog: pytest.LogCaptureFixtu
 
 def test_a_checkpoint_without_weights_is_refused() -> None:
     with pytest.raises(CheckpointError, match=r"model: tensors here but not in the checkpoint"):
-        state.restore({"extra": {}}, model=Net())
+        state.restore({"model": {}}, model=Net())
 
 
 def test_a_scaler_that_was_off_and_is_on_is_told(caplog: pytest.LogCaptureFixture) -> None:
@@ -326,7 +349,7 @@ def test_a_plain_loader_is_told_to_be_without_a_position(caplog: pytest.LogCaptu
     assert "loader" not in state.capture(loader=[1, 2])
     assert caplog.text.count("wrap it in ResumableLoader") == 1
     state.restore({"loader": {}}, loader=[1, 2])
-    assert "loader is in the checkpoint, and nothing was given to take it" in caplog.text
+    assert "a list cannot take the place in the data that the checkpoint has" in caplog.text
 
 
 def test_a_section_of_another_form_is_refused_not_crashed_on() -> None:

@@ -16,7 +16,7 @@ from trimtab.core.errors import CheckpointError
 from trimtab.core.types import Snapshot
 from trimtab.recover import container, modules, optimizers
 from trimtab.recover.checkpointer import Checkpointer
-from trimtab.recover.compare import copied, refuse
+from trimtab.recover.compare import copied, paired, refuse
 
 log = logging.getLogger("trimtab")
 
@@ -49,8 +49,7 @@ class DiskStates:
 
     def resumed(self, snapshot: Snapshot) -> None:
         """This run goes on from there: what came before it are its own states as well."""
-        place = (snapshot.branch, snapshot.step)
-        older = [s for s in self._checkpointer.list() if (s.branch, s.step) < place]
+        older = [s for s in self._checkpointer.history() if s.path != snapshot.path]
         one = next(iter(self._lanes)) if len(self._lanes) == 1 else None  # of several the numbers are not known
         self._saved = [Saved(path=s.path, steps={one: s.step}, rates={}) for s in older if one is not None]
         self.saved(snapshot.path)
@@ -123,7 +122,8 @@ class DiskStates:
 
         As with copies in memory, schedule, loss scaler, random numbers and data are not taken back.
         """
-        model, ema, moments = sections.get("model", {}), sections.get("ema"), sections.get("optimizer", {})
+        model, ema = sections.get("model", {}), sections.get("ema")
+        moments = paired(self._optimizers, sections.get("optimizer", {}))
         averaged = self._ema if isinstance(self._ema, nn.Module) and ema is not None else None
         lines = modules.differences("model", self._model, model)
         lines += optimizers.differences(self._optimizers, moments, self._model)

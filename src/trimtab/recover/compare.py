@@ -60,6 +60,24 @@ def labelled(objects: Any) -> dict[str, Any]:
     return {"0": objects}
 
 
+def paired(here: Mapping[str, Any], saved: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What was saved, under the labels of this side: a guard, a list and a dict label the same objects differently.
+
+    One and one belong together whatever they are called; several only by their labels, or by their order where one
+    side has none but their places.
+
+    Example:
+        >>> paired({"": "adam"}, {"0": "its state"}), paired({"g": 1, "d": 2}, {"0": "first", "1": "second"})
+        ({'': 'its state'}, {'g': 'first', 'd': 'second'})
+    """
+    if set(here) == set(saved) or len(here) != len(saved):
+        return saved
+    places = [str(place) for place in range(len(here))]
+    if len(here) == 1 or places in (list(here), list(saved)):
+        return dict(zip(here, saved.values(), strict=True))
+    return saved
+
+
 def refuse(differences: Sequence[str]) -> None:
     """Raise a `CheckpointError` that lists every difference, if there are any."""
     if differences:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from trimtab.recover.compare import copied, different, labelled, missing_and_extra
+from trimtab.recover.compare import copied, different, labelled, missing_and_extra, paired
 from trimtab.recover.modules import parameter_names
 
 HOW = ("foreach", "fused", "capturable", "differentiable")
@@ -39,6 +39,7 @@ def inner(optimizer: Any) -> Any:
 def differences(optimizer: Any, saved: Mapping[str, Any], model: nn.Module | None) -> list[str]:
     """Why `saved` cannot be loaded into these optimizers, one line each; nothing is changed."""
     here = capture(optimizer, model)
+    saved = paired(here, saved)
     lines = missing_and_extra("optimizer", here, saved, "optimizers")
     for label in (label for label in here if label in saved):
         part = "optimizer" if len(here) == 1 else f"optimizer {label}"
@@ -72,7 +73,9 @@ def _group_differences(part: str, ours: Mapping[str, Any], theirs: Mapping[str, 
 
 def load(optimizer: Any, saved: Mapping[str, Any]) -> None:
     """Load the state of every optimizer; it shares no memory with `saved` afterwards."""
-    for label, one in labelled(optimizer).items():
+    here = labelled(optimizer)
+    saved = paired(here, saved)
+    for label, one in here.items():
         one, state = inner(one), saved[label]["state"]
         if isinstance(one, Optimizer):
             _load_one(one, state)

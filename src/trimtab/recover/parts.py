@@ -54,10 +54,10 @@ def parts_of(
     if "ema" in there:
         averaged = isinstance(there["ema"], nn.Module)
         yield (module_part if averaged else plain_part)("ema", there["ema"], sections["ema"])
-    if model is not None:
-        yield module_part("model", model, sections.get("model", {}))
+    if "model" in there:
+        yield module_part("model", there["model"], sections["model"])
         if with_gradients and "gradients" in sections:
-            yield gradient_part(model, sections["gradients"])
+            yield gradient_part(there["model"], sections["gradients"])
     if "rng" in sections:
         yield rng_part(sections["rng"])
 
@@ -165,9 +165,14 @@ def extra_part(extra: MutableMapping[str, Any], saved: Mapping[str, Any]) -> Par
     return Part(name="extra", differences=list, load=load, keep=keep)
 
 
+def is_switched_off(scaler: Any) -> bool:
+    """Whether it is a GradScaler that does nothing, and has no state."""
+    return hasattr(scaler, "is_enabled") and not scaler.is_enabled()
+
+
 def _scaler_fits(scaler: Any, saved: Mapping[str, Any]) -> bool:
     """A scaler that is switched off has no state, and one that is on refuses an empty one."""
-    enabled = bool(scaler.is_enabled()) if hasattr(scaler, "is_enabled") else True
+    enabled = not is_switched_off(scaler)
     if enabled != bool(saved):
         now, then = ("on", "off") if enabled else ("off", "on")
         log.warning("scaler: it was %s when the checkpoint was saved and is %s now; its state is not loaded", then, now)

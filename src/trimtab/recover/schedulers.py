@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from trimtab.recover.compare import copied, different, labelled, missing_and_extra
+from trimtab.recover.compare import copied, different, labelled, missing_and_extra, paired
 
 log = logging.getLogger("trimtab")
 
@@ -24,6 +24,7 @@ def capture(scheduler: Any) -> dict[str, Any]:
 def differences(scheduler: Any, saved: Mapping[str, Any]) -> list[str]:
     """Why `saved` does not belong to these schedulers, one line each."""
     here = capture(scheduler)
+    saved = paired(here, saved)
     lines = missing_and_extra("scheduler", here, saved, "schedulers")
     for label in (label for label in here if label in saved):
         part = "scheduler" if len(here) == 1 else f"scheduler {label}"
@@ -39,7 +40,9 @@ def differences(scheduler: Any, saved: Mapping[str, Any]) -> list[str]:
 
 def load(scheduler: Any, saved: Mapping[str, Any]) -> None:
     """Load the state of every scheduler; a plan that was made for another length is told."""
-    for label, one in labelled(scheduler).items():
+    here = labelled(scheduler)
+    saved = paired(here, saved)
+    for label, one in here.items():
         state = copied(saved[label]["state"])
         for name in PLANNED:
             if name in state and getattr(one, name, state[name]) != state[name]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, MutableMapping
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from functools import cache
 from typing import Any
 
@@ -14,7 +14,7 @@ from trimtab.recover import gradients as grads
 from trimtab.recover import modules, optimizers, rng, schedulers
 from trimtab.recover.compare import listed, refuse
 from trimtab.recover.host import to_host as to_host
-from trimtab.recover.parts import Part, parts_of
+from trimtab.recover.parts import Part, is_switched_off, parts_of
 
 log = logging.getLogger("trimtab")
 
@@ -26,6 +26,7 @@ LOST = {
     "ema": "the average stays as it is here",
     "loader": "the data does not go on where it stopped",
     "guard": "its baselines stay as they are here",
+    "extra": "its values stay as they are here",
     "rng": "dropout, shuffling and augmentation draw other numbers than they would have",
 }
 """What it means that a part is not loaded."""
@@ -77,7 +78,7 @@ def capture(
     if hasattr(loader, "state_dict"):
         sections["loader"] = loader.state_dict()
     elif loader is not None:
-        _tell_no_position(type(loader).__name__)
+        _tell_no_position(_kind(loader))
     if extra is not None:
         sections["extra"] = {name: _state_of(value) for name, value in extra.items()}
     if gradients and model is not None:
@@ -98,18 +99,23 @@ def restore(
     guard: Any = None,
     extra: MutableMapping[str, Any] | None = None,
     gradients: bool = True,
+    strict: bool = True,
 ) -> None:
     """Put a captured state into these objects, or raise a `CheckpointError` that says what differs and change nothing.
 
-    Parameters and buffers stay the same objects; what is loaded shares no memory with `sections`. A part that is in the
-    checkpoint but not given, or given but not in it, is warned about by name. Plain values of `extra` are replaced by
-    the saved ones. Random numbers are put back last.
+    Parameters and buffers stay the same objects; what is loaded shares no memory with `sections`. A part that was saved
+    but is not given is told in the log (info). One that is given but was not saved is an error that names what was;
+    with `strict=False` it is warned about and stays as it is. What a guard knows of the run may always be missing.
+    Plain values of `extra` are replaced by the saved ones. Random numbers are put back last.
     """
-    given = {"optimizer": optimizer, "scheduler": scheduler, "scaler": scaler, "ema": ema, "guard": guard}
-    given["loader"] = loader if hasattr(loader, "load_state_dict") else None
+    given = {"model": model, "optimizer": optimizer, "scheduler": scheduler, "scaler": scaler, "ema": ema}
+    given |= {"guard": guard, "extra": extra, "loader": loader if hasattr(loader, "load_state_dict") else None}
+    optional = ("guard", "scaler") if is_switched_off(scaler) else ("guard",)
+    _check_what_is_missing(sections, given, strict, optional)
+    if loader is not None and given["loader"] is None and "loader" in sections:
+        log.warning("a %s cannot take the place in the data that the checkpoint has: %s", _kind(loader), LOST["loader"])
     parts = list(parts_of(sections, given, model, extra, gradients))
     refuse([line for part in parts for line in _differences(part)])
-    _tell_what_is_missing(sections, given | {"model": model, "rng": rng})
 
     before = rng.capture()
     undo: list[tuple[str, Callable[[], None]]] = [("rng", lambda: rng.restore(before))]
@@ -153,15 +159,35 @@ def _tell_no_position(kind: str) -> None:
     )
 
 
+def _kind(value: Any) -> str:
+    return type(value).__name__
+
+
 def _state_of(value: Any) -> Any:
     """An object's own state, or the plain value itself."""
     return value.state_dict() if hasattr(value, "state_dict") else value
 
 
-def _tell_what_is_missing(sections: Mapping[str, Any], given: Mapping[str, Any]) -> None:
+def _check_what_is_missing(
+    sections: Mapping[str, Any], given: Mapping[str, Any], strict: bool, optional: Sequence[str]
+) -> None:
+    """Compare what was saved with what is asked for.
+
+    A guard learns again what it knew of the run, and a scaler that is switched off has nothing to lose.
+    """
     absent = [name for name, one in given.items() if one is not None and name not in sections]
     unused = [name for name, one in given.items() if one is None and name in sections]
-    nobody = "is in the checkpoint, and nothing was given to take it"
-    for names, what in ((absent, "is not in the checkpoint"), (unused, nobody)):
-        if names:
-            log.warning("%s %s: %s", listed(names, len(names)), what, "; ".join(LOST[name] for name in names))
+    needed = [name for name in absent if name not in optional and (strict or name == "model")]
+    if needed:
+        held = listed(map(str, sections), 20) or "nothing"
+        raise CheckpointError(
+            f"the checkpoint has no {' and no '.join(needed)}; it holds {held}. Nothing was changed: leave "
+            f"{'them' if len(needed) > 1 else 'it'} out, or resume with strict=False "
+            f"({'; '.join(LOST[name] for name in needed)})"
+        )
+    for name in absent if "rng" in sections else [*absent, "rng"]:
+        told = log.info if name in optional else log.warning
+        told("%s is not in the checkpoint: %s", name, LOST[name])
+    if unused:
+        told_lost = "; ".join(LOST[name] for name in unused)
+        log.info("%s: in the checkpoint, and not asked for: %s", listed(unused, len(unused)), told_lost)
