@@ -21,7 +21,7 @@ from trimtab.core.errors import InputError, TrimtabError
 from trimtab.core.journal import Journal
 from trimtab.core.pipeline import Brain
 from trimtab.core.types import BrainState, Closing, Decision, Finding, Sample, Severity, Snapshot, Verdict
-from trimtab.keeper import Keeper, open_keepers, resume_from
+from trimtab.keeper import Keeper, claimed, epochs_of, open_keepers, resume_from
 from trimtab.lane import Lane
 from trimtab.opening import health_of, lag_for, load_state, open_recorder, run_info, state_of, under_way
 from trimtab.record.line_sink import with_lines
@@ -55,7 +55,8 @@ class Guard:
     or `raise`. `lag` is how many steps later the host judges a step: 0 on CPU, 1 on accelerators. With `scaler`, `step`
     unscales, steps and updates. `sinks` take `.log()`, `.add_scalar()` or `write`/`close` objects; `on_finding` is
     called with every new finding. `run_dir`: None records to `runs/<id>`, False nowhere. `checkpoint` is a path or a
-    `Checkpointer`: the state of all that was given here, saved every `checkpoint_every` steps.
+    `Checkpointer`: the state of all that was given here, saved every `checkpoint_every` steps (500; 0: only when the
+    process is asked to end, or ends in an error). A folder that another run saves to is refused.
     """
 
     def __init__(
@@ -74,11 +75,12 @@ class Guard:
         loader: Any = None,
         step_fn: Callable[..., Any] | None = None,
         checkpoint: Any = None,
+        checkpoint_every: int | None = None,
         sinks: Iterable[Any] = (),
         on_finding: Callable[[Finding], object] | None = None,
         run_dir: str | os.PathLike[str] | bool | None = None,
     ) -> None:
-        self.config = resolve(config, preset=preset, clip=clip, mode=mode, lag=lag)
+        self.config = resolve(config, preset=preset, clip=clip, mode=mode, lag=lag, checkpoint_every=checkpoint_every)
         self.verdict: Verdict | None = None
         self.run_dir = None
         self._disabled = os.environ.get("TRIMTAB_DISABLE", "") not in ("", "0")
@@ -88,6 +90,7 @@ class Guard:
             attach.check_optimizer(one, self._model, label)
         self._contained, self._observed, self._journal = Contained(), Observed(), Journal()
         self._closed = self._stopping = False
+        self._loader, self._epochs = loader, 0
         self.quarantine = quarantine_of(loader)
         self._keepers: list[Keeper] = []
         self._lanes: dict[str, Lane] = {}
@@ -95,6 +98,7 @@ class Guard:
         if self._disabled:
             log.warning("TRIMTAB_DISABLE is set: this guard only passes steps on")
             return
+        checkpointer = claimed(checkpoint)  # before anything is attached or recorded: the folder may be in use
         self._recorder, self.run_dir = open_recorder(self.config, run_dir, with_lines(self.config, sinks))
         self._recorder.put(run_info(self.config, self._model, self._optimizers, self.run_dir))
         self._attachment = attach.Attachment(
@@ -114,7 +118,7 @@ class Guard:
         self._lanes = self._attachment.lanes
         kept = {"model": self._model, "optimizer": self._optimizers, "scheduler": scheduler, "scaler": scaler}
         kept |= {"ema": ema, "loader": loader, "guard": self}
-        self._keepers = open_keepers(checkpoint, kept, self.config, self._lanes, self.run_dir)
+        self._keepers = open_keepers(checkpointer, kept, self.config, self._lanes, self.run_dir)
 
     @classmethod
     def attach(cls, model: nn.Module | Mapping[str, nn.Module], optimizer: Any, *args: Any, **kwargs: Any) -> Guard:
@@ -220,17 +224,34 @@ class Guard:
         """How the run is doing now, in one dict: booleans per part, and what is open."""
         return health_of(self._brains, self._lanes, self.findings)
 
-    def resume(self, prefer: str = "newest") -> Snapshot | None:
-        """Go on from the newest sound checkpoint (`prefer="good"`: a certified one); None where there is none."""
-        return resume_from(self._keepers, prefer)
+    def resume(
+        self, prefer: str = "newest", *, step: int | None = None, run: str | None = None, strict: bool = True
+    ) -> Snapshot | None:
+        """Go on from the newest sound checkpoint (`prefer="good"`: a certified one); None where there is none.
+
+        `epoch` then says how many epochs are complete: `for epoch in range(guard.epoch, 5)`. `step`, `run` and `strict`
+        are those of `Checkpointer.resume`.
+        """
+        return resume_from(self._keepers, prefer=prefer, step=step, run=run, strict=strict)
+
+    @property
+    def epoch(self) -> int:
+        """How many epochs are complete, after `resume` too: counted by a `ResumableLoader`, else what you set it to."""
+        counted = epochs_of(self._loader)
+        return self._epochs if counted is None else counted
+
+    @epoch.setter
+    def epoch(self, complete: int) -> None:
+        self._epochs = int(complete)
 
     def state_dict(self) -> dict[str, Any]:
         """Plain data to go on from exactly here. Samples still under way are judged first."""
-        return state_of(self._lanes, self._brains, self.quarantine)
+        return {**state_of(self._lanes, self._brains, self.quarantine), "epoch": self.epoch}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on where `state_dict` was taken. Samples that are put aside now stay so."""
         load_state(state, self._lanes, self._brains, self.quarantine)
+        self._epochs = int(state.get("epoch", 0))
 
     def close(self, reason: str = "closed") -> None:
         """Judge what is still under way, finish the record, and remove every hook. Closing twice is harmless."""

@@ -53,6 +53,11 @@ class Keeper:
         if not isinstance(ema := objects.get("ema"), nn.Module) and not hasattr(ema, "state_dict") and ema is not None:
             log.warning("the average (%s) has no state_dict: it is not part of checkpoints", type(ema).__name__)
             del self._objects["ema"]
+        if not own and objects.get("loader") is None:
+            log.warning(
+                "checkpoints will not hold the place in the data: a resumed run begins its epoch again, in another "
+                "order; to go on with the very next batch, give the guard loader=ResumableLoader(...)"
+            )
         self._every, self._lanes = config.checkpoint_every, lanes
         self._disk = DiskStates(checkpointer, self._objects, lanes)
         for lane in lanes.values() if config.mode == "act" else ():
@@ -117,11 +122,14 @@ class Keeper:
         elif verdict.step - self._last_trouble >= self.checkpointer.quiet_steps:
             self.checkpointer.quiet(verdict.step)
 
-    def resume(self, prefer: str = "newest") -> Snapshot | None:
+    def resume(self, **which: Any) -> Snapshot | None:
         """Put the newest sound checkpoint into everything this guard knows; None where there is none."""
-        snapshot = self.checkpointer.resume(prefer=prefer, **self._objects)
+        snapshot = self.checkpointer.resume(**which, **self._objects)
         if snapshot is not None:
-            self._saved = snapshot.step
+            if "guard" not in snapshot.parts:  # saved without a guard: go on counting where it was saved
+                for lane in self._lanes.values():
+                    lane.attempts = max(lane.attempts, snapshot.step)
+            self._saved = self._steps()
             self._disk.resumed(snapshot)
             log.info("resumed from %s", snapshot.path)
         return snapshot
@@ -134,15 +142,16 @@ class Keeper:
         if self._signals is not None:
             self._signals.remove()
         if self.own:
+            self._finish(self.checkpointer.close)
             shutil.rmtree(self.checkpointer.directory, ignore_errors=True)
             return
         if reason not in ("closed", "stopped") and self._steps() > self._saved:
             self.save(self._steps(), ended_by=reason)
-        self._finish()
+        self._finish(self.checkpointer.close)
 
-    def _finish(self) -> None:
+    def _finish(self, end: Callable[[], None] | None = None) -> None:
         try:
-            self.checkpointer.wait()
+            (end or self.checkpointer.wait)()
         except CheckpointError as error:
             log.warning("the last checkpoint could not be written: %s", error)
 
@@ -162,10 +171,29 @@ class _Between:
         return inert()
 
 
+def claimed(checkpoint: Any) -> Checkpointer | None:
+    """The `Checkpointer` of a guard that was given a path or one, with its folder taken for writing; None without.
+
+    A folder that another run writes to, or that nobody can write to, is found out before training begins.
+    """
+    if checkpoint is None:
+        return None
+    if isinstance(checkpoint, str | os.PathLike):
+        checkpoint = Checkpointer(checkpoint)
+    if not isinstance(checkpoint, Checkpointer):
+        raise InputError(f"checkpoint is a {type(checkpoint).__name__}; expected a path or a trimtab.Checkpointer")
+    checkpoint.claim()
+    return checkpoint
+
+
 def open_keepers(
-    checkpoint: Any, objects: Mapping[str, Any], config: Config, lanes: Mapping[str, Any], run_dir: Path | None
+    checkpoint: Checkpointer | None,
+    objects: Mapping[str, Any],
+    config: Config,
+    lanes: Mapping[str, Any],
+    run_dir: Path | None,
 ) -> list[Keeper]:
-    """The keeper of a guard that was given a path or a `Checkpointer`.
+    """The keeper of a guard that has a `Checkpointer`.
 
     Without one the list is empty, until in mode `act` it turns out that memory has no room for states to go back to:
     then one is added that keeps a few in the run's own folder.
@@ -176,14 +204,16 @@ def open_keepers(
         for ring in rings:
             ring.instead = _OnDisk(keepers, objects, config, lanes, run_dir)
         return keepers
-    if isinstance(checkpoint, str | os.PathLike):
-        checkpoint = Checkpointer(checkpoint)
-    if not isinstance(checkpoint, Checkpointer):
-        raise InputError(f"checkpoint is a {type(checkpoint).__name__}; expected a path or a trimtab.Checkpointer")
     keepers.append(Keeper(checkpoint, objects, config=config, lanes=lanes))
     for ring in rings:
         ring.instead = lambda num: f"the checkpoints in {checkpoint.directory} are what it goes back to"
     return keepers
+
+
+def epochs_of(loader: Any) -> int | None:
+    """How many epochs a loader has counted; None where it does not count them, or does not keep the count."""
+    counted = getattr(loader, "epoch", None) if hasattr(loader, "load_state_dict") else None
+    return counted if isinstance(counted, int) and not isinstance(counted, bool) else None
 
 
 class _OnDisk:
@@ -216,9 +246,9 @@ class _OnDisk:
         return f"{OWN_KEPT} are kept in {ckpt.directory} until the guard is closed; checkpoint=PATH keeps them for good"
 
 
-def resume_from(keepers: list[Keeper], prefer: str) -> Snapshot | None:
+def resume_from(keepers: list[Keeper], **which: Any) -> Snapshot | None:
     """Go on from the newest sound checkpoint the user asked for; None where there is none yet."""
     keeper = next((k for k in keepers if not k.own), None)
     if keeper is None:
         raise InputError("resume() needs checkpoints; build the guard with checkpoint=PATH or a Checkpointer")
-    return keeper.resume(prefer)
+    return keeper.resume(**which)

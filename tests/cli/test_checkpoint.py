@@ -431,3 +431,87 @@ def test_no_color_and_colours(folder):
     assert "\x1b" not in shell(*run).stdout
     assert "\x1b[" in shell(*run, FORCE_COLOR="1").stdout
     assert json.loads(shell(*run, "--json", FORCE_COLOR="1").stdout)["resume"] == "step-00000040"
+
+
+# -- several runs ---------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> Path:
+    """Two runs in one folder, the later one with lower steps."""
+    import torch
+
+    from trimtab import Checkpointer
+
+    for steps in ((100, 200, 300), (10, 20)):
+        with Checkpointer("runs", keep_last=9, quiet_steps=1000) as ckpt:
+            ckpt.claim()
+            for step in steps:
+                ckpt.save(step, model=torch.nn.Linear(1, 1))
+    return Path("runs")
+
+
+def test_list_is_in_the_order_of_saving_and_names_the_runs(trimtab, runs):
+    said = trimtab("checkpoint", "list", runs)
+    rows = [line.replace("→", " ").split() for line in said.out.splitlines() if "candidate" in line]
+    assert [row[0] for row in rows] == ["100", "200", "300", "10", "20"]
+    names = [row[1] for row in rows]
+    assert names[0] == names[1] == names[2] != names[3] == names[4]
+    (marked,) = [line for line in said.out.splitlines() if line.startswith("→ ") and "candidate" in line]
+    assert marked.split()[1] == "20"
+    told = trimtab("checkpoint", "list", runs, "--json").json()
+    assert told["resume"] == "step-00000020"
+    assert [one["sequence"] for one in told["checkpoints"]] == [1, 2, 3, 4, 5]
+    assert [one["run"] for one in told["checkpoints"]] == names
+
+
+def test_a_run_is_chosen_by_name(trimtab, runs):
+    first = trimtab("checkpoint", "list", runs, "--json").json()["checkpoints"][0]["run"]
+    assert "step 300 of run" in trimtab("checkpoint", "show", runs, "--run", first).out
+    assert "step 20 of run" in trimtab("checkpoint", "show", runs).out
+    assert trimtab("checkpoint", "verify", runs, "--run", first[:-1]).out.count("SOUND") == 3
+    said = trimtab("checkpoint", "verify", runs, "--run", "nobody")
+    assert said.code == 2
+    assert first in said.err
+
+
+def test_prune_goes_run_by_run(trimtab, runs):
+    left = trimtab("checkpoint", "prune", runs, "--keep-last", "1", "--json").json()
+    assert [one["step"] for one in left["kept"]] == [300, 20]
+    first = left["kept"][0]["run"]
+    assert trimtab("checkpoint", "prune", runs, "--run", first, "--old-runs").code == 2
+    assert [
+        one["step"] for one in trimtab("checkpoint", "prune", runs, "--max-bytes", "1", "--json").json()["kept"]
+    ] == [
+        300,
+        20,
+    ]
+    gone = trimtab("checkpoint", "prune", runs, "--old-runs", "--json").json()
+    assert [one["step"] for one in gone["deleted"]] == [300]
+    assert [one["step"] for one in gone["kept"]] == [20]
+
+
+def test_prune_of_one_run_leaves_the_others_alone(trimtab, runs):
+    first = trimtab("checkpoint", "list", runs, "--json").json()["checkpoints"][0]["run"]
+    told = trimtab("checkpoint", "prune", runs, "--keep-last", "1", "--max-bytes", "1", "--run", first, "--json").json()
+    assert [one["step"] for one in told["kept"]] == [300, 10, 20]
+
+
+def test_earlier_runs_stay_while_the_newest_has_nothing_sound(trimtab, runs):
+    for name in ("step-00000010", "step-00000020"):
+        flip(runs / name / "model.safetensors")
+    said = trimtab("checkpoint", "prune", runs, "--old-runs")
+    assert said.code == 2
+    assert "has no sound checkpoint to resume from: those of earlier runs stay" in said.err
+    assert len(list(runs.glob("step-*"))) == 5
+
+
+def test_a_lost_status_is_shown_and_never_pruned(trimtab, folder):
+    (folder / "step-00000040" / "status.json").write_text("")
+    said = trimtab("checkpoint", "list", folder)
+    assert "doubtful" in said.out
+    assert "whether it was condemned is not known" in " ".join(said.out.split())
+    assert trimtab("checkpoint", "list", folder, "--json").json()["resume"] == "step-00000020"
+    assert trimtab("checkpoint", "verify", folder).code == 1
+    kept = trimtab("checkpoint", "prune", folder, "--bad", "--keep-last", "1", "--json").json()["kept"]
+    assert [one["step"] for one in kept] == [20, 40]

@@ -18,8 +18,9 @@ import pytest
 import torch
 from torch import nn
 
-from trimtab import Checkpointer, Guard, InputError
+from trimtab import Checkpointer, CheckpointError, ConfigError, Guard, InputError
 from trimtab.core.types import Verdict
+from trimtab.recover import state
 from trimtab.recover.loader import ResumableLoader
 from trimtab.recover.signals import SignalWatch
 
@@ -98,8 +99,6 @@ def test_an_exception_leaves_a_checkpoint_behind(tmp_path: Path) -> None:
 def test_a_disk_that_fails_costs_the_checkpoint_and_not_the_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    from trimtab import CheckpointError
-
     model, optimizer = parts()
     ckpt = Checkpointer(tmp_path)
 
@@ -271,3 +270,223 @@ def test_saving_again_soon_after_trouble_certifies_nothing(tmp_path: Path) -> No
     assert [s.state for s in ckpt.list()] == ["candidate", "candidate"]
     ckpt.save(48, model=model)
     assert [s.state for s in ckpt.list()] == ["good", "candidate", "candidate"]
+
+
+# -- the keyword, the loader, the epoch -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("build", [Guard, Guard.attach])
+def test_how_often_is_a_keyword(tmp_path: Path, build: Any) -> None:
+    model, optimizer = parts()
+    with build(model, optimizer, {"checkpoint_every": 50}, run_dir=False, checkpoint=tmp_path, checkpoint_every=4) as g:
+        assert g.config.checkpoint_every == 4
+        train(g, model, optimizer, 9)
+    assert [s.step for s in Checkpointer(tmp_path).list()] == [4, 8]
+    with pytest.raises(ConfigError, match="checkpoint_every = -1; expected a whole number of at least 0"):
+        build(model, optimizer, run_dir=False, checkpoint_every=-1)
+
+
+@pytest.mark.parametrize("given", ["nothing", "plain", "resumable"])
+def test_a_guard_says_once_that_the_data_will_not_be_resumed(
+    tmp_path: Path, given: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    state._tell_no_position.cache_clear()
+    model, optimizer = parts()
+    plain = torch.utils.data.DataLoader(Numbers(), batch_size=4)
+    loader = {"nothing": None, "plain": plain, "resumable": ResumableLoader(plain)}[given]
+    with (
+        caplog.at_level(logging.WARNING, "trimtab"),
+        Guard(model, optimizer, run_dir=False, loader=loader, checkpoint=tmp_path, checkpoint_every=2) as guard,
+    ):
+        train(guard, model, optimizer, 7)
+    told = [r.getMessage() for r in caplog.records]
+    assert len(told) == (given != "resumable"), told
+    assert all("ResumableLoader" in line for line in told)
+    caplog.clear()
+    with Guard(model, optimizer, run_dir=False):  # without checkpoints there is nothing to resume
+        pass
+    assert caplog.text == ""
+
+
+def counted(folder: Path, stop_at: int | None, *, resumable: bool) -> tuple[list[int], int]:
+    """Train three epochs of four batches as the how-to says; returns the epoch of each batch, and the last count."""
+    model, optimizer = parts()
+    loader: Any = torch.utils.data.DataLoader(Numbers(), batch_size=16)
+    loader = ResumableLoader(loader) if resumable else loader
+    guard = Guard(model, optimizer, run_dir=False, loader=loader, checkpoint=folder, checkpoint_every=1)
+    seen: list[int] = []
+    try:
+        guard.resume()
+        for epoch in range(guard.epoch, 3):
+            for x in loader:
+                loss = model(x).square().mean()
+                loss.backward()
+                guard.step(loss)
+                optimizer.zero_grad()
+                seen.append(epoch)
+                if len(seen) == stop_at:
+                    raise Killed
+            if not resumable:
+                guard.epoch = epoch + 1
+    except Killed:
+        guard._keepers[0].checkpointer.close()
+        guard._keepers.clear()  # a killed process closes nothing
+    guard.close()
+    return seen, guard.epoch
+
+
+@pytest.mark.parametrize("stop_at", [1, 3, 4, 5, 8, 9, 11, 12])
+def test_a_resumed_loop_over_epochs_trains_as_long_as_it_would_have(tmp_path: Path, stop_at: int) -> None:
+    whole, epoch = counted(tmp_path / "whole", None, resumable=True)
+    assert (whole, epoch) == ([0] * 4 + [1] * 4 + [2] * 4, 3)
+    first, _ = counted(tmp_path / "cut", stop_at, resumable=True)
+    rest, epoch = counted(tmp_path / "cut", None, resumable=True)
+    lost = 1  # the last step is saved before the next batch is fetched, which never was
+    assert first[: stop_at - lost] + rest == whole
+    assert epoch == 3
+
+
+@pytest.mark.parametrize("stop_at", [3, 6, 9])
+def test_without_a_resumable_loader_the_epoch_is_what_was_set(tmp_path: Path, stop_at: int) -> None:
+    counted(tmp_path, stop_at, resumable=False)
+    rest, epoch = counted(tmp_path, None, resumable=False)
+    begun = (stop_at - 1) // 4
+    assert rest == [e for e in range(begun, 3) for _ in range(4)]  # the epoch that was cut short is begun again
+    assert epoch == 3
+
+
+def test_the_epoch_is_part_of_the_state() -> None:
+    model, optimizer = parts()
+    with Guard(model, optimizer, run_dir=False) as guard:
+        assert guard.epoch == 0
+        guard.epoch = 7
+        kept = guard.state_dict()
+        guard.epoch = 0
+        guard.load_state_dict(kept)
+        assert guard.epoch == 7
+        del kept["epoch"]  # saved by trimtab 0.1.0
+        guard.load_state_dict(kept)
+        assert guard.epoch == 0
+
+
+# -- with and without a guard -----------------------------------------------------------------------------------------
+
+
+def several(seed: int, kind: str) -> tuple[nn.Module, Any]:
+    torch.manual_seed(seed)
+    model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 1))
+    one, two = torch.optim.Adam(model[0].parameters()), torch.optim.SGD(model[2].parameters(), lr=0.01, momentum=0.9)
+    whole = torch.optim.Adam(model.parameters(), lr=1e-2)
+    return model, {"one": whole, "list of one": [whole], "dict of one": {"main": whole}}.get(
+        kind, {"list": [one, two], "dict": {"body": one, "head": two}}.get(kind)
+    )
+
+
+def of(optimizer: Any) -> list[Any]:
+    return (
+        list(optimizer.values())
+        if isinstance(optimizer, dict)
+        else list(optimizer)
+        if isinstance(optimizer, list)
+        else [optimizer]
+    )
+
+
+def trained(model: nn.Module, optimizer: Any, guard: Guard | None, steps: int = 5) -> None:
+    for _ in range(steps):
+        x = torch.randn(8, 4)
+        loss = (model(x) - x.sum(1, keepdim=True)).square().mean()
+        loss.backward()
+        if guard is not None:
+            guard.observe(loss=loss)
+        for one in of(optimizer):
+            one.step()
+            one.zero_grad()
+
+
+def held(model: nn.Module, optimizer: Any) -> list[bytes]:
+    moments = [
+        v for one in of(optimizer) for s in one.state.values() for v in s.values() if isinstance(v, torch.Tensor)
+    ]
+    return [v.detach().numpy().tobytes() for v in (*model.state_dict().values(), *moments)]
+
+
+KINDS = [
+    ("one", "one"),
+    ("one", "list of one"),
+    ("dict of one", "one"),
+    ("list", "dict"),
+    ("dict", "list"),
+    ("dict", "dict"),
+]
+
+
+@pytest.mark.parametrize(("first", "second"), KINDS)
+@pytest.mark.parametrize("guarded", ["saved", "resumed", "both"])
+def test_checkpoints_with_and_without_a_guard_are_the_same(
+    tmp_path: Path, first: str, second: str, guarded: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    model, optimizer = several(0, first)
+    if guarded == "resumed":
+        trained(model, optimizer, None)
+        with Checkpointer(tmp_path) as ckpt:
+            ckpt.save(5, model=model, optimizer=optimizer, gradients=False)
+    else:
+        with Guard.attach(model, optimizer, run_dir=False, checkpoint=tmp_path) as guard:
+            trained(model, optimizer, guard)
+            guard._keepers[0].save(5)
+    wanted = held(model, optimizer)
+    other, its = several(1, second)
+    if guarded == "saved":
+        caplog.clear()
+        with caplog.at_level(logging.INFO, "trimtab"):
+            snapshot = Checkpointer(tmp_path).resume(model=other, optimizer=its)
+        assert "guard: in the checkpoint, and not asked for: its baselines stay as they are here" in caplog.text
+        assert not [r for r in caplog.records if r.levelno > logging.INFO and "guard" in r.getMessage()]
+        assert snapshot is not None
+    elif guarded == "both" and first != second and "of one" not in first + second:
+        return  # a guard knows its lanes by their labels, and says so
+    else:
+        with Guard.attach(other, its, run_dir=False, checkpoint=tmp_path, checkpoint_every=10) as guard:
+            snapshot = guard.resume()
+            assert snapshot is not None
+            assert set(guard.health()["steps"].values()) == {5}
+            trained(other, its, guard, 0)
+            assert held(other, its) == wanted
+            trained(other, its, guard, 12)
+            trained(other, its, guard, 1)
+        assert [s.step for s in Checkpointer(tmp_path).list()] == [5, 15]  # ten steps after the last one
+        return
+    assert snapshot.step == 5
+    assert held(other, its) == wanted
+
+
+def test_a_part_that_was_not_saved_is_an_error_that_says_what_was(tmp_path: Path) -> None:
+    model, optimizer = parts()
+    with Checkpointer(tmp_path) as ckpt:
+        ckpt.save(3, model=model, optimizer=optimizer)
+    other, its = parts(seed=1)
+    before = held(other, its)
+    scheduler = torch.optim.lr_scheduler.StepLR(its, 10)
+    with Guard(other, its, run_dir=False, scheduler=scheduler, checkpoint=tmp_path) as guard:
+        with pytest.raises(CheckpointError, match="no scheduler; it holds model, optimizer, gradients, rng"):
+            guard.resume()
+        assert held(other, its) == before
+        assert guard.resume(strict=False) is not None
+    assert held(other, its) != before
+
+
+def test_a_guard_goes_on_with_the_run_it_is_told_to(tmp_path: Path) -> None:
+    model, optimizer = parts()
+    runs = []
+    for steps in (6, 3):
+        with Guard(model, optimizer, run_dir=False, checkpoint=tmp_path, checkpoint_every=2) as guard:
+            train(guard, model, optimizer, steps)
+        runs.append(Checkpointer(tmp_path).list()[-1].run)
+    with Guard(model, optimizer, run_dir=False, checkpoint=tmp_path, checkpoint_every=2) as guard:
+        assert guard.resume().step == 2  # type: ignore[union-attr]
+    with Guard(model, optimizer, run_dir=False, checkpoint=tmp_path, checkpoint_every=2) as guard:
+        found = guard.resume(run=runs[0])
+        assert found is not None
+        assert (found.step, found.run) == (4, runs[0])
+        assert guard.resume(step=2, run=runs[0]).run == runs[0]  # type: ignore[union-attr]

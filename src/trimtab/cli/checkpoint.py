@@ -21,6 +21,10 @@ if TYPE_CHECKING:
 NAME = "checkpoint"
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 Folder = Annotated[Path, typer.Argument(metavar="DIR", help="The folder that a Checkpointer saves to.")]
+Run = Annotated[
+    str | None,
+    typer.Option("--run", metavar="NAME", help="Of this run, by its name or the beginning of it.", show_default=False),
+]
 Step = Annotated[int | None, typer.Option("--step", help="The checkpoint of this step.", show_default=False)]
 
 app = typer.Typer(
@@ -31,7 +35,7 @@ app = typer.Typer(
 @app.command("list")
 @command
 def list_(folder: Folder = Path("checkpoints"), as_json: AsJson = False) -> int:
-    """List the checkpoints of a folder, the newest last; the one that resume takes is marked.
+    """List the checkpoints of a folder in the order of saving, the newest last; the one that resume takes is marked.
 
     Only what each says of itself is read; `trimtab checkpoint verify` reads every byte.
     """
@@ -61,6 +65,7 @@ def list_(folder: Folder = Path("checkpoints"), as_json: AsJson = False) -> int:
 def verify(
     folder: Folder = Path("checkpoints"),
     step: Step = None,
+    run: Run = None,
     everything: Annotated[bool, typer.Option("--all", help="Those in quarantine too.")] = False,
     as_json: AsJson = False,
 ) -> int:
@@ -68,12 +73,12 @@ def verify(
 
     Without --step, all checkpoints of the folder. Exit code 0: all sound; 1: damage; 2: nothing to verify.
     """
-    from trimtab.recover.survey import find, see, survey
+    from trimtab.recover.survey import find, of_run, see, survey
 
     if step is not None:
-        seen = [see(find(folder, step))]
+        seen = [see(find(folder, step, run))]
     else:
-        seen = [one for one in survey(folder) if everything or not one.quarantined]
+        seen = [one for one in of_run(run, survey(folder), folder) if everything or not one.quarantined]
     if not seen:
         fail(f"{folder} holds checkpoints in quarantine only; to verify those, add --all")
     results = _verified(seen, None if as_json else console())
@@ -91,6 +96,7 @@ def show(
         typer.Argument(metavar="PATH", help="A folder of checkpoints, one of them, or a .pt or .safetensors file."),
     ] = Path("checkpoints"),
     step: Step = None,
+    run: Run = None,
     everything: Annotated[bool, typer.Option("--all", help="Every tensor, however many.")] = False,
     as_json: AsJson = False,
 ) -> int:
@@ -99,7 +105,7 @@ def show(
     from trimtab.recover.survey import find, is_foreign
     from trimtab.report.checkpoints import moment, render_sheet
 
-    sheet = sheet_of_foreign(path) if is_foreign(path) else sheet_of(find(path, step))
+    sheet = sheet_of_foreign(path) if is_foreign(path) else sheet_of(find(path, step, run))
     if as_json:
         emit({"checkpoint": _fields(sheet) | {"created": moment(sheet.created), "path": str(sheet.path)}})
     else:
@@ -161,21 +167,30 @@ def prune(
     max_bytes: Annotated[
         str | None, typer.Option("--max-bytes", metavar="SIZE", help="Keep at most this much, such as 10GB.")
     ] = None,
+    run: Run = None,
+    old_runs: Annotated[
+        bool, typer.Option("--old-runs", help="Delete all of earlier runs, if the newest can be resumed from.")
+    ] = False,
     bad: Annotated[bool, typer.Option("--bad", help="Delete those marked as bad too, and the quarantine.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be deleted.")] = False,
     as_json: AsJson = False,
 ) -> int:
-    """Delete checkpoints that need not be kept; never the newest, never the newest that is good.
+    """Delete checkpoints that need not be kept; of no run the newest, nor the newest that is good.
 
-    Those two are read in full first: where one is damaged, an earlier one stays. Exit code 1: one could not be deleted.
+    Those two are read in full first: where one is damaged, an earlier one stays. Limits hold for each run in the folder
+    (--max-bytes for all together). Exit code 1: one could not be deleted.
     """
     from trimtab.recover import pruning
-    from trimtab.recover.survey import is_checkpoint, survey
+    from trimtab.recover.survey import is_checkpoint, run_named, survey
 
     keep = pruning.retention(keep_last, keep_best, keep_every, max_bytes)
     if is_checkpoint(folder):
         fail(f"{folder} is one checkpoint; expected the folder that it is in: {folder.parent}")
-    chosen = pruning.plan(survey(folder), keep, bad=bad)
+    if run is not None and old_runs:
+        fail(f"--run {run} and --old-runs contradict each other; give one of them")
+    seen = survey(folder)
+    named = None if run is None else run_named(run, [one.snapshot for one in seen], folder)
+    chosen = pruning.plan(seen, keep, bad=bad, run=named, old_runs=old_runs)
     failed = [] if dry_run else pruning.carry_out(chosen)
     if as_json:
         gone = [one for one in chosen.delete if one not in [left for left, _ in failed]]
@@ -210,7 +225,7 @@ def _verified(seen: list[Seen], out: Console | None) -> list[tuple[Seen, list[Da
         results.append((one, damage))
         if out is not None:
             label, colour = ("DAMAGED", "red") if damage else ("SOUND", "green")
-            state = "" if one.damaged else f"{one.snapshot.state}, "
+            state = "" if one.damaged or one.doubtful else f"{one.snapshot.state}, "
             about = f" {one.snapshot.path.name}  {state}{byte_size(one.num_bytes)}"
             out.print(Text.assemble((f" {label:<7} ", f"bold reverse {colour}"), about), soft_wrap=True)
             for line in damage:
@@ -286,7 +301,12 @@ def _plain(one: Seen) -> dict[str, Any]:
     from trimtab.report.checkpoints import moment
 
     about = {name: value for name, value in _fields(one.snapshot).items() if name != "extra"}
-    return about | {"created": moment(one.created), "num_bytes": one.num_bytes, "damaged": one.damaged}
+    return about | {
+        "created": moment(one.created),
+        "num_bytes": one.num_bytes,
+        "damaged": one.damaged,
+        "doubtful": one.doubtful,
+    }
 
 
 def _fields(record: Any) -> dict[str, Any]:

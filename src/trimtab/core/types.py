@@ -195,7 +195,9 @@ class Outcome:
 class Snapshot:
     """A checkpoint on disk: `candidate` when written, `good` after enough quiet steps, `bad` with the reason.
 
-    One that was asked to clean non-finite values is `repaired`. `extra` is what was saved under that name.
+    One that was asked to clean non-finite values is `repaired`. `parts` names what it holds, `extra` is what was saved
+    under that name. `run` names the run that saved it, and `sequence` is its place in the order of saving: what was
+    saved last is the newest, whatever its step.
     """
 
     step: int
@@ -203,9 +205,12 @@ class Snapshot:
     path: Path
     state: str
     digest: str
+    run: str = ""
+    sequence: int = 0
     reason: str = ""
     metrics: Mapping[str, float] = field(default_factory=dict)
     repaired: bool = False
+    parts: tuple[str, ...] = ()
     extra: Mapping[str, Any] = field(default_factory=dict)
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 from trimtab.recover.house import Entry, clean, entries, name_of, quarantine, remove, size_of, step_of
 from trimtab.recover.manifest import Contents, Damage, Manifest, Section, Status, Written
 from trimtab.recover.prepare import prepare
-from trimtab.recover.read import damage_of, inspect, read
+from trimtab.recover.read import damage_of, inspect, look_at, read
 from trimtab.recover.status import get_status, set_status
 from trimtab.recover.write import write
 
@@ -29,6 +29,7 @@ __all__ = [
     "entries",
     "get_status",
     "inspect",
+    "look_at",
     "name_of",
     "prepare",
     "quarantine",

@@ -176,6 +176,9 @@ class Disk:
 
     def rmtree(self, path: Path) -> None:
         """Delete a directory and what is in it; links are deleted, not followed."""
+        if os.path.islink(path):
+            self.unlink(path)
+            return
         for name in self.names(path):
             child = path / name
             if stat.S_ISDIR(os.lstat(child).st_mode):

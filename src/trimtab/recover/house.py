@@ -18,8 +18,8 @@ from trimtab.recover.disk import DISK, Disk
 HOST = re.sub(r"[^A-Za-z0-9_.]", "_", socket.gethostname())
 QUARANTINE = "quarantine"
 
-_NAME = re.compile(r"step-(\d{1,18})(?:-b(\d{1,9}))?(?:~\d+)?")
-_TEMPORARY = re.compile(r"\.tmp-([A-Za-z0-9_.]*)-(\d{1,10})-([0-9a-f]{8})-.+")
+_NAME = re.compile(r"step-([0-9]{1,15})(?:-b([0-9]{1,9}))?(?:~[0-9]{1,9})?")
+_TEMPORARY = re.compile(r"\.tmp-([A-Za-z0-9_.]*)-([0-9]{1,10})-([0-9a-f]{8})-.+", re.DOTALL)
 _active: set[Path] = set()
 _lock = threading.Lock()
 
@@ -64,16 +64,18 @@ def size_of(path: Path) -> int:
 
 
 def entries(parent: Path, *, disk: Disk = DISK) -> list[Entry]:
-    """Every checkpoint in `parent` by branch, then by step, as numbers: the last one is the newest.
+    """Every checkpoint in `parent` by its name: by branch, then by step, as numbers.
 
-    A run that went back to an earlier step goes on as the next branch, so a higher branch is newer whatever its step.
+    Names say nothing of the order in which they were saved: that is in their manifests (`survey.in_order`).
     """
     try:
         names = disk.names(Path(parent))
     except FileNotFoundError:
         return []
+    except OSError as error:
+        raise CheckpointError(f"{parent} cannot be listed: {error.strerror or error}") from error
     found = [(match, Path(parent) / name) for name in names if (match := _NAME.fullmatch(name))]
-    listed = [Entry(int(match[1]), int(match[2] or 0), path) for match, path in found if path.is_dir()]
+    listed = [Entry(int(match[1]), int(match[2] or 0), path) for match, path in found if os.path.isdir(path)]
     return sorted(listed, key=lambda entry: (entry.branch, entry.step, entry.path.name))
 
 
@@ -81,7 +83,7 @@ def remove(path: Path, *, disk: Disk = DISK) -> None:
     """Delete a checkpoint: it loses its name first, so that no half of it is ever taken for a whole one."""
     path = Path(path)
     folder = _temporary_name(path.parent, path.name)
-    with in_use(folder):
+    with in_use(folder), _told(path, "deleted"):
         disk.rename(path, folder)
         disk.sync_dir(path.parent)
         disk.rmtree(folder)
@@ -91,15 +93,16 @@ def quarantine(path: Path, *, disk: Disk = DISK) -> Path:
     """Move a checkpoint to `quarantine/` beside it, where `entries` does not see it; returns where it is now."""
     path = Path(path)
     folder = path.parent / QUARANTINE
-    if not folder.is_dir():
-        with contextlib.suppress(FileExistsError):
-            disk.mkdir(folder)
-    target, number = folder / path.name, 2
-    while os.path.lexists(target):
-        target, number = folder / f"{path.name}~{number}", number + 1
-    disk.rename(path, target)
-    disk.sync_dir(folder)
-    disk.sync_dir(path.parent)
+    with _told(path, "moved to quarantine"):
+        if not os.path.isdir(folder):
+            with contextlib.suppress(FileExistsError):
+                disk.mkdir(folder)
+        target, number = folder / path.name, 2
+        while os.path.lexists(target):
+            target, number = folder / f"{path.name}~{number}", number + 1
+        disk.rename(path, target)
+        disk.sync_dir(folder)
+        disk.sync_dir(path.parent)
     return target
 
 
@@ -112,22 +115,22 @@ def clean(parent: Path, *, disk: Disk = DISK) -> list[Path]:
     for folder in (Path(parent), Path(parent) / QUARANTINE):
         try:
             names = disk.names(folder)
-        except (FileNotFoundError, NotADirectoryError):
+        except OSError:  # none there, or none of ours
             continue
         for path in (folder / name for name in names):
-            if _is_stale(path) and (fd := disk.lock(path)) is not None:
-                try:
-                    with contextlib.suppress(OSError):
+            with contextlib.suppress(OSError):  # what cannot be deleted now stays for the next time
+                if _is_stale(path) and (fd := disk.lock(path)) is not None:
+                    try:
                         disk.rmtree(path)
                         gone.append(path)
-                finally:
-                    os.close(fd)
+                    finally:
+                        os.close(fd)
     return gone
 
 
 def _is_stale(path: Path) -> bool:
     match = _TEMPORARY.fullmatch(path.name)
-    if match is None or match[1] != HOST or path.is_symlink() or not path.is_dir():
+    if match is None or match[1] != HOST or os.path.islink(path) or not os.path.isdir(path):
         return False
     pid = int(match[2])
     if pid == os.getpid():
@@ -146,6 +149,19 @@ def _is_alive(pid: int) -> bool:
     except (OSError, OverflowError):
         return True  # somebody else's, or no way to tell
     return True
+
+
+@contextlib.contextmanager
+def _told(path: Path, what: str) -> Iterator[None]:
+    """What the system refuses is told as what it is about."""
+    try:
+        yield
+    except CheckpointError:
+        raise
+    except OSError as error:
+        told = CheckpointError(f"{path} could not be {what}: {error.strerror or error}")
+        told.errno = error.errno
+        raise told from error
 
 
 @contextlib.contextmanager

@@ -31,7 +31,7 @@ def prepare(parent: Path, *, disk: Disk = DISK) -> None:
             disk.rmtree(folder)
         clean(parent, disk=disk)
     except OSError as error:
-        raise explained(error, parent, 0) from error
+        raise explained(error, parent) from error
 
 
 def make_parents(parent: Path, disk: Disk) -> None:
@@ -44,16 +44,18 @@ def make_parents(parent: Path, disk: Disk) -> None:
     disk.sync_dir(parent.parent)
 
 
-def explained(error: OSError, final: Path, needed: int) -> CheckpointError:
-    """What the system said about saving `final`, with the bytes it needs and what to do."""
-    free = ""
+def explained(error: OSError, final: Path, needed: int = 0) -> CheckpointError:
+    """What the system said about saving `final`, with the bytes it needs, where they matter, and what to do."""
+    if isinstance(error, CheckpointError):
+        return error
+    room = ""
     with contextlib.suppress(OSError):
-        free = f" and {shutil.disk_usage(final.parent).free} are free"
+        room = f"; it takes about {needed} bytes and {shutil.disk_usage(final.parent).free} are free" if needed else ""
     name = errno.errorcode.get(error.errno or 0, type(error).__name__)
     remedy = _REMEDIES.get(error.errno or 0, "earlier checkpoints are as they were")
     told = CheckpointError(
-        f"{final} could not be saved: {error.strerror or error} ({name}) at {error.filename or final.parent}; "
-        f"it takes about {needed} bytes{free}; {remedy}"
+        f"{final} could not be saved: {error.strerror or error} ({name}) at {error.filename or final.parent}{room}; "
+        f"{remedy}"
     )
     told.errno = error.errno
     return told

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from trimtab.core.errors import CheckpointError, InputError
 from trimtab.core.types import Snapshot
 from trimtab.recover import container
-from trimtab.recover.retention import Retention, doomed
-from trimtab.recover.survey import Seen, to_resume
+from trimtab.recover.manifest import STATUS
+from trimtab.recover.retention import Retention, beyond, doomed, never_deleted
+from trimtab.recover.survey import Seen, runs_in, to_resume
 
 _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?)(I?)B?\s*", re.IGNORECASE)
 
@@ -24,26 +27,56 @@ class Plan:
     damaged: tuple[Seen, ...]
 
 
-def plan(seen: Sequence[Seen], keep: Retention, *, bad: bool = False) -> Plan:
-    """Choose what to delete. The newest and the newest good one are read first: if damaged, an earlier one stays.
+def plan(
+    seen: Sequence[Seen], keep: Retention, *, bad: bool = False, run: str | None = None, old_runs: bool = False
+) -> Plan:
+    """Choose what to delete, run by run, or of one `run`.
 
-    `bad` chooses those that were marked as bad too, and what is in quarantine; never one that merely cannot be read.
+    Of each, the newest and the newest good one are read first: if damaged, an earlier one stays. `bad` chooses those
+    that were marked as bad too, and what is in quarantine; never one that merely cannot be read. `old_runs` chooses all
+    of the runs before the newest, if that has one to resume from.
     """
-    trusted = [one.snapshot for one in seen if not one.quarantined]
-    damaged: set[object] = set()
-    sound: set[object] = set()
-    while pillars := [s for s in _pillars(trusted) if s.path not in sound | damaged]:
-        for one in pillars:
-            (damaged if container.damage_of(one.path) else sound).add(one.path)
-        trusted = [replace(s, state="bad") if s.path in damaged else s for s in trusted]
-    gone = {s.path for s in doomed(trusted, {one.snapshot.path: one.num_bytes for one in seen}, keep)}
+    damaged: set[Path] = set()
+    gone: set[Path] = set()
+    sacred: set[Path] = set()
+    chosen = [one.snapshot for one in seen if not one.quarantined and one.snapshot.digest]
+    runs = runs_in(chosen)
+    for name in runs:
+        trusted = _read([s for s in chosen if s.run == name], damaged)
+        if run is not None and name != run:
+            sacred |= {s.path for s in trusted}
+        elif old_runs and name != runs[-1]:
+            gone |= {s.path for s in trusted if s.state != "bad"}
+        else:
+            gone |= {s.path for s in doomed(trusted, {}, replace(keep, max_bytes=None))}
+            sacred |= never_deleted(trusted)
+            if old_runs and to_resume(trusted) is None:
+                raise CheckpointError(
+                    f"the newest run ({name}) has no sound checkpoint to resume from: those of earlier runs stay"
+                )
+    if keep.max_bytes is not None:
+        sizes = {one.snapshot.path: one.num_bytes for one in seen}
+        left = [s for s in chosen if s.path not in gone | damaged and s.state != "bad"]
+        gone |= {s.path for s in beyond(keep.max_bytes, left, sizes, sacred)}
     if bad:
-        gone |= {one.snapshot.path for one in seen if one.snapshot.state == "bad" and not one.damaged}
+        marked = (one for one in seen if one.snapshot.state == "bad" and not (one.damaged or one.doubtful))
+        gone |= {one.snapshot.path for one in marked if run is None or one.snapshot.run == run}
     return Plan(
         delete=tuple(one for one in seen if one.snapshot.path in gone),
         keep=tuple(one for one in seen if one.snapshot.path not in gone),
         damaged=tuple(one for one in seen if one.snapshot.path in damaged or (one.damaged and not one.quarantined)),
     )
+
+
+def _read(snapshots: Sequence[Snapshot], damaged: set[Path]) -> list[Snapshot]:
+    """Read in full what everything will rest on; what is damaged counts as bad, and the next one is read."""
+    trusted, sound = list(snapshots), set[Path]()
+    while pillars := [s for s in _pillars(trusted) if s.path not in sound]:
+        for one in pillars:
+            found = [damage for damage in container.damage_of(one.path) if damage.file != STATUS]
+            (damaged if found else sound).add(one.path)
+        trusted = [replace(s, state="bad") if s.path in damaged else s for s in trusted]
+    return trusted
 
 
 def carry_out(chosen: Plan) -> list[tuple[Seen, str]]:
@@ -53,7 +86,9 @@ def carry_out(chosen: Plan) -> list[tuple[Seen, str]]:
         try:
             container.remove(one.snapshot.path)
         except OSError as error:
-            failed.append((one, error.strerror or str(error)))
+            if os.path.lexists(one.snapshot.path):  # else a run that saves here was faster
+                said = error.__cause__ if isinstance(error.__cause__, OSError) else error
+                failed.append((one, said.strerror or str(error)))
     return failed
 
 

@@ -2,35 +2,41 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from trimtab.core.errors import CheckpointError
+from trimtab.core.printable import printable
 from trimtab.core.types import Snapshot
 from trimtab.recover import container, swap
+from trimtab.recover.compare import listed
 from trimtab.recover.foreign import SAFE_SUFFIX, TORCH_SUFFIXES
 from trimtab.recover.house import QUARANTINE
 from trimtab.recover.manifest import MANIFEST, MARKER
 
-ADVICE = "; use another checkpoint (nothing was loaded)"  # of no use where nothing was to be loaded
 RECORD = "run.jsonl"  # a folder with it is the record of a run
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seen:
-    """A checkpoint as it lies on the disk; `created` is in seconds since 1970, None where it cannot be read."""
+    """A checkpoint as it lies on the disk; `created` is in seconds since 1970, None where it cannot be read.
+
+    A `doubtful` one is whole, but what was thought of it is lost: it is not resumed from unless asked for.
+    """
 
     snapshot: Snapshot
     created: float | None
     num_bytes: int
     quarantined: bool = False
     damaged: bool = False
+    doubtful: bool = False
 
 
 def survey(folder: Path) -> list[Seen]:
-    """Every checkpoint in a folder, the newest last, then those in quarantine; CheckpointError where there is none.
+    """Every checkpoint in a folder, the one saved last at the end, then those in quarantine; an error without any.
 
     Only manifests, markers and sizes are read. A single checkpoint is a folder of one.
 
@@ -45,88 +51,152 @@ def survey(folder: Path) -> list[Seen]:
     if is_checkpoint(folder):
         return [see(folder)]
     apart = folder / QUARANTINE
-    found = [see(entry.path) for entry in container.entries(folder)] if folder.is_dir() else []
+    found = seen_in(folder) if os.path.isdir(folder) else []
     found += [see(path, quarantined=True) for path in _checkpoints_in(apart)]
     if not found:
         raise missing(folder)
     return found
 
 
-def find(path: Path, step: int | None = None) -> Path:
+def seen_in(folder: Path) -> list[Seen]:
+    """The checkpoints of a folder in the order of saving, the newest last; those in quarantine are not among them."""
+    return _in_order([see(entry.path) for entry in container.entries(folder)])
+
+
+def find(path: Path, step: int | None = None, run: str | None = None) -> Path:
     """The one checkpoint meant by a path: itself, `folder/500`, or the one of `step`, or what resume would take."""
     path = Path(path)
     here = next(swap.candidates(path), path)  # a killed save may have left it under another name
     if is_checkpoint(here):
         return here
-    if step is None and path.name.isdigit() and not path.exists() and path.parent.is_dir():
+    if step is None and _is_number(path.name) and not os.path.lexists(path) and os.path.isdir(path.parent):
         path, step = path.parent, int(path.name)
-    seen = survey(path)
+    seen = of_run(run, survey(path), path)
     if step is None:
         chosen = to_resume([one.snapshot for one in seen if not one.quarantined])
         return chosen.path if chosen is not None else seen[-1].snapshot.path
     found = [one.snapshot.path for one in seen if one.snapshot.step == step and not one.quarantined]
     found = found or [one.snapshot.path for one in seen if one.snapshot.step == step]
     if not found:
-        known = ", ".join(str(one.snapshot.step) for one in seen)
+        known = listed([str(one.snapshot.step) for one in seen], 20)
         raise CheckpointError(f"there is no checkpoint of step {step} in {path}; there are: {known}")
     return found[-1]
 
 
 def to_resume(snapshots: Sequence[Snapshot], prefer: str = "newest") -> Snapshot | None:
-    """The one that `Checkpointer.resume` tries first."""
-    usable = [s for s in snapshots if s.state != "bad" and not s.repaired]
+    """The one that `Checkpointer.resume` tries first: of the newest run only, whatever the others hold."""
+    usable = [s for s in of_newest_run(snapshots) if is_eligible(s)]
     if prefer == "good":
         usable = [s for s in usable if s.state == "good"] or usable
     return usable[-1] if usable else None
 
 
+def is_eligible(snapshot: Snapshot) -> bool:
+    """Whether `resume` takes it without being asked for its step."""
+    return snapshot.state != "bad" and not snapshot.repaired
+
+
+def runs_in(snapshots: Sequence[Snapshot]) -> list[str]:
+    """The runs that saved these, the newest last: the order of the newest checkpoint of each."""
+    newest = [s.run for s in reversed(snapshots) if s.digest]
+    return list(dict.fromkeys(newest))[::-1]
+
+
+def of_newest_run(snapshots: Sequence[Snapshot]) -> list[Snapshot]:
+    """Those that the run has saved which saved last."""
+    runs = runs_in(snapshots)
+    return [s for s in snapshots if s.digest and s.run == runs[-1]] if runs else []
+
+
+def of_run(run: str | None, seen: Sequence[Seen], folder: Path) -> list[Seen]:
+    """Those of a run by its name; all of them without one."""
+    if run is None:
+        return list(seen)
+    named = run_named(run, [one.snapshot for one in seen], folder)
+    return [one for one in seen if one.snapshot.digest and one.snapshot.run == named]
+
+
+def run_named(name: str, snapshots: Sequence[Snapshot], folder: Path) -> str:
+    """The run that a name, or the beginning of one, stands for; CheckpointError where that is none or several."""
+    runs = runs_in(snapshots)
+    if name in runs:
+        return name
+    found = [run for run in runs if name and run.startswith(name)]
+    if len(found) == 1:
+        return found[0]
+    what = "several runs begin with" if found else "there is no run"
+    known = listed([run or "'' (before runs had names)" for run in found or runs], 20) or "none"
+    raise CheckpointError(f"{what} {name!r} in {folder}; there are: {known}")
+
+
 def see(path: Path, *, quarantined: bool = False) -> Seen:
-    """Look at one checkpoint."""
-    try:
-        created, damaged = container.inspect(path).created, False
-    except CheckpointError:
-        created, damaged = None, True
+    """Look at one checkpoint: its manifest, its marker, the sizes of its files, and what is thought of it."""
+    manifest, damages = container.look_at(path)
+    status = container.get_status(path)
+    size = container.size_of(path)
+    told = "; ".join(map(str, damages))
+    if manifest is None:
+        try:
+            step, branch = container.step_of(path.name)
+        except CheckpointError:  # it has a name of its own
+            step, branch = 0, 0
+        lost = Snapshot(step=step, branch=branch, path=path, state="bad", digest="", reason=told)
+        return Seen(snapshot=lost, created=None, num_bytes=size, quarantined=quarantined, damaged=True)
+    snapshot = Snapshot(
+        step=manifest.step,
+        branch=manifest.branch,
+        path=path,
+        state="bad" if damages else status.state,
+        reason=told or status.reason,
+        digest=manifest.digest,
+        run=manifest.run,
+        sequence=manifest.sequence,
+        metrics={printable(name, one_line=True): value for name, value in manifest.meta.get("metrics", {}).items()},
+        repaired=bool(manifest.meta.get("repaired", False)),
+        parts=tuple(manifest.sections),
+    )
     return Seen(
-        snapshot=snapshot_of(path),
-        created=created,
-        num_bytes=container.size_of(path),
+        snapshot=snapshot,
+        created=manifest.created,
+        num_bytes=size,
         quarantined=quarantined,
-        damaged=damaged,
+        damaged=bool(damages),
+        doubtful=not status.known,
     )
 
 
 def snapshot_of(path: Path) -> Snapshot:
     """What a checkpoint says of itself; one that is too damaged for that counts as bad."""
-    try:
-        manifest = container.inspect(path)
-    except CheckpointError as error:
-        try:
-            step, branch = container.step_of(path.name)
-        except CheckpointError:  # it has a name of its own
-            step, branch = 0, 0
-        reason = str(error).removeprefix(f"{path} cannot be used: ").removesuffix(ADVICE)
-        return Snapshot(step=step, branch=branch, path=path, state="bad", digest="", reason=reason)
-    told = container.get_status(path)
-    return Snapshot(
-        step=manifest.step,
-        branch=manifest.branch,
-        path=path,
-        state=told.state,
-        reason=told.reason,
-        digest=manifest.digest,
-        metrics=manifest.meta.get("metrics", {}),
-        repaired=bool(manifest.meta.get("repaired", False)),
-    )
+    return see(path).snapshot
+
+
+def _in_order(seen: Sequence[Seen]) -> list[Seen]:
+    """In the order of saving, which is in the manifests: a later run may count its steps from 0 again.
+
+    Those whose manifest is lost come first: nobody can tell when they were saved, and none may pass for the newest.
+    Then come those of trimtab 0.1.0, which have no such number, by branch and step.
+    """
+    return sorted(seen, key=_by_sequence)
+
+
+def _by_sequence(one: Seen) -> tuple[bool, int, float, int, int, str]:
+    told = one.snapshot
+    written = (one.created or 0.0) if told.sequence else 0.0  # two writers where locks do not work count alike
+    return bool(told.digest), told.sequence, written, told.branch, told.step, told.path.name
+
+
+def _is_number(name: str) -> bool:
+    return name.isascii() and name.isdigit() and len(name) <= 15
 
 
 def is_checkpoint(path: Path) -> bool:
     """Whether a folder is one checkpoint, sound or not."""
-    return any((Path(path) / name).is_file() for name in (MANIFEST, MARKER))
+    return any(os.path.isfile(Path(path) / name) for name in (MANIFEST, MARKER))
 
 
 def is_foreign(path: Path) -> bool:
     """Whether a path is a file that `load_foreign` can be asked to read."""
-    return Path(path).is_file() and Path(path).suffix.lower() in (*TORCH_SUFFIXES, SAFE_SUFFIX)
+    return os.path.isfile(path) and Path(path).suffix.lower() in (*TORCH_SUFFIXES, SAFE_SUFFIX)
 
 
 def missing(path: Path) -> CheckpointError:
@@ -136,14 +206,14 @@ def missing(path: Path) -> CheckpointError:
             f"{path} is a file that trimtab did not write, and has no checksums; see what is in it: "
             f"trimtab checkpoint show {path}"
         )
-    if not path.exists():
+    if not os.path.lexists(path):
         what = f"there is no folder {path}"
-    elif not path.is_dir():
+    elif not os.path.isdir(path):
         what = f"{path} is a file; checkpoints are folders"
-    elif (path / RECORD).is_file():
+    elif os.path.isfile(path / RECORD):
         what = f"{path} is the record of a run, not a folder of checkpoints (its report: trimtab report {path})"
     else:
-        foreign = sorted(one.name for one in path.iterdir() if is_foreign(one))
+        foreign = sorted(name for name in os.listdir(path) if is_foreign(path / name))
         held = f"; it holds {foreign[0]}: trimtab checkpoint show {path / foreign[0]}" if foreign else ""
         what = f"{path} holds no checkpoints{held}"
     near = _nearby(path)
@@ -152,20 +222,25 @@ def missing(path: Path) -> CheckpointError:
 
 
 def _nearby(path: Path) -> list[Path]:
-    around = [path, path.parent, path.parent.parent] if path.is_dir() else [path.parent]
+    around = [path, path.parent, path.parent.parent] if os.path.isdir(path) else [path.parent]
     found = []
     for parent in around:
-        try:
-            children = sorted(child for child in parent.iterdir() if child.is_dir())
-        except OSError:
-            continue
-        found += [child for child in (parent, *children) if child != path and container.entries(child)]
+        with contextlib.suppress(OSError):  # a neighbour that nobody may look into is none
+            children = sorted(parent / name for name in os.listdir(parent) if os.path.isdir(parent / name))
+            found += [child for child in (parent, *children) if child != path and _has_entries(child)]
     return list(dict.fromkeys(found))[:5]
+
+
+def _has_entries(folder: Path) -> bool:
+    try:
+        return bool(container.entries(folder))
+    except CheckpointError:
+        return False
 
 
 def _checkpoints_in(folder: Path) -> list[Path]:
     """Those that are named by their step in its order, then those with a name of their own."""
-    if not folder.is_dir():
+    if not os.path.isdir(folder):
         return []
     numbered = [entry.path for entry in container.entries(folder)]
     others = sorted(Path(folder) / name for name in os.listdir(folder) if not name.startswith("."))

@@ -39,7 +39,7 @@ def replace_with(path: Path, sections: Mapping[str, Any], *, disk: Disk = DISK, 
     except CheckpointError:
         raise
     except OSError as error:
-        raise explained(error, path, 0) from error
+        raise explained(error, path) from error
 
 
 def candidates(path: Path) -> Iterator[Path]:

@@ -7,7 +7,7 @@ import errno
 import logging
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +33,9 @@ def write(
     *,
     step: int,
     branch: int = 0,
+    run: str = "",
+    sequence: int = 0,
+    history: Sequence[int] = (),
     meta: Mapping[str, Any] | None = None,
     status: str = "candidate",
     reason: str = "",
@@ -42,6 +45,7 @@ def write(
 
     The values must not change meanwhile. On any error CheckpointError says which file and why, and everything that was
     there before is as it was. A name that exists is refused, unless what is there is damaged: that goes to quarantine.
+    `run`, `sequence` and `history` are what a `Checkpointer` orders by.
 
     Example:
         >>> import tempfile
@@ -56,7 +60,8 @@ def write(
     final = parent / name
     if not name or Path(name).name != name or name.startswith("."):
         raise CheckpointError(f"{name!r} is no name for a checkpoint: use one such as 'step-00000500'")
-    body, tensors = _describe(sections, step, branch, meta or {})
+    head = {"step": step, "branch": branch, "run": run, "sequence": sequence, "history": list(history)}
+    body, tensors = _describe(sections, head, meta or {})
     state = encode_status(status, reason)
     needed = sum(stream.num_bytes_of(each) for each in tensors.values())
     try:
@@ -80,7 +85,7 @@ def write(
 
 
 def _describe(
-    sections: Mapping[str, Any], step: int, branch: int, meta: Mapping[str, Any]
+    sections: Mapping[str, Any], told: Mapping[str, Json], meta: Mapping[str, Any]
 ) -> tuple[dict[str, Json], dict[str, dict[str, Tensor]]]:
     """The manifest without what is known only when the files are written, and the tensors of each section."""
     trees: dict[str, Json] = {}
@@ -92,7 +97,7 @@ def _describe(
     notes, strangers = tree.flatten(dict(meta), "meta")
     if strangers:
         raise CheckpointError(f"meta.{next(iter(strangers))} holds a tensor or an array: those belong into a section")
-    head = {"format": manifest.FORMAT, "step": step, "branch": branch, "created": time.time()}
+    head = {"format": manifest.FORMAT, **told, "created": max(time.time(), 0.0)}
     return {**head, "writer": f"pid {os.getpid()} on {HOST}", "sections": trees, "meta": notes}, tensors
 
 

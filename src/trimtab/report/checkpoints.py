@@ -95,9 +95,12 @@ def _listed(
 def _table(seen: Sequence[Seen], resume: Snapshot | None, now: float, width: int) -> Table:
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     table.add_column("")
+    several = len({one.snapshot.run for one in seen if one.snapshot.digest}) > 1
     branched = any(one.snapshot.branch for one in seen)
     for title in ("step", *(["branch"] if branched else [])):
         table.add_column(title, justify="right", no_wrap=True)
+    if several:
+        table.add_column("run", no_wrap=True)
     table.add_column("state", no_wrap=True)
     for title in ("written", "size"):
         table.add_column(title, justify="right", no_wrap=True)
@@ -108,11 +111,12 @@ def _table(seen: Sequence[Seen], resume: Snapshot | None, now: float, width: int
         notes.append("repaired: zeros where NaN or Inf were" if snapshot.repaired else "")
         notes.append(snapshot.reason)
         mark = "→" if resume is not None and snapshot.path == resume.path else " "
-        state = "damaged" if one.damaged else snapshot.state
+        state = "damaged" if one.damaged else "doubtful" if one.doubtful else snapshot.state
         table.add_row(
             Text(mark, style="green"),
             str(snapshot.step),
             *([str(snapshot.branch)] if branched else []),
+            *([Text(snapshot.run or "-")] if several else []),
             Text(state, style=COLOURS[snapshot.state]),
             "?" if one.created is None else ago(now - one.created),
             byte_size(one.num_bytes),
@@ -140,6 +144,7 @@ def _sheet(sheet: Sheet, width: int, all_tensors: bool) -> Iterator[RenderableTy
     else:
         label = Text(f" {snapshot.state.upper()} ", style=f"bold reverse {COLOURS[snapshot.state]}")
         branch = f" of branch {snapshot.branch}" if snapshot.branch else ""
+        branch += f" of run {snapshot.run}" if snapshot.run else ""
         yield Text.assemble(label, f" step {snapshot.step}{branch}, {byte_size(sheet.num_bytes)}, {sheet.path}")
         if snapshot.reason:
             yield wrapped(snapshot.reason, width, "  ")

@@ -63,9 +63,9 @@ def go_on(
     rig = enter(index)
     if path.name in {entry.path.name for entry in entries(path.parent)}:
         contents = read(path)
-        if contents.status.state == "bad":
+        if contents.status.state == "bad" and contents.status.known:
             raise CheckpointError(f"{path} is bad: {contents.status.reason}; use another checkpoint")
-        state.restore(contents.sections, **whole(rig))
+        state.restore(contents.sections, strict=False, **whole(rig))
     elif not load(path):
         raise InputError(f"there is no sound checkpoint at {path}; the log says why. Give another path")
     return index
@@ -111,7 +111,8 @@ def _newest(root: Path, stages: Sequence[Stage], enter: Callable[[int], Rig], le
             continue
         rig = enter(index)
         own = rig.checkpointer is not None and rig.checkpointer.directory.resolve() == folders[index].resolve()
-        found = rig.guard.resume() if own else Checkpointer(folders[index]).resume(**whole(rig))
+        other = None if own else Checkpointer(folders[index])
+        found = rig.guard.resume(strict=False) if other is None else other.resume(strict=False, **whole(rig))
         if found is not None:
             return index
         leave()
