@@ -28,7 +28,7 @@ from trimtab.recover.lock import FolderLock
 from trimtab.recover.manifest import MAX_STEP
 from trimtab.recover.masks import masks_of
 from trimtab.recover.retention import Retention, doomed
-from trimtab.recover.survey import Seen, is_eligible, of_newest_run, run_named, runs_in, seen_in, snapshot_of
+from trimtab.recover.survey import Seen, is_eligible, of_newest_run, run_named, runs_in, see, seen_in, snapshot_of
 
 log = logging.getLogger("trimtab")
 _versions = cache(versions)  # training waits while it looks into the metadata of every package
@@ -528,17 +528,22 @@ class Checkpointer:
                     self._lock.release()
 
     def discard_bad(self) -> None:
-        """Delete what is bad of this run: for states that nobody will look at again."""
-        self._delete([s for s in self._of_this_run() if s.state == "bad"])
+        """Delete what was condemned of this run: for states that nobody will look at again.
 
-    def _of_this_run(self) -> Snapshots:
+        What merely cannot be read stays: the disk may have failed for a moment only.
+        """
+        self._delete(
+            [s.snapshot for s in self._of_this_run() if s.snapshot.state == "bad" and not (s.damaged or s.doubtful)]
+        )
+
+    def _of_this_run(self) -> Sequence[Seen]:
         """Read only those: other runs may have left many."""
         with self._books:
             paths = [path for path, _ in sorted(self._own.items(), key=lambda item: item[1]) if os.path.isdir(path)]
-        return [snapshot_of(path) for path in paths]
+        return [see(path) for path in paths]
 
     def _outlived(self, snapshots: Snapshots | None = None) -> Snapshots:
-        snapshots = self._of_this_run() if snapshots is None else snapshots
+        snapshots = [one.snapshot for one in self._of_this_run()] if snapshots is None else snapshots
         sizes = {} if self._keep.max_bytes is None else {s.path: container.size_of(s.path) for s in snapshots}
         return doomed(snapshots, sizes, self._keep)
 
