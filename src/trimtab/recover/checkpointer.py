@@ -16,7 +16,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from trimtab.core.errors import CheckpointError, TrimtabError
+from trimtab.core.errors import CheckpointError
 from trimtab.core.types import Snapshot
 from trimtab.core.versions import versions
 from trimtab.recover import container, health, state
@@ -27,6 +27,7 @@ from trimtab.recover.house import QUARANTINE
 from trimtab.recover.lock import FolderLock
 from trimtab.recover.manifest import MAX_STEP
 from trimtab.recover.masks import masks_of
+from trimtab.recover.prepare import explaining
 from trimtab.recover.retention import Retention, doomed
 from trimtab.recover.survey import Seen, is_eligible, of_newest_run, run_named, runs_in, see, seen_in, snapshot_of
 
@@ -183,7 +184,7 @@ class Checkpointer:
         objects.setdefault("gradients", True)  # else a save in the midst of an accumulation would not be exact
         with self._saving:
             self.wait()
-            with _explaining(f"step {step} could not be saved"):
+            with explaining(f"step {step} could not be saved"):
                 sections = state.capture(**objects)
                 numbers = {str(k): float(v) for k, v in (metrics or {}).items()}
                 masks = masks_of("model", objects.get("model")) | masks_of("ema", objects.get("ema"))
@@ -289,7 +290,7 @@ class Checkpointer:
 
     def _store(self, job: _Job, sections: Mapping[str, Any]) -> Snapshot:
         """Look whether the state is sound, and put it where it belongs."""
-        with _explaining(f"step {job.step} could not be saved"):
+        with explaining(f"step {job.step} could not be saved"):
             bad = health.nonfinite(sections, allowed=job.masks)
             if bad and not job.clean:
                 return self._quarantine(job, sections, bad)
@@ -412,7 +413,7 @@ class Checkpointer:
             raise CheckpointError(f"prefer is {prefer!r}; expected one of {', '.join(PREFERENCES)}")
         wanted = None if step is None else _count("step", step)
         self.wait()
-        with _explaining(f"{self.directory} could not be resumed from"):
+        with explaining(f"{self.directory} could not be resumed from"):
             tried: set[Path] = set()
             for _ in range(5):  # a run that saves there may delete what was just listed, and have newer ones by then
                 seen = seen_in(self.directory)
@@ -495,7 +496,7 @@ class Checkpointer:
 
     def list(self) -> Snapshots:
         """All checkpoints in the order of saving, the newest last; one that is too damaged to be read counts as bad."""
-        with _explaining(f"{self.directory} could not be listed"):
+        with explaining(f"{self.directory} could not be listed"):
             return [one.snapshot for one in seen_in(self.directory)]
 
     def verify(self, step: int, *, run: str | None = None) -> Verified:
@@ -509,7 +510,7 @@ class Checkpointer:
         if not found:
             there = listed([str(s.step) for s in known], 20) or "none"
             raise CheckpointError(f"there is no checkpoint of step {step} in {self.directory}; there are: {there}")
-        with _explaining(f"{found[-1].path} could not be read"):
+        with explaining(f"{found[-1].path} could not be read"):
             return Verified(snapshot=found[-1], damage=container.damage_of(found[-1].path))
 
     def prune(self) -> Snapshots:
@@ -661,22 +662,6 @@ def _check_parts(method: str, objects: Mapping[str, Any]) -> None:
             close = difflib.get_close_matches(name, PARTS, n=1)
             hint = f"did you mean {close[0]!r}?" if close else f"it takes {', '.join(PARTS)}; your own goes into extra"
             raise CheckpointError(f"{method} was given {name!r}, which is no part of a checkpoint; {hint}")
-
-
-@contextlib.contextmanager
-def _explaining(what: str) -> Iterator[None]:
-    """Whatever goes wrong inside leaves as an error of ours that says what was being done."""
-    try:
-        yield
-    except TrimtabError:
-        raise
-    except OSError as error:
-        where = f" at {error.filename}" if error.filename else ""
-        told = CheckpointError(f"{what}: {error.strerror or error}{where}")
-        told.errno = error.errno
-        raise told from error
-    except Exception as error:
-        raise CheckpointError(f"{what} ({type(error).__name__}: {error}); nothing was changed") from error
 
 
 @contextlib.contextmanager

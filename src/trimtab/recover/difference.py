@@ -13,6 +13,7 @@ from torch import Tensor
 
 from trimtab.recover import health, tree
 from trimtab.recover.compare import kind_of
+from trimtab.recover.prepare import explaining
 
 OPAQUE = "rng"
 """Numbers below this name mean nothing by themselves: they are the same or not."""
@@ -63,6 +64,7 @@ class Difference:
         return not self.tensors and not self.settings
 
 
+@explaining("the two could not be compared")
 def difference(a: Mapping[str, Any], b: Mapping[str, Any]) -> Difference:
     """Compare the sections of two checkpoints, tensor by tensor and value by value.
 
@@ -220,5 +222,8 @@ def _same(a: Any, b: Any) -> bool:
 def _told(values: Mapping[str, Any], name: str) -> str | None:
     if name not in values:
         return None
-    text = repr(values[name])
+    try:
+        text = repr(values[name])
+    except ValueError:  # a whole number of thousands of digits
+        return "a number too long to print"
     return text if len(text) <= 200 else f"{text[:199]}…"

@@ -21,6 +21,7 @@ from trimtab.recover.house import QUARANTINE
 from trimtab.recover.masks import masks_of
 from trimtab.recover.outsiders import sections_of_foreign
 from trimtab.recover.plain import as_plain
+from trimtab.recover.prepare import explaining
 from trimtab.recover.survey import snapshot_of
 
 log = logging.getLogger("trimtab")
@@ -28,6 +29,7 @@ OWN = ("config", "train_history", "val_history")
 BESIDE = "beside"  # buffers in the model's section that its state_dict leaves out
 
 
+@explaining("the checkpoint could not be saved")
 def save_checkpoint(
     path: str | os.PathLike[str],
     model: nn.Module,
@@ -125,10 +127,12 @@ def load_checkpoint(
     if not resuming:
         sections["rng"] = rng.capture()  # whoever only wants weights keeps drawing the numbers they were drawing
     objects = {"optimizer": optimizer, "scheduler": scheduler, "scaler": scaler, "ema": ema, "loader": loader}
-    state.restore(sections, model=model, strict=False, **objects)
+    with explaining(f"{where} could not be loaded"):
+        state.restore(sections, model=model, strict=False, **objects)
     return True
 
 
+@explaining("the checkpoint could not be read")
 def read_checkpoint(path: str | os.PathLike[str]) -> dict[str, Any]:
     """What a checkpoint holds under the documented names; CheckpointError where it cannot be read or is damaged.
 
@@ -167,6 +171,7 @@ def _refused(where: Path, sections: Any, bad: tuple[str, ...], step: int, meta: 
     return snapshot_of(home)
 
 
+@explaining("it could not be read")
 def _sound_sections(where: Path, given: Mapping[str, Any], masks: set[str]) -> dict[str, Any]:
     """The state at `where`, verified and finite; CheckpointError says why there is none."""
     if where.is_file():

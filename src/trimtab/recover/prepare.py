@@ -5,9 +5,10 @@ from __future__ import annotations
 import contextlib
 import errno
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
-from trimtab.core.errors import CheckpointError
+from trimtab.core.errors import CheckpointError, TrimtabError
 from trimtab.recover.disk import DISK, Disk
 from trimtab.recover.house import clean, temporary
 
@@ -59,3 +60,21 @@ def explained(error: OSError, final: Path, needed: int = 0) -> CheckpointError:
     )
     told.errno = error.errno
     return told
+
+
+@contextlib.contextmanager
+def explaining(what: str) -> Iterator[None]:
+    """Whatever goes wrong inside leaves as an error of ours that says what was being done; a decorator, too."""
+    try:
+        yield
+    except TrimtabError:
+        raise
+    except OSError as error:
+        where = f" at {error.filename}" if error.filename else ""
+        told = CheckpointError(f"{what}: {error.strerror or error}{where}")
+        told.errno = error.errno
+        raise told from error
+    except MemoryError as error:
+        raise CheckpointError(f"{what}: there is not enough memory") from error
+    except Exception as error:
+        raise CheckpointError(f"{what} ({type(error).__name__}: {str(error)[:500]})") from error

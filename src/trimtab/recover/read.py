@@ -16,6 +16,7 @@ from trimtab.core.errors import CheckpointError
 from trimtab.recover import manifest, tree
 from trimtab.recover.disk import DISK, Disk
 from trimtab.recover.manifest import MANIFEST, MARKER, MAX_JSON, STATUS, Contents, Damage, Manifest, Section
+from trimtab.recover.prepare import explaining
 from trimtab.recover.status import damage_of_status, get_status
 from trimtab.recover.verify import check_file, check_header, reason_of
 
@@ -23,6 +24,7 @@ _MARKER_BYTES = 65
 _SIMILAR = 8
 
 
+@explaining("the checkpoint could not be read")
 def read(path: Path, *, verify: bool = True, sections: Collection[str] | None = None, disk: Disk = DISK) -> Contents:
     """Read a checkpoint, or only some `sections` of it; CheckpointError names every damaged file.
 

@@ -15,6 +15,7 @@ from trimtab.core.types import Snapshot
 from trimtab.recover import container, health
 from trimtab.recover.foreign import load_foreign
 from trimtab.recover.manifest import Section
+from trimtab.recover.prepare import explaining
 from trimtab.recover.survey import snapshot_of
 from trimtab.recover.tensors import SAFE_NAMES
 
@@ -56,6 +57,7 @@ class Sheet:
     """Tensors of a foreign file that hold a NaN or an Inf; ours are looked at when they are saved."""
 
 
+@explaining("the checkpoint could not be shown")
 def sheet_of(path: Path) -> Sheet:
     """The contents of a checkpoint of ours; CheckpointError where its manifest cannot be read."""
     manifest = container.inspect(path)
@@ -70,6 +72,7 @@ def sheet_of(path: Path) -> Sheet:
     )
 
 
+@explaining("the file could not be shown")
 def sheet_of_foreign(path: Path) -> Sheet:
     """The contents of a `.pt`, `.pth` or `.safetensors` file; nothing in it is executed."""
     loaded = load_foreign(path)

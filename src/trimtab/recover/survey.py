@@ -16,6 +16,7 @@ from trimtab.recover.compare import listed
 from trimtab.recover.foreign import SAFE_SUFFIX, TORCH_SUFFIXES
 from trimtab.recover.house import QUARANTINE
 from trimtab.recover.manifest import MANIFEST, MARKER
+from trimtab.recover.prepare import explaining
 
 RECORD = "run.jsonl"  # a folder with it is the record of a run
 
@@ -35,6 +36,7 @@ class Seen:
     doubtful: bool = False
 
 
+@explaining("the folder could not be looked through")
 def survey(folder: Path) -> list[Seen]:
     """Every checkpoint in a folder, the one saved last at the end, then those in quarantine; an error without any.
 
@@ -63,6 +65,7 @@ def seen_in(folder: Path) -> list[Seen]:
     return _in_order([see(entry.path) for entry in container.entries(folder)])
 
 
+@explaining("the checkpoint could not be found")
 def find(path: Path, step: int | None = None, run: str | None = None) -> Path:
     """The one checkpoint meant by a path: itself, `folder/500`, or the one of `step`, or what resume would take."""
     path = Path(path)
