@@ -211,7 +211,7 @@ TORCH: dict[str, Maker] = {
     "storage of a size": of_pickle(pickled(call("torch.storage", "UntypedStorage", number(4 * GIGABYTE)))),
     "stride 0": of_pickle(pickled(entry("w", tensor(1, [10**12], [0]))), {"data/0": bytes(4)}),
     "many of stride 0": of_pickle(
-        pickled(b"}(", b"".join(text(str(i)) + tensor(1, [10**7], [0]) for i in range(1000)), b"u"),
+        pickled(b"}(", b"".join(text(str(i)) + tensor(1, [10**7 + i], [0]) for i in range(1000)), b"u"),
         {"data/0": bytes(4)},
     ),
     "beyond its storage": of_pickle(pickled(entry("w", tensor(1, [10**9], [1]))), {"data/0": bytes(4)}),

@@ -381,3 +381,33 @@ def test_deep_descriptions_are_refused() -> None:
         tree = [tree]
     with pytest.raises(CheckpointError, match="containers deep"):
         unflatten(tree, {})
+
+
+def test_a_few_bytes_are_not_looked_at_without_end() -> None:
+    """By a stride of 0, or by many views: both would make whoever reads the state read for hours."""
+    stored = {"w": torch.zeros(1000)}
+    view = {"$": "tensor", "key": "w", "dtype": "float32", "offset": 0}
+    with pytest.raises(CheckpointError, match="claim far more values than are stored"):
+        unflatten(view | {"shape": [10**12], "stride": [0]}, stored)
+    with pytest.raises(CheckpointError, match="claim far more values than are stored"):
+        unflatten([view | {"shape": [999], "stride": [1], "offset": n % 2, "n": n} for n in range(100_000)], stored)
+    assert len(unflatten([{"$": "tensor", "key": "w"}] * 100_000, stored)) == 100_000  # shared by as many layers
+    for shape, stride in (([2**63], [0]), ([1.0], [1]), (["1"], [1]), ([1] * 65, [1] * 65), ([True], [1])):
+        with pytest.raises(CheckpointError, match="makes no sense"):
+            unflatten(view | {"shape": shape, "stride": stride}, stored)
+    wide = unflatten(view | {"shape": [50, 1000], "stride": [0, 1]}, stored)
+    assert wide.shape == (50, 1000)
+    base = torch.zeros(10)
+    with pytest.raises(CheckpointError, match=r"largest has shape \(10000000, 10\).*before it is expanded"):
+        flatten({"base": base, "wide": base.expand(10**7, 10)})  # told when it is saved, not when it is needed
+
+
+@pytest.mark.parametrize("kind", ["dict", "set", "frozenset", "Counter"])
+def test_keys_that_were_chosen_to_be_slow_are_refused(kind: str) -> None:
+    """All of them have the same hash: a dict would compare each with all others."""
+    keys = [{"$": "int", "v": hex((2**61 - 1) * i)} for i in range(1, 3000)]
+    body = keys if kind.endswith("set") else [[key, 1] for key in keys]
+    with pytest.raises(CheckpointError, match="cannot tell them apart quickly"):
+        unflatten({"$": kind, "v": body}, {})
+    honest = {hash(str(i)) * 7: (i, 2**62 + i) for i in range(20_000)}  # large, and many, and no trouble
+    assert round_trip({"keys": honest, "set": set(honest)}) == {"keys": honest, "set": set(honest)}

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from trimtab.recover import tensors
-from trimtab.recover.tensors import Json, Shelf, refusal
+from trimtab.recover.tensors import Json, Made, Shelf, refusal
 
 _TORCH_HAS = {"b": (1,), "i": (1, 2, 4, 8), "u": (1, 2, 4, 8), "f": (2, 4, 8), "c": (8, 16)}  # the others: as bytes
 
@@ -39,7 +39,7 @@ def encode(value: np.ndarray[Any, Any] | np.generic, path: str, shelf: Shelf) ->
     return {"$": "ndarray", **body}
 
 
-def decode(tree: dict[str, Json], stored: Mapping[str, Tensor], made: dict[str, Tensor]) -> Any:
+def decode(tree: dict[str, Json], stored: Mapping[str, Tensor], made: Made) -> Any:
     """The array or scalar that `tree` describes."""
     if tree["$"] == "numpy":
         dtype = _plain_dtype(tree["dtype"])

@@ -14,6 +14,7 @@ from torch import Tensor
 from trimtab.recover import health, tree
 from trimtab.recover.compare import kind_of
 from trimtab.recover.prepare import explaining
+from trimtab.recover.tensors import identity
 
 OPAQUE = "rng"
 """Numbers below this name mean nothing by themselves: they are the same or not."""
@@ -78,7 +79,8 @@ def difference(a: Mapping[str, Any], b: Mapping[str, Any]) -> Difference:
     tensors_a, values_a = _leaves(a)
     tensors_b, values_b = _leaves(b)
     names = list(dict.fromkeys((*tensors_a, *tensors_b)))
-    changes = [change for name in names if (change := _changed(name, tensors_a.get(name), tensors_b.get(name)))]
+    done: dict[Any, float | None] = {}
+    changes = [change for name in names if (change := _changed(name, tensors_a.get(name), tensors_b.get(name), done))]
     keys = dict.fromkeys((*values_a, *values_b))
     settings = [
         SettingChange(name=name, a=_told(values_a, name), b=_told(values_b, name))
@@ -144,14 +146,18 @@ def _pieces(tensor: Tensor) -> Iterator[Tensor]:
     yield from (flat[start : start + _PIECE] for start in range(0, len(flat), _PIECE))
 
 
-def _changed(name: str, a: Tensor | None, b: Tensor | None) -> TensorChange | None:
+def _changed(name: str, a: Tensor | None, b: Tensor | None, done: dict[Any, float | None]) -> TensorChange | None:
+    """What changed; `done` holds what was compared already, under whatever name: layers may share their weights."""
     if a is None or b is None:
         if b is not None:
             return TensorChange(name=name, what="only_b", b=kind_of(b), num_elements=b.numel())
         return None if a is None else TensorChange(name=name, what="only_a", a=kind_of(a), num_elements=a.numel())
     if kind_of(a) != kind_of(b) or a.layout is not b.layout:
         return TensorChange(name=name, what="kind", a=kind_of(a), b=kind_of(b), num_elements=b.numel())
-    relative = _change(a, b)
+    both = identity(a), identity(b)
+    if both not in done:
+        done[both] = _change(a, b)
+    relative = done[both]
     if relative is None:
         return None
     told = None if OPAQUE in name.split(".") else relative

@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from trimtab.recover.tensors import identity
+
 WATCHED = ("model", "optimizer", "ema")
 """Sections that must be finite. Gradients need not be: a loss scaler makes them infinite now and then."""
 
@@ -26,14 +28,22 @@ def nonfinite(sections: Mapping[str, Any], *, allowed: Collection[str] = ()) -> 
         >>> nonfinite(sections, allowed={"model.bad"})
         ()
     """
-    asked = [(name, dense) for name, tensor in named(sections) if name not in allowed for dense in _values(tensor)]
+    names: dict[Any, list[str]] = {}  # weights that layers share are looked at once
+    asked: dict[Any, Tensor] = {}
+    for name, tensor in named(sections):
+        if name not in allowed:
+            for dense in _values(tensor):
+                names.setdefault(identity(tensor), []).append(name)
+                asked.setdefault(identity(tensor), dense)
+    known, tensors = list(asked), list(asked.values())
     suspects: set[int] = set()
-    for places in _by_device([tensor for _, tensor in asked]).values():
-        norms = torch.stack(_norms([asked[place][1] for place in places]))
+    for places in _by_device(tensors).values():
+        norms = torch.stack(_norms([tensors[place] for place in places]))
         finite = torch.isfinite(norms).tolist()
         suspects.update(place for place, fine in zip(places, finite, strict=True) if not fine)
-    bad = [asked[place][0] for place in sorted(suspects) if not bool(torch.isfinite(asked[place][1]).all())]
-    return tuple(dict.fromkeys(bad))
+    bad = {known[place] for place in suspects if not bool(torch.isfinite(tensors[place]).all())}
+    told = {name for one in bad for name in names[one]}
+    return tuple(dict.fromkeys(name for name, _ in named(sections) if name in told)) if told else ()
 
 
 def named(sections: Mapping[str, Any]) -> Iterator[tuple[str, Tensor]]:

@@ -37,6 +37,8 @@ SAFE_NAMES: dict[torch.dtype, str] = {
 _CARRIERS = {torch.complex128: torch.float64, torch.complex32: torch.float16}
 _DTYPES = {str(d).removeprefix("torch."): d for d in vars(torch).values() if isinstance(d, torch.dtype)}
 _ALIGNMENT = 16  # of the widest dtype
+_FREE_BYTES = 64 << 20
+_MAX_ALIKE = 50
 
 
 @dataclass(slots=True)
@@ -105,14 +107,40 @@ def _sparse_parts(tensor: Tensor, path: str) -> dict[str, Tensor]:
 def place(shelf: Shelf, prefix: str = "") -> dict[str, Tensor]:
     """Decide what is stored under which key, and fill the places in the tree; `prefix` is left out of the keys."""
     stored: dict[str, Tensor] = {}
+    looks: list[Tensor] = []
     for group in _by_storage(shelf):
+        looks += [view.tensor for view in group]
         for views in _overlapping(group):
             key = _free_key(views[0].path.removeprefix(prefix), stored)
             if len(views) == 1:
                 stored[key] = _store_one(views[0], key)
             else:
                 stored[key] = _store_shared(views, key)
+    claimed = sum(map(size_of, looks))
+    if claimed > (limit := claimable(stored)):  # reading it back would be refused: better to be told now
+        most = max(looks, key=size_of)
+        raise CheckpointError(
+            f"tensors of {prefix or 'the state'} overlap so much that they claim {claimed} bytes, more than {limit}; "
+            f"the largest has shape {tuple(most.shape)} and strides {most.stride()}: store it before it is expanded"
+        )
     return stored
+
+
+def size_of(tensor: Tensor) -> int:
+    """The bytes that the values of a tensor would take, if each had its own."""
+    return tensor.numel() * tensor.element_size()
+
+
+def claimable(stored: Mapping[str, Tensor]) -> int:
+    """How many bytes all views of what is stored may claim together: many may look at the same few bytes."""
+    return 4 * sum(map(size_of, stored.values())) + _FREE_BYTES
+
+
+def identity(tensor: Tensor) -> Any:
+    """What two tensors have in common that are the same values in the same memory; others have nothing in common."""
+    if tensor.layout is not torch.strided or not tensor.numel() or tensor.is_meta:
+        return id(tensor)
+    return tensor.device, tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride()
 
 
 def _by_storage(shelf: Shelf) -> list[list[_View]]:
@@ -191,18 +219,54 @@ def _store_shared(views: list[_View], key: str) -> Tensor:
     return _storable(base)
 
 
-def decode(tree: dict[str, Json], stored: Mapping[str, Tensor], made: dict[str, Tensor]) -> Tensor:
+class Made:
+    """What was built so far of a description, and what it may still ask for.
+
+    A few bytes can be looked at in any number of ways, by strides of 0 for example: whoever walks through the state
+    would read each of them. Keys of a dict can be chosen so that it has to compare each with all others.
+    """
+
+    def __init__(self, stored: Mapping[str, Tensor]) -> None:
+        self.tensors: dict[str, Tensor] = {}
+        self._bytes = claimable(stored)
+        self._hashes: dict[int, int] = {}
+
+    def claim(self, num_bytes: int) -> None:
+        """Count the bytes that one more view says it has."""
+        self._bytes -= num_bytes
+        if self._bytes < 0:
+            raise ValueError("its tensors claim far more values than are stored")
+
+    def check_key(self, key: Any) -> Any:
+        """The key of a dict or item of a set, if it is not one of many that look alike to it."""
+        note_alike(key, self._hashes)
+        return key
+
+
+def note_alike(key: Any, hashes: dict[int, int]) -> None:
+    """Count keys by their hash; ValueError for too many of one. Texts and small numbers cannot be made to be alike."""
+    if isinstance(key, str | bytes | float | None) or (isinstance(key, int) and abs(key) < 2**60):
+        return
+    number = hash(key)
+    hashes[number] = hashes.get(number, 0) + 1
+    if hashes[number] > _MAX_ALIKE:
+        raise ValueError(f"more than {_MAX_ALIKE} keys were chosen so that a dict cannot tell them apart quickly")
+
+
+def decode(tree: dict[str, Json], stored: Mapping[str, Tensor], made: Made) -> Tensor:
     """The tensor that `tree` describes; equal descriptions give the same object."""
     if tree["$"] == "sparse":
         return _decode_sparse(tree, stored, made)
     name = repr(tree)
-    if name not in made:
-        made[name] = _decode_view(tree, stored[tree["key"]]) if "offset" in tree else _decode_one(tree, stored)
-    return made[name]
+    if name not in made.tensors:
+        base = stored[tree["key"]]
+        found = _decode_view(tree, base) if "offset" in tree else _decode_one(tree, base)
+        made.claim(size_of(found))
+        made.tensors[name] = found
+    return made.tensors[name]
 
 
-def _decode_one(tree: dict[str, Json], stored: Mapping[str, Tensor]) -> Tensor:
-    tensor: Tensor = stored[tree["key"]]
+def _decode_one(tree: dict[str, Json], tensor: Tensor) -> Tensor:
     if "dtype" in tree:
         tensor = flat(tensor).view(dtype_named(tree["dtype"])).reshape(tree["shape"])
     if "stride" in tree:
@@ -219,14 +283,15 @@ def _decode_view(tree: dict[str, Json], base: Tensor) -> Tensor:
     if row.dtype is not dtype:
         whole = row.nbytes // dtype.itemsize * dtype.itemsize // row.element_size()
         row = row[:whole].view(dtype)
-    if len(shape) != len(stride) or min([offset, *shape, *stride]) < 0:
+    numbers = [offset, *shape, *stride]
+    if len(shape) != len(stride) or len(shape) > 64 or not all(type(n) is int and 0 <= n < 2**62 for n in numbers):
         raise ValueError(f"shape {shape}, strides {stride} and offset {offset} do not go together")
     if all(shape) and offset + sum((n - 1) * s for n, s in zip(shape, stride, strict=True)) >= len(row):
         raise ValueError(f"shape {shape} with strides {stride} at {offset} is outside of {len(row)} values")
     return row.as_strided(shape, stride, row.storage_offset() + offset)
 
 
-def _decode_sparse(tree: dict[str, Json], stored: Mapping[str, Tensor], made: dict[str, Tensor]) -> Tensor:
+def _decode_sparse(tree: dict[str, Json], stored: Mapping[str, Tensor], made: Made) -> Tensor:
     parts = {name: decode(tree[name], stored, made) for name in ("indices", "crow", "col", "values") if name in tree}
     if tree["layout"] == "sparse_coo":
         indices, values = parts["indices"], parts["values"]

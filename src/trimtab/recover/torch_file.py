@@ -24,6 +24,7 @@ import torch
 from torch import Tensor, UntypedStorage
 
 from trimtab.core.errors import CheckpointError
+from trimtab.recover.tensors import note_alike
 
 MAGIC = 0x1950A86A20F9469CFC6C
 PROTOCOL = 1001
@@ -35,9 +36,7 @@ _FREE_CLAIM = 64 << 20
 _FREE_DIRECTORY = 2_000_000  # bytes: about 25,000 members
 _ROW = struct.Struct("<8xHH8xIIHHH8xI")
 _MAX_NAME = 300
-_MAX_ODD_KEYS = 2_000  # of a kind of which many can be made that a dict cannot tell apart quickly
 _PER_TENSOR = 1_000
-_LARGE = 2**60
 _END = object()
 _Bytes: Any = UntypedStorage  # torch's annotations say less than it does
 
@@ -62,7 +61,10 @@ class Budget:
     memory: int = MEMORY
     steps: int = field(init=False)
     claimed: int = field(init=False)
-    odd_keys: int = _MAX_ODD_KEYS
+    hashes: dict[int, int] = field(default_factory=dict)
+    """How many keys have the same hash, of those that can be chosen to."""
+    looks: set[Any] = field(default_factory=set)
+    """The ways in which tensors look at storages."""
     unchecked: list[Tensor] = field(default_factory=list)
     """Sparse tensors, whose indices may not have been read yet."""
 
@@ -492,14 +494,15 @@ class _Pickle:
 
 
 def check_key(key: Any, budget: Budget) -> None:
-    """Refuse keys that cannot be any, and many of those that can be made to look alike to a dict."""
-    if isinstance(key, str | bytes | bool | float | None) or (type(key) is int and abs(key) < _LARGE):
-        return
-    if not isinstance(key, int | tuple | complex | torch.dtype | torch.device | torch.Size):
+    """Refuse keys that no checkpoint has, and many that were chosen to look alike to a dict."""
+    if not isinstance(key, str | bytes | int | float | complex | tuple | torch.dtype | torch.device | None):
         raise Foreign(f"a {type(key).__name__} is a key in it")
-    budget.odd_keys -= 1
-    if budget.odd_keys < 0:
-        raise TooMuch(f"it has more than {_MAX_ODD_KEYS} keys that are tuples or numbers of more than 60 bits")
+    if isinstance(key, tuple | complex) or (isinstance(key, int) and abs(key) >= 2**60):
+        budget.spend(100)
+    try:
+        note_alike(key, budget.hashes)
+    except (TypeError, ValueError) as error:
+        raise TooMuch(str(error)) from error
 
 
 def _named(module: str, name: str) -> Any:
@@ -574,7 +577,10 @@ def _check_place(budget: Budget, storage: Storage, dtype: torch.dtype, offset: A
     if reach * dtype.itemsize > storage.num_bytes:
         raise Refused(f"a tensor of shape {tuple(size)} reaches beyond the {storage.num_bytes} bytes it is made of")
     budget.spend(_PER_TENSOR)
-    budget.claim(numel * dtype.itemsize)
+    look = (id(storage), dtype, offset, tuple(size), tuple(stride))
+    if look not in budget.looks:  # layers that share their weights are in a file once for each
+        budget.looks.add(look)
+        budget.claim(numel * dtype.itemsize)
 
 
 def _quantized(budget: Budget, storage: Any, offset: Any, size: Any, stride: Any, how: Any, *rest: Any) -> Tensor:

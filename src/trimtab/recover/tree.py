@@ -20,7 +20,7 @@ from torch import Tensor
 
 from trimtab.core.errors import CheckpointError
 from trimtab.recover import arrays, tensors
-from trimtab.recover.tensors import Json, Shelf, refusal
+from trimtab.recover.tensors import Json, Made, Shelf, refusal
 
 MAX_DEPTH = 100
 """Containers within containers; beyond it a state most likely holds itself, and a file is most likely hostile."""
@@ -53,7 +53,7 @@ def flatten(state: Any, path: str = "") -> tuple[Json, dict[str, Tensor]]:
 def unflatten(tree: Json, stored: Mapping[str, Tensor]) -> Any:
     """Build the state that `flatten` took apart; CheckpointError where `tree` does not describe one."""
     try:
-        return _decode(tree, stored, {}, 0)
+        return _decode(tree, stored, Made(stored), 0)
     except CheckpointError:
         raise
     except _DAMAGE as error:
@@ -173,7 +173,7 @@ _ENCODERS: dict[type, tuple[str, Callable[[Any, str, Shelf, int], dict[str, Json
 }
 
 
-def _decode(tree: Json, stored: Mapping[str, Tensor], made: dict[str, Tensor], depth: int) -> Any:
+def _decode(tree: Json, stored: Mapping[str, Tensor], made: Made, depth: int) -> Any:
     if tree is None or isinstance(tree, (bool, str, int, float)):
         return tree
     if depth > MAX_DEPTH:
@@ -192,10 +192,16 @@ def _decode(tree: Json, stored: Mapping[str, Tensor], made: dict[str, Tensor], d
     if kind in _SIMPLE:
         return _SIMPLE[kind](tree["v"])
     if kind in _PAIRS:
-        pairs = [(_decode(k, stored, made, depth + 1), _decode(v, stored, made, depth + 1)) for k, v in tree["v"]]
+        pairs = [
+            (made.check_key(_decode(k, stored, made, depth + 1)), _decode(v, stored, made, depth + 1))
+            for k, v in tree["v"]
+        ]
         return _PAIRS[kind](pairs, tree)
     if kind in _ITEMS:
-        return _ITEMS[kind]([_decode(item, stored, made, depth + 1) for item in tree["v"]], tree)
+        items = [_decode(item, stored, made, depth + 1) for item in tree["v"]]
+        if kind in ("set", "frozenset"):
+            items = [made.check_key(item) for item in items]
+        return _ITEMS[kind](items, tree)
     raise ValueError(f"a kind {str(kind)[:40]!r} does not exist")
 
 
