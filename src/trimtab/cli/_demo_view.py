@@ -28,7 +28,7 @@ ARMS = {
 
 def show_intro(out: Console, plan: Plan) -> None:
     """Say what is about to happen."""
-    out.print(f"[bold]A small CNN with BatchNorm learns {NUM_TRAIN:,} handwritten digits, three times.[/bold]")
+    out.print(Text(f"A small CNN with BatchNorm learns {NUM_TRAIN:,} handwritten digits, three times.", style="bold"))
     last = plan.spike_step + SPIKE_STEPS - 1
     out.print(f"  fault 1, step {plan.nan_step}: one pixel of one image is NaN")
     out.print(f"  fault 2, steps {plan.spike_step} to {last}: the learning rate is {SPIKE_FACTOR:g} times too high")
@@ -77,13 +77,13 @@ def show_result(out: Console, result: DemoResult, page: Path | None, seconds: fl
     out.print()
     out.print(Padding(_table(result), (0, 0, 0, 2), expand=False))
     out.print(f"\n{conclusion(result)}")
-    out.print("\n[bold]Training loss[/bold] (log scale)")
+    out.print(Text.assemble(("\nTraining loss", "bold"), " (log scale)"))
     every_loss = [v for arm in result.arms for v in arm.losses]
     for arm in result.arms:
         line = Text(f"  {arm.name:<10} {sparkline(arm.losses, 62, beside=every_loss)}")
         line.highlight_regex(BAD, "bold red")
         out.print(line)
-    out.print("\n[bold]What the guard found, and did[/bold]")
+    out.print(Text("\nWhat the guard found, and did", style="bold"))
     deeds = _deeds(result.run_dir)
     for finding in result.findings:
         out.print(Text.assemble(f"  step {finding.step:>3}  ", (finding.code, "bold"), " ", (finding.name, "red")))
@@ -94,7 +94,7 @@ def show_result(out: Console, result: DemoResult, page: Path | None, seconds: fl
             out.print(wrapped(text, width, f"{'':6}done: ", style="cyan"))
     if not result.findings:
         out.print("  nothing")
-    out.print(f"\n[bold]Next[/bold]  [dim](this took {seconds:.0f} s)[/dim]")
+    out.print(Text.assemble(("\nNext", "bold"), (f"  (this took {seconds:.0f} s)", "dim")))
     if page is not None:
         out.print(f"  open {page}", soft_wrap=True)
     if result.run_dir is not None:

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any, NoReturn, ParamSpec
 
 import typer
 
+from trimtab.core.printable import brief, printable, safe_json
+
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -48,20 +50,21 @@ def command(body: Callable[P, int]) -> Callable[P, None]:
 
 def fail(message: str) -> NoReturn:
     """Say what is wrong on stderr and end with exit code 2."""
-    print(f"error: {message}", file=sys.stderr)
+    print(f"error: {printable(message)}", file=sys.stderr)
     raise typer.Exit(UNUSABLE)
 
 
 def console() -> Console:
     """Where people read: colours and width follow the terminal, NO_COLOR and FORCE_COLOR."""
-    from rich.console import Console
+    from trimtab.report.console import SafeConsole
 
-    return Console(highlight=False, emoji=False)
+    return SafeConsole()
 
 
 def emit(data: Mapping[str, Any]) -> None:
     """Print one JSON object on stdout. Numbers JSON cannot hold become "NaN", "Infinity" and "-Infinity"."""
-    print(json.dumps({"schema_version": SCHEMA_VERSION} | plain(data), ensure_ascii=False, allow_nan=False))
+    text = json.dumps({"schema_version": SCHEMA_VERSION} | plain(data), ensure_ascii=False, allow_nan=False)
+    print(safe_json(text))
 
 
 def plain(value: Any) -> Any:
@@ -83,4 +86,6 @@ def plain(value: Any) -> Any:
         return plain(value.tolist())
     if isinstance(value, float) and not math.isfinite(value):
         return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+    if isinstance(value, int) and not isinstance(value, bool) and value.bit_length() > 10_000:
+        return brief(value)  # no reader of JSON takes thousands of digits
     return value if value is None or isinstance(value, bool | int | float | str) else str(value)

@@ -80,10 +80,11 @@ def _rule(name: str, *, as_json: bool) -> None:
         return
     from rich.markdown import Markdown
     from rich.rule import Rule
+    from rich.text import Text
 
     out = console()
     width = min(out.width, MOST_COLUMNS)
-    out.print(Rule(f"[bold]{found.code}[/bold] {found.name}", align="left"))
+    out.print(Rule(Text.assemble((found.code, "bold"), f" {found.name}"), align="left"))
     # A terminal gets it rendered; a pipe gets the Markdown itself, which reads as well and can be pasted.
     if out.is_terminal:
         out.print(Markdown(text), width=width)
@@ -105,9 +106,10 @@ def _check(name: str, *, as_json: bool) -> bool:
         return True
     from rich.markdown import Markdown
     from rich.rule import Rule
+    from rich.text import Text
 
     out = console()
-    out.print(Rule(f"[bold]{found.code}[/bold] {found.name}", align="left"))
+    out.print(Rule(Text.assemble((found.code, "bold"), f" {found.name}"), align="left"))
     if out.is_terminal:
         out.print(Markdown(text), width=min(out.width, MOST_COLUMNS))
     else:
@@ -171,10 +173,11 @@ def _guide(guide: Guide, *, as_json: bool) -> None:
         )
         return
     from rich.rule import Rule
+    from rich.text import Text
 
     out = console()
     width = min(out.width, MOST_COLUMNS)
-    out.print(Rule(f"[bold]{guide.title}[/bold]", align="left"), width=width)
+    out.print(Rule(Text(guide.title, style="bold"), align="left"), width=width)
     for part in _parts(guide, width):
         out.print(part)
 

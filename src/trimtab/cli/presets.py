@@ -90,7 +90,7 @@ def _show_one(out: Console, preset: Preset) -> None:
             for key, value in rows:
                 out.print(wrapped(value, width, f"  {key:<{wide}}  "))
 
-    out.print(Rule(f"[bold]{preset.name}[/bold] {preset.title}", align="left"))
+    out.print(Rule(Text.assemble((preset.name, "bold"), f" {preset.title}"), align="left"))
     out.print(wrapped(preset.source, width, "from "))
     if preset.aliases:
         out.print(f"also {', '.join(preset.aliases)}")

@@ -30,6 +30,22 @@ def printable(text: object, *, one_line: bool = False) -> str:
     return "".join(c if c in kept or _is_safe(c) else c.encode("unicode_escape").decode("ascii") for c in text)
 
 
+def brief(value: object, length: int = 200) -> str:
+    """A value from a file on one line of at most `length` characters, whatever it is.
+
+    Example:
+        >>> brief("a" * 300, 10), brief(16**5000)
+        ('aaaaaaaaa…', 'a number of 20001 bits')
+    """
+    if isinstance(value, int) and value.bit_length() > 1000:
+        return f"a number of {value.bit_length()} bits"
+    try:
+        text = printable(value, one_line=True)
+    except (ValueError, RecursionError):  # a long number inside of it, or too deep
+        text = f"a {type(value).__name__} that cannot be shown"
+    return text if len(text) <= length else f"{text[: length - 1]}…"
+
+
 def safe_json(text: str) -> str:
     """JSON that means the same, with those characters escaped that JSON lets through and a terminal acts on.
 

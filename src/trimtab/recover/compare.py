@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -10,6 +11,7 @@ import torch
 from torch import Tensor
 
 from trimtab.core.errors import CheckpointError
+from trimtab.core.printable import brief
 
 SHOWN = 5
 """Names in one line of a difference; the rest are counted."""
@@ -23,16 +25,39 @@ def listed(names: Iterable[str], shown: int = SHOWN) -> str:
         'a, b and 1 more'
     """
     kept = list(names)
-    return ", ".join(kept[:shown]) + (f" and {len(kept) - shown} more" if len(kept) > shown else "")
+    more = f" and {len(kept) - shown} more" if len(kept) > shown else ""
+    return ", ".join(brief(name) for name in kept[:shown]) + more
+
+
+def joined(path: str, key: Any) -> str:
+    """The name of something inside of a container; one that is too long is cut, and keeps a mark to tell it by.
+
+    A file can nest thousands of tensors below a name of a million letters: each would have it in its own.
+
+    Example:
+        >>> joined("model", "weight"), joined("", 3), len(joined("x" * 300, "y" * 300)) < 420
+        ('model.weight', '3', True)
+    """
+    return _cut(f"{path}.{_cut(_named(key), 120)}" if path else _cut(_named(key), 120), 400)
+
+
+def _named(key: Any) -> str:
+    return str(key) if not isinstance(key, int) or key.bit_length() < 1000 else brief(key)
+
+
+def _cut(text: str, length: int) -> str:
+    if len(text) <= length:
+        return text
+    return f"{text[: length - 10]}…{zlib.crc32(text.encode('utf-8', 'surrogatepass')):08x}"
 
 
 def missing_and_extra(part: str, here: Iterable[str], saved: Iterable[str], what: str) -> list[str]:
     """Lines for the names that are only here, or only in the checkpoint."""
-    ours, theirs = list(here), list(saved)
+    ours, theirs = dict.fromkeys(here), dict.fromkeys(saved)
     lines = []
-    if absent := [name for name in ours if name not in set(theirs)]:
+    if absent := [name for name in ours if name not in theirs]:
         lines.append(f"{part}: {what} here but not in the checkpoint: {listed(absent)}")
-    if extra := [name for name in theirs if name not in set(ours)]:
+    if extra := [name for name in theirs if name not in ours]:
         lines.append(f"{part}: {what} in the checkpoint but not here: {listed(extra)}")
     return lines
 

@@ -11,8 +11,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from trimtab.core.printable import brief
 from trimtab.recover import health, tree
-from trimtab.recover.compare import kind_of
+from trimtab.recover.compare import joined, kind_of
 from trimtab.recover.prepare import explaining
 from trimtab.recover.tensors import identity
 
@@ -209,10 +210,10 @@ def _walk(path: str, value: Any) -> Iterator[tuple[str, Any]]:
         yield path, torch.from_numpy(value) if value.dtype != object and value.dtype.kind in "biufc" else value
     elif isinstance(value, Mapping) and value:
         for key, one in value.items():
-            yield from _walk(f"{path}.{key}", one)
+            yield from _walk(joined(path, key), one)
     elif isinstance(value, list | tuple) and any(isinstance(one, Mapping | Tensor | np.ndarray) for one in value):
         for index, one in enumerate(value):
-            yield from _walk(f"{path}.{index}", one)
+            yield from _walk(joined(path, index), one)
     else:
         yield path, value
 
@@ -225,11 +226,18 @@ def _same(a: Any, b: Any) -> bool:
     return bool(first[0] == second[0])
 
 
+class _Shown:
+    """A value as Python writes it, for `brief`."""
+
+    def __init__(self, value: Any) -> None:
+        self._value = value
+
+    def __str__(self) -> str:
+        return repr(self._value)
+
+
 def _told(values: Mapping[str, Any], name: str) -> str | None:
     if name not in values:
         return None
-    try:
-        text = repr(values[name])
-    except ValueError:  # a whole number of thousands of digits
-        return "a number too long to print"
-    return text if len(text) <= 200 else f"{text[:199]}…"
+    value = values[name]
+    return brief(value if isinstance(value, int) and not isinstance(value, bool) else _Shown(value))

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from trimtab.recover.compare import joined
 from trimtab.recover.tensors import identity
 
 WATCHED = ("model", "optimizer", "ema")
@@ -57,7 +58,7 @@ def named(sections: Mapping[str, Any]) -> Iterator[tuple[str, Tensor]]:
 
 def _named_moments(optimizers: Mapping[str, Any]) -> Iterator[tuple[str, Tensor]]:
     for label, entry in optimizers.items():
-        prefix = "optimizer" if len(optimizers) == 1 else f"optimizer.{label}"
+        prefix = "optimizer" if len(optimizers) == 1 else joined("optimizer", label)
         state = entry.get("state") if isinstance(entry, Mapping) else entry
         if not isinstance(state, Mapping) or "param_groups" not in state:
             yield from _walk(prefix, state)
@@ -66,7 +67,7 @@ def _named_moments(optimizers: Mapping[str, Any]) -> Iterator[tuple[str, Tensor]
         for index, moments in state.get("state", {}).items():
             for key, value in moments.items() if isinstance(moments, Mapping) else ():
                 name = names.get(index) or index
-                yield from ((f"{prefix}.{path}.{name}", one) for path, one in _walk(key, value))
+                yield from ((joined(joined(prefix, path), name), one) for path, one in _walk(str(key), value))
         yield from _walk(f"{prefix}.param_groups", state["param_groups"])
 
 
@@ -82,10 +83,10 @@ def _walk(path: str, value: Any) -> Iterator[tuple[str, Tensor]]:
         yield path, value
     elif isinstance(value, Mapping):
         for key, one in value.items():
-            yield from _walk(f"{path}.{key}", one)
+            yield from _walk(joined(path, key), one)
     elif isinstance(value, list | tuple):
         for index, one in enumerate(value):
-            yield from _walk(f"{path}.{index}", one)
+            yield from _walk(joined(path, index), one)
 
 
 def _values(tensor: Tensor) -> Iterator[Tensor]:

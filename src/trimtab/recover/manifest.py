@@ -26,6 +26,7 @@ MAX_STEP = 10**15
 """Steps, branches and places in the order of saving are below it; a number beyond it was never counted."""
 _JSON_MEMORY = 150_000_000  # what the values of a JSON file may take in memory, beside the file itself
 _COSTS = ((b"{", 190), (b"[", 64), (b",", 60), (b":", 60))  # bytes per value that each of these stands for, at most
+_MAX_SECTIONS = 1000
 _MAX_DIMS = 64  # torch has no tensors with more
 _MAX_METRIC = 2**1023  # larger whole numbers are no floats
 _LAST_YEAR = 253_402_300_800.0  # the end of the year 9999 in seconds since 1970
@@ -201,6 +202,8 @@ def parse(data: bytes, digest: str) -> Manifest:
     if version != FORMAT:
         raise CheckpointError(f"{MANIFEST} has format {str(version)[:40]!r}; this version of trimtab reads {FORMAT}")
     try:
+        if len(raw["sections"]) > _MAX_SECTIONS:
+            raise ValueError(f"{len(raw['sections'])} sections; at most {_MAX_SECTIONS} were expected")
         sections = {name: _section(name, body) for name, body in raw["sections"].items()}
         meta = tree.unflatten(raw["meta"], {})
         return Manifest(

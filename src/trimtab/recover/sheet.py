@@ -13,6 +13,7 @@ from torch import Tensor
 from trimtab.core.errors import CheckpointError
 from trimtab.core.types import Snapshot
 from trimtab.recover import container, health
+from trimtab.recover.compare import joined
 from trimtab.recover.foreign import load_foreign
 from trimtab.recover.manifest import Section
 from trimtab.recover.prepare import explaining
@@ -92,23 +93,34 @@ def sheet_of_foreign(path: Path) -> Sheet:
 
 def tensor_names(section: Section) -> dict[str, str]:
     """Names for people: `exp_avg.layer.weight` instead of `0.state.state.3.exp_avg`."""
-    return {key: _name(key, section.tree) for key in section.tensors}
+    parameters: dict[str, dict[str, str]] = {}
+    return {key: _name(key, section.tree, parameters) for key in section.tensors}
 
 
-def _name(key: str, tree: Any) -> str:
+def _name(key: str, tree: Any, parameters: dict[str, dict[str, str]]) -> str:
     found = _MOMENT.fullmatch(key)
     if found is None:
         return key
     label, index, moment = found.groups()
+    if label not in parameters:
+        parameters[label] = _parameter_names(label, tree)
+    name = parameters[label].get(index)
+    if name is None:  # not an optimizer of torch
+        return key
+    return f"{moment}.{name}" if len(tree) == 1 else f"{label}.{moment}.{name}"
+
+
+def _parameter_names(label: str, tree: Any) -> dict[str, str]:
+    """The names of the parameters of one optimizer by their number."""
+    names: dict[str, str] = {}
     try:
         entry = tree[label]
-        names: dict[int, str] = {}
         for group, told in zip(entry["state"]["param_groups"], entry["names"], strict=True):
-            names.update(zip(group["params"], told, strict=True))
-        name = names[int(index)] or index
-        return f"{moment}.{name}" if len(tree) == 1 else f"{label}.{moment}.{name}"
-    except (KeyError, TypeError, ValueError):  # not an optimizer of torch
-        return key
+            for number, name in zip(group["params"], told, strict=True):
+                names[str(number)] = str(name) or str(number)
+    except (KeyError, TypeError, ValueError):
+        return {}
+    return names
 
 
 def _row(name: str, section: Section) -> SectionRow:
@@ -134,7 +146,7 @@ def _gather(path: str, value: Any, rows: list[TensorRow], depth: int) -> None:
         rows.append(TensorRow(name=path or "(the whole)", dtype=dtype, shape=tuple(value.shape), num_bytes=size))
     elif isinstance(value, Mapping):
         for key, one in value.items():
-            _gather(f"{path}.{key}" if path else str(key), one, rows, depth + 1)
+            _gather(joined(path, key), one, rows, depth + 1)
     elif isinstance(value, list | tuple):
         for index, one in enumerate(value):
-            _gather(f"{path}.{index}" if path else str(index), one, rows, depth + 1)
+            _gather(joined(path, index), one, rows, depth + 1)

@@ -13,6 +13,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from trimtab.core.printable import brief
 from trimtab.report.text import wrapped
 
 if TYPE_CHECKING:
@@ -107,7 +108,7 @@ def _table(seen: Sequence[Seen], resume: Snapshot | None, now: float, width: int
     table.add_column("metrics and reason", overflow="fold")
     for one in seen:
         snapshot = one.snapshot
-        notes = [", ".join(f"{name} {value:.4g}" for name, value in snapshot.metrics.items())]
+        notes = [_some([f"{brief(name, 60)} {value:.4g}" for name, value in snapshot.metrics.items()])]
         notes.append("repaired: zeros where NaN or Inf were" if snapshot.repaired else "")
         notes.append(snapshot.reason)
         mark = "→" if resume is not None and snapshot.path == resume.path else " "
@@ -139,8 +140,7 @@ def _sheet(sheet: Sheet, width: int, all_tensors: bool) -> Iterator[RenderableTy
         yield Text.assemble((" FOREIGN ", "bold reverse yellow"), f" {sheet.path}, {byte_size(sheet.num_bytes)}")
         yield wrapped("Not written by trimtab: no checksums, no verdict. Nothing in it was executed.", width, "")
         if sheet.nonfinite:
-            more = f" and {len(sheet.nonfinite) - 3} more" if len(sheet.nonfinite) > 3 else ""
-            yield wrapped(f"NaN or Inf in {', '.join(sheet.nonfinite[:3])}{more}", width, "! ", style="bold red")
+            yield wrapped(f"NaN or Inf in {_some(sheet.nonfinite, 3)}", width, "! ", style="bold red")
     else:
         label = Text(f" {snapshot.state.upper()} ", style=f"bold reverse {COLOURS[snapshot.state]}")
         branch = f" of branch {snapshot.branch}" if snapshot.branch else ""
@@ -158,19 +158,27 @@ def _sheet(sheet: Sheet, width: int, all_tensors: bool) -> Iterator[RenderableTy
         if section.tensors:
             yield from _section(section, all_tensors)
     if plain := [section.name for section in sheet.sections if not section.tensors]:
-        yield Text.assemble("\n", ("without tensors", "bold"), f"  {', '.join(plain)}")
+        yield Text.assemble("\n", ("without tensors", "bold"), f"  {_some(plain)}")
 
 
 def _facts(values: Any) -> str:
     if not isinstance(values, Mapping):
         return ""
-    return ", ".join(f"{k} {v:.6g}" if isinstance(v, float) else f"{k} {v}" for k, v in values.items())
+    return _some(
+        [f"{brief(k, 60)} {v:.6g}" if isinstance(v, float) else f"{brief(k, 60)} {brief(v)}" for k, v in values.items()]
+    )
+
+
+def _some(names: Sequence[str], shown: int = 20) -> str:
+    """Some of them, and how many more there are: a file may hold any number."""
+    more = f" and {len(names) - shown:,} more" if len(names) > shown else ""
+    return ", ".join(brief(name) for name in names[:shown]) + more
 
 
 def _section(section: SectionRow, all_tensors: bool) -> Iterator[RenderableType]:
     num = len(section.tensors)
     held = f"{count(num, 'tensor')}, {byte_size(section.num_bytes)}"
-    yield Text.assemble("\n", (section.name or "tensors", "bold"), (f"  {held}", "dim"))
+    yield Text.assemble("\n", (brief(section.name) or "tensors", "bold"), (f"  {held}", "dim"))
     shown = section.tensors if all_tensors else section.tensors[:NUM_TENSORS]
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=False)
     table.add_column(overflow="fold")
@@ -178,7 +186,7 @@ def _section(section: SectionRow, all_tensors: bool) -> Iterator[RenderableType]
         table.add_column(justify=justify, no_wrap=True)
     for one in shown:
         shape = " x ".join(map(str, one.shape)) or "scalar"
-        table.add_row(f"  {one.name}", one.dtype, shape, byte_size(one.num_bytes))
+        table.add_row(f"  {brief(one.name, 500)}", one.dtype, brief(shape, 100), byte_size(one.num_bytes))
     yield table
     if len(shown) < num:
         yield Text(f"  … and {num - len(shown)} more; --all lists them", style="dim")
@@ -200,7 +208,7 @@ def _difference(found: Difference, a: str, b: str, width: int) -> Iterator[Rende
     yield Text(f"a: {a}\nb: {b}", style="dim")
     for section, changes in _by_section(found.tensors).items():
         told = f"  {count(len(changes), 'tensor')}: norm of the difference / norm of a, the largest first"
-        yield Text.assemble((f"\n{section}", "bold"), (told, "dim"))
+        yield Text.assemble((f"\n{brief(section)}", "bold"), (told, "dim"))
         yield _changes(changes[:NUM_CHANGES])
         if len(changes) > NUM_CHANGES:
             yield Text(f"  … and {len(changes) - NUM_CHANGES} more; --json lists them", style="dim")
@@ -208,12 +216,12 @@ def _difference(found: Difference, a: str, b: str, width: int) -> Iterator[Rende
     if settings:
         yield Text.assemble(("\nsettings", "bold"), ("  a → b", "dim"))
         for one in settings[:NUM_SETTINGS]:
-            yield wrapped(f"{one.name}: {_or_none(one.a)} → {_or_none(one.b)}", width, "  ")
+            yield wrapped(f"{brief(one.name)}: {_or_none(one.a)} → {_or_none(one.b)}", width, "  ")
         if len(settings) > NUM_SETTINGS:
             yield Text(f"  … and {len(settings) - NUM_SETTINGS} more; --json lists them", style="dim")
     yield from _unnamed((*found.tensors, *found.settings))
     if found.same and not found.identical:
-        yield Text.assemble(("\nidentical", "bold"), f"  {', '.join(found.same)}")
+        yield Text.assemble(("\nidentical", "bold"), f"  {_some(found.same)}")
 
 
 def _changes(changes: Sequence[TensorChange]) -> Table:
@@ -223,7 +231,7 @@ def _changes(changes: Sequence[TensorChange]) -> Table:
     table.add_column(overflow="fold", style="dim")
     for one in changes:
         size, about = _change(one)
-        table.add_row(f"  {size}", one.name.partition(".")[2] or one.name, about)
+        table.add_row(f"  {size}", brief(one.name.partition(".")[2] or one.name, 500), about)
     return table
 
 
@@ -257,7 +265,7 @@ def _is_unnamed(name: str) -> bool:
 def _unnamed(changes: Sequence[TensorChange | SettingChange]) -> Iterator[RenderableType]:
     tally = Counter(_unnamed_part(one.name) for one in changes if _is_unnamed(one.name))
     if tally:
-        told = ", ".join(f"{name} ({count(num, 'value')})" for name, num in tally.items())
+        told = _some([f"{name} ({count(num, 'value')})" for name, num in tally.items()])
         yield Text.assemble(("\nalso different", "bold"), f"  {told}")
 
 
@@ -268,7 +276,7 @@ def _unnamed_part(name: str) -> str:
 
 
 def _or_none(value: str | None) -> str:
-    return "not there" if value is None else value
+    return "not there" if value is None else brief(value)
 
 
 def count(num: int, what: str) -> str:

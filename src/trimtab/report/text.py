@@ -7,11 +7,12 @@ import textwrap
 from collections.abc import Iterator
 from itertools import groupby
 
-from rich.console import Console, Group, RenderableType
+from rich.console import Group, RenderableType
 from rich.text import Text
 
 from trimtab.core.types import Severity
 from trimtab.report.chart import BAD, MARK, chart, is_wide
+from trimtab.report.console import SafeConsole
 from trimtab.report.curve import Curve
 from trimtab.report.incidents import Incident, Trouble
 from trimtab.report.summary import Deed, Health, Summary, Track
@@ -33,7 +34,7 @@ NUM_DEEDS = 12
 def to_text(summary: Summary, width: int = 80) -> str:
     """Render a summary as plain text."""
     out = io.StringIO()
-    Console(file=out, width=width, no_color=True, highlight=False, emoji=False).print(render(summary, width=width))
+    SafeConsole(file=out, width=width, no_color=True).print(render(summary, width=width))
     return out.getvalue()
 
 
