@@ -131,11 +131,17 @@ class Trail:
         """The trail that `state_dict` described."""
         new = cls()
         new._num, new._num_names = int(state["num"]), int(state["num_names"])
+        if not 0 <= new._num <= SIZE or new._num_names < 0 or not all(0 <= at <= new._num for at, _ in state["from"]):
+            raise ValueError(f"a trail of {new._num} steps and {new._num_names} tensors; it has at most {SIZE} steps")
         for place, step in state["from"]:
             new._steps[place : new._num] = np.arange(step, step + new._num - place)
         num_scalars = int(state.get("num_scalars", NUM_BEFORE_HIGHS))
+        if not 0 <= num_scalars <= len(SCALARS):
+            raise ValueError(f"a trail of {num_scalars} numbers per step; it has at most {len(SCALARS)}")
         used = num_scalars + _groups(new._num_names)
-        raw = np.frombuffer(zlib.decompress(base64.b85decode(state["values"])), np.uint8)
+        # No more than fits is unpacked: a few bytes of a damaged or foreign state could be made to fill any memory.
+        plain = zlib.decompressobj().decompress(base64.b85decode(state["values"]), 2 * used * new._num + 1)
+        raw = np.frombuffer(plain, np.uint8)
         kept = np.ascontiguousarray(raw.reshape(2, -1).T).view("<f2").reshape(used, new._num)
         new._values[: new._num, :num_scalars] = kept.T[:, :num_scalars]
         new._values[: new._num, len(SCALARS) : len(SCALARS) + used - num_scalars] = kept.T[:, num_scalars:]

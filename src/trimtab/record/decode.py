@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from trimtab.core.errors import RecordError
+from trimtab.core.files import JSON_MEMORY, json_memory
 from trimtab.core.types import (
     Action,
     BrainState,
@@ -26,7 +27,10 @@ from trimtab.core.types import (
 )
 from trimtab.record.format import MAJOR, Event
 
-DAMAGE = (ValueError, KeyError, TypeError, IndexError, OverflowError, AttributeError)
+DAMAGE = (ValueError, KeyError, TypeError, IndexError, OverflowError, AttributeError, RecursionError)
+MAX_LINE = 32_000_000
+"""Bytes; the longest lines are states of the detectors, of a few thousand."""
+_LONG = 100_000
 _INT64 = 2**63
 
 
@@ -61,6 +65,8 @@ _DECODER = json.JSONDecoder(parse_constant=_refuse)  # built once: json.loads wo
 
 def parse_line(line: bytes) -> dict[str, Any]:
     """One line as a dict with `t` and `seq`; ValueError for anything that is not a line of ours."""
+    if len(line) > _LONG and (len(line) > MAX_LINE or json_memory(line) > JSON_MEMORY):
+        raise ValueError(f"{len(line)} bytes with more values than any line of ours")
     try:
         data = _DECODER.decode(line.decode())
     except RecursionError:
@@ -87,6 +93,21 @@ def _int(data: Mapping[str, Any], name: str) -> int:
     if type(value) is not int or not -_INT64 <= value < _INT64:
         raise ValueError(f"{name} is {value!r}, expected a whole number")
     return value
+
+
+def _numbers(data: Mapping[str, Any], name: str) -> dict[str, float]:
+    """A mapping of names to numbers; whoever shows them formats them as such."""
+    found = _dict(data, name)
+    for key, value in found.items():
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise ValueError(f"{name}.{key} is {value!r}, expected a number")
+        float(value)  # OverflowError for one that is none any more
+    return found
+
+
+def _counts(data: Mapping[str, Any], name: str) -> dict[str, int]:
+    found = _dict(data, name)
+    return {key: _int(found, key) for key in found}
 
 
 def _text(data: Mapping[str, Any], name: str) -> str:
@@ -126,7 +147,7 @@ def to_info(data: dict[str, Any]) -> RunInfo | None:
         run_id=_text(data, "run_id"),
         started=_text(data, "started"),
         config=_dict(data, "config"),
-        versions=_dict(data, "versions"),
+        versions={name: str(value) for name, value in _dict(data, "versions").items()},
         model=_text(data, "model"),
         num_parameters=_int(data, "num_parameters"),
         optimizers=_texts(data, "optimizers"),
@@ -174,11 +195,11 @@ def to_event(data: dict[str, Any]) -> Event:
         return BrainState(step=_int(data, "step"), state=_dict(data, "state"), optimizer=_text(data, "optimizer"))
     if kind == "close":
         return Closing(
-            steps=_dict(data, "steps"),
+            steps=_counts(data, "steps"),
             rejected=_int(data, "rejected"),
             findings=_int(data, "num_findings"),
             reason=_text(data, "reason"),
-            dropped=_dict(data, "dropped"),
+            dropped=_counts(data, "dropped"),
         )
     if kind == "verdict":
         return Verdict(
@@ -213,7 +234,7 @@ def _to_finding(data: Mapping[str, Any]) -> Finding:
         severity=Severity(_int(data, "severity")),
         message=_text(data, "message"),
         subject=_texts(data, "subject"),
-        evidence=_dict(data, "evidence"),
+        evidence=_numbers(data, "evidence"),
         streak=_int(data, "streak"),
         advice=_texts(data, "advice"),
         optimizer=_text(data, "optimizer"),
@@ -221,4 +242,4 @@ def _to_finding(data: Mapping[str, Any]) -> Finding:
 
 
 def _to_action(data: Mapping[str, Any]) -> Action:
-    return Action(kind=_text(data, "kind"), args=_dict(data, "args"))
+    return Action(kind=_text(data, "kind"), args=_numbers(data, "args"))

@@ -8,10 +8,12 @@ from itertools import islice
 from pathlib import Path
 
 from trimtab.core.errors import RecordError
+from trimtab.core.files import open_regular
 from trimtab.record import decode
 from trimtab.record.format import LINES_NAME
 
 _HEAD_LINES = 20  # the run line is the first, or one of the first
+_HEAD_BYTES = 1_000_000  # of one of them
 
 
 def find_run(path: Path | str = "last") -> Path:
@@ -49,8 +51,8 @@ def _runs_in(parent: Path) -> list[Path]:
 
 def _started_s(run: Path) -> float:
     """When the run started, as seconds since 1970; before everything else where that is not known."""
-    with contextlib.suppress(OSError), (run / LINES_NAME).open("rb") as file:
-        for line in islice(file, _HEAD_LINES):
+    with contextlib.suppress(OSError), open_regular(run / LINES_NAME) as file:
+        for line in islice(iter(lambda: file.readline(_HEAD_BYTES), b""), _HEAD_LINES):
             with contextlib.suppress(*decode.DAMAGE):
                 data = decode.parse_line(line)
                 if data["t"] == "run" and "started" in data:

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trimtab.core.errors import RecordError
+from trimtab.core.files import open_regular
 from trimtab.core.types import (
     BrainState,
     Closing,
@@ -31,6 +32,8 @@ from trimtab.record.thin import Thinned, to_thinned
 __all__ = ["Run", "find_run", "read_run"]
 
 _MAX_PROBLEMS = 100  # of one kind; a file of noise need not be described line by line
+_MAX_BAD = 50_000  # damaged lines, after which the rest of a file is not worth the time
+_PIECE = 1 << 20
 
 
 class Run:
@@ -150,25 +153,29 @@ def read_run(folder: Path | str) -> Run:
     for _ in range(3):
         try:
             number = path.stat().st_ino
-            run = _read_lines(folder, path.read_bytes())
+            run = _read_lines(folder, path)
             _read_tables(run)
             if path.stat().st_ino == number:
                 break  # else it was thinned between the two files: lines and tables do not belong together
         except (FileNotFoundError, NotADirectoryError):
             raise missing(folder) from None
+        except RecordError:
+            raise
+        except OSError as error:
+            raise RecordError(f"{path} cannot be read: {error.strerror or error}") from error
     _note_lost(run)
     return run
 
 
-def _read_lines(folder: Path, data: bytes) -> Run:
+def _read_lines(folder: Path, path: Path) -> Run:
     run = Run(folder)
-    path = folder / LINES_NAME
-    if not data:
-        raise RecordError(f"{path} is empty: the run has not written anything yet; try again once it made a step")
-    *whole, tail = data.split(b"\n")
     ours, unknown = False, 0
     bad: list[str] = []
-    for number, line in enumerate(whole + ([tail] if tail else []), 1):
+    first = b""
+    number = 0
+    for line, whole in _raw_lines(path):
+        first = first or line
+        number += 1
         try:
             parsed = decode.parse_line(line)
             known = parsed["t"] in KINDS
@@ -176,20 +183,45 @@ def _read_lines(folder: Path, data: bytes) -> Run:
             if known:
                 _take(run, parsed, path)
         except decode.DAMAGE as error:
-            if number > len(whole):
+            if not whole:
                 ours = ours or FIRST_BYTES.startswith(line[: len(FIRST_BYTES)])
                 bad.append(f"{LINES_NAME} line {number} is incomplete ({len(line)} bytes): torn, or being written now")
             else:
-                bad.append(f"{LINES_NAME} line {number} is damaged and was skipped: {error}"[:300])
+                bad.append(f"{LINES_NAME} line {number} is damaged and was skipped: {_brief(error)}"[:300])
+            if len(bad) > _MAX_BAD:
+                bad = [*bad[:_MAX_PROBLEMS], f"{LINES_NAME} is damaged almost everywhere; it was read to line {number}"]
+                break
+    if not number:
+        raise RecordError(f"{path} is empty: the run has not written anything yet; try again once it made a step")
     if not ours:
         raise RecordError(
-            f"{path} is not a record of trimtab (it begins with {data[:40]!r}); expected JSON lines that begin with "
+            f"{path} is not a record of trimtab (it begins with {first[:40]!r}); expected JSON lines that begin with "
             f"{FIRST_BYTES.decode()!r}: is this the folder of another tool?"
         )
     run.problems += _shorten(bad)
     if unknown:
         run.problems.append(f"{LINES_NAME} has {unknown} lines of a kind unknown to this trimtab; they were skipped")
     return run
+
+
+def _raw_lines(path: Path) -> Iterator[tuple[bytes, bool]]:
+    """Every line, and whether it is whole; a piece at a time, so that a line without an end is not read for ever."""
+    with open_regular(path) as file:
+        rest = b""
+        while piece := file.read(_PIECE):
+            *lines, rest = (rest + piece).split(b"\n")
+            yield from ((line, True) for line in lines)
+            if len(rest) > decode.MAX_LINE:
+                break
+        if rest:
+            yield rest, False
+
+
+def _brief(error: Exception) -> str:
+    try:
+        return str(error)
+    except (ValueError, RecursionError):  # it quotes what cannot be shown
+        return type(error).__name__
 
 
 def _take(run: Run, data: dict[str, Any], path: Path) -> None:
@@ -203,6 +235,7 @@ def _take(run: Run, data: dict[str, Any], path: Path) -> None:
             line = decode.to_sample_line(data)
             if line.layout not in run.layouts:
                 raise ValueError(f"its layout {line.layout} is not in the record")
+            _check_step(line)
             run._samples.append(line)
         case "thinned":
             run.thinned = to_thinned(data)
@@ -210,7 +243,15 @@ def _take(run: Run, data: dict[str, Any], path: Path) -> None:
             _take_event(run, decode.to_event(data))
 
 
+def _check_step(event: object) -> None:
+    """Refuse a line about a step that never was; whatever it says, nothing can be drawn or compared there."""
+    for name in ("step", "seen_at", "about", "at"):
+        if (step := getattr(event, name, 0)) < 0:
+            raise ValueError(f"{name} is {step}, expected a step from 0 on")
+
+
 def _take_event(run: Run, event: object) -> None:
+    _check_step(event)
     if isinstance(event, Verdict):
         run.verdicts.append(event)
     elif isinstance(event, Decision):

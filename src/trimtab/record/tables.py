@@ -10,6 +10,7 @@ its own: a damaged payload costs one table, and a damaged header is skipped by l
 from __future__ import annotations
 
 import mmap
+import os
 import struct
 import zlib
 from pathlib import Path
@@ -17,10 +18,12 @@ from typing import NamedTuple
 
 import numpy as np
 
+from trimtab.core.files import is_hollow, open_regular
 from trimtab.core.types import F32, Sample
 
 MAGIC = b"TTb1"
 _HEADER = struct.Struct("<4sIIqQIII")
+_MAX_MISSES = 100_000  # places that look like the beginning of a table and are none
 _CHECKED = _HEADER.size - 4  # every word but the last, which checks them
 
 Buffer = bytes | mmap.mmap
@@ -55,7 +58,9 @@ def encode_table(sample: Sample, layout: int, seq: int) -> bytes:
 
 def map_file(path: Path) -> Buffer:
     """The file, memory-mapped; empty bytes where it is empty, FileNotFoundError where there is none."""
-    with path.open("rb") as file:
+    with open_regular(path) as file:
+        if is_hollow(os.fstat(file.fileno())):
+            raise OSError("hardly any of it was ever written")
         try:
             return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         except ValueError:  # an empty file cannot be mapped
@@ -76,7 +81,7 @@ def scan(buffer: Buffer) -> tuple[list[Entry], list[str], int]:
     """Every complete entry, what was wrong between them, and where the last one ends; payloads are not looked at."""
     entries: list[Entry] = []
     problems: list[str] = []
-    at = 0
+    at = misses = 0
     while at < len(buffer):
         entry = _entry(buffer, at)
         if entry is not None:
@@ -84,9 +89,9 @@ def scan(buffer: Buffer) -> tuple[list[Entry], list[str], int]:
             at += entry.size
             continue
         found = buffer.find(MAGIC, at + 1)
-        while found >= 0 and _entry(buffer, found) is None:
-            found = buffer.find(MAGIC, found + 1)
-        if found < 0:
+        while found >= 0 and misses < _MAX_MISSES and _entry(buffer, found) is None:
+            found, misses = buffer.find(MAGIC, found + 1), misses + 1
+        if found < 0 or misses >= _MAX_MISSES:
             problems.append(f"the last {len(buffer) - at} bytes are an incomplete or damaged table")
             break
         problems.append(f"{found - at} damaged bytes at {at} skipped")

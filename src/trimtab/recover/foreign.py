@@ -11,9 +11,10 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 from trimtab.core.errors import CheckpointError
+from trimtab.core.files import is_hollow, open_regular
 from trimtab.recover.manifest import MAX_JSON, parse_json
 from trimtab.recover.prepare import explaining
-from trimtab.recover.torch_file import Foreign, Refused, TooMuch, is_hollow, read_torch_file
+from trimtab.recover.torch_file import Foreign, Refused, TooMuch, read_torch_file
 
 TORCH_SUFFIXES = (".pt", ".pth", ".bin", ".ckpt")
 SAFE_SUFFIX = ".safetensors"
@@ -71,7 +72,7 @@ def _load_safe(path: Path) -> Any:
 
 def _check_header(path: Path) -> None:
     """Refuse a table of contents that would cost more than the file is worth, before anybody builds tensors of it."""
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         info = os.fstat(file.fileno())
         length = int.from_bytes(file.read(8), "little")
         if is_hollow(info):

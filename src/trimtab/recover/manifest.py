@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from trimtab.core.errors import CheckpointError
+from trimtab.core.files import JSON_MEMORY, json_memory
 from trimtab.core.printable import printable
 from trimtab.recover import tree
 from trimtab.recover.tensors import SAFE_NAMES, Json
@@ -24,8 +25,6 @@ ITEM_BYTES = {name: dtype.itemsize for dtype, name in SAFE_NAMES.items()}
 
 MAX_STEP = 10**15
 """Steps, branches and places in the order of saving are below it; a number beyond it was never counted."""
-_JSON_MEMORY = 150_000_000  # what the values of a JSON file may take in memory, beside the file itself
-_COSTS = ((b"{", 190), (b"[", 64), (b",", 60), (b":", 60))  # bytes per value that each of these stands for, at most
 _MAX_SECTIONS = 1000
 _MAX_DIMS = 64  # torch has no tensors with more
 _MAX_METRIC = 2**1023  # larger whole numbers are no floats
@@ -159,30 +158,20 @@ def is_digest(text: str) -> bool:
 def dump(manifest: Mapping[str, Json]) -> bytes:
     """The bytes of a manifest."""
     data = json.dumps(manifest, separators=(",", ":"), allow_nan=False).encode()
-    if len(data) > MAX_JSON or json_memory(data) > _JSON_MEMORY:
+    if len(data) > MAX_JSON or json_memory(data) > JSON_MEMORY:
         raise CheckpointError(
             f"the state without its tensors takes {len(data)} bytes and about {json_memory(data)} in memory, more than "
-            f"{MAX_JSON} and {_JSON_MEMORY}: long lists of numbers belong into tensors or arrays"
+            f"{MAX_JSON} and {JSON_MEMORY}: long lists of numbers belong into tensors or arrays"
         )
     return data
 
 
-def json_memory(data: bytes) -> int:
-    """About how many bytes the values of a JSON text take once it is read; quick, and rather too much than too little.
-
-    Example:
-        >>> json_memory(b'{"a": [1, 2]}')
-        374
-    """
-    return sum(data.count(mark) * cost for mark, cost in _COSTS)
-
-
 def parse_json(data: bytes, name: str) -> Json:
     """JSON that must be an object; CheckpointError names the file if it is not, or would take too much memory."""
-    if json_memory(data) > _JSON_MEMORY:
+    if json_memory(data) > JSON_MEMORY:
         raise CheckpointError(
             f"{name} holds too many values: they would take about {json_memory(data)} bytes of memory, more than "
-            f"{_JSON_MEMORY}"
+            f"{JSON_MEMORY}"
         )
     try:
         value = json.loads(data)

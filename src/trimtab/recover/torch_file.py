@@ -24,6 +24,7 @@ import torch
 from torch import Tensor, UntypedStorage
 
 from trimtab.core.errors import CheckpointError
+from trimtab.core.files import is_hollow, open_regular
 from trimtab.recover.tensors import note_alike
 
 MAGIC = 0x1950A86A20F9469CFC6C
@@ -113,7 +114,7 @@ StorageOf = Callable[[tuple[Any, ...]], Storage]
 
 def read_torch_file(path: Path) -> Any:
     """Tensors and plain data of a file that `torch.save` wrote; raises `Refused` with the reason otherwise."""
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         info = os.fstat(file.fileno())
         size = info.st_size
         if size == 0:
@@ -133,12 +134,6 @@ def read_torch_file(path: Path) -> Any:
         return loaded
     finally:
         data.close()
-
-
-def is_hollow(info: os.stat_result) -> bool:
-    """Whether hardly any of a file is on the disk; file systems that compress store far more of real weights."""
-    blocks = getattr(info, "st_blocks", None)
-    return blocks is not None and info.st_size > 200_000_000 and blocks * 512 < info.st_size // 20
 
 
 def check_extent(value: Any, limit: int) -> None:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from trimtab.core.config import Config
-from trimtab.core.errors import RecordError
+from trimtab.core.errors import RecordError, TrimtabError
 from trimtab.core.pipeline import Brain
 from trimtab.core.types import Decision, Finding, Verdict
 from trimtab.record.reader import Run, find_run, read_run
@@ -54,7 +55,8 @@ def replay(folder: Path | str, config: Config | None = None) -> Replay:
             brains[name] = _brain(run, settings, name, sample.step)
         num_samples += 1
         at = seen_at.get(_key(sample.optimizer, sample.phase, sample.step), sample.step)
-        verdict, decision = brains[name].advance(sample, seen_at=at)
+        with _explaining(f"step {sample.step} of {run.folder} cannot be judged again"):
+            verdict, decision = brains[name].advance(sample, seen_at=at)
         if verdict:
             verdicts.append(verdict)
         if decision.actions:
@@ -104,8 +106,21 @@ def _brain(run: Run, config: Config, optimizer: str, start: int) -> Brain:
     brain = Brain.from_config(config)
     state = next((s for s in run.states if s.optimizer == optimizer and s.step == start), None)
     if state is not None:
-        brain.load_state_dict(state.state)
+        with _explaining(f"the state before step {start} of {run.folder} cannot be read"):
+            brain.load_state_dict(state.state)
     return brain
+
+
+@contextmanager
+def _explaining(what: str) -> Iterator[None]:
+    """A record may be damaged, or made by somebody else, in ways that only show when it is used."""
+    try:
+        yield
+    except TrimtabError:
+        raise
+    except Exception as error:
+        told = f"{type(error).__name__}: {str(error)[:200]}"
+        raise RecordError(f"{what} ({told}): the record is damaged there") from error
 
 
 Key = tuple[str, str, int]
