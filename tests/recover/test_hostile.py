@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import pickle
+import re
 import resource
 import shutil
 from collections.abc import Callable, Iterator
@@ -17,8 +18,11 @@ import torch
 from safetensors.torch import save_file
 
 from tests.recover.lab import FILES, folder, pair, refused, reseal
+from tests.recover.test_foreign import peak_of
 from trimtab.core.errors import CheckpointError
 from trimtab.recover import container
+from trimtab.recover.sheet import sheet_of
+from trimtab.recover.survey import snapshot_of
 
 __all__ = ["folder", "pair"]
 
@@ -187,3 +191,55 @@ def test_a_tensor_file_of_another_checkpoint_is_noticed_unverified(pair: Path) -
     shutil.copy(pair.parent / container.name_of(1) / "optimizer.safetensors", pair / "optimizer.safetensors")
     with pytest.raises(CheckpointError, match=r"optimizer\.safetensors: .*is not what was written"):
         container.read(pair)
+
+
+def named(number: int) -> dict[str, Any]:
+    return {f"{i:x}": ["F32", [0], "0123456789abcdef"] for i in range(number)}
+
+
+TOO_MANY: dict[str, Callable[[dict[str, Any]], None]] = {
+    "tensors": lambda m: m["sections"]["model"].update(tensors=named(190_000)),
+    "tensors that the file has room for": lambda m: m["sections"]["model"].update(tensors=named(250_000), bytes=10**8),
+    "values": lambda m: m.update(meta={"x": [[]] * 2_000_000}),
+    "sections": lambda m: m.update(sections={f"s{i}": m["sections"]["loader"] for i in range(2000)}),
+    "metrics": lambda m: m["meta"].update(metrics={str(i): 1.0 for i in range(20_000)}),
+    "history": lambda m: m.update(history=list(range(200_000))),
+    "dimensions": lambda m: m["sections"]["model"].update(tensors={"w": ["F32", [10**18] * 50_000, "0" * 16]}),
+    "digits": lambda m: m.update(step=10**4000),
+}
+
+
+@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="the peak of memory is read from /proc")
+@pytest.mark.parametrize("what", TOO_MANY)
+def test_a_manifest_with_too_much_of_anything_is_refused(what: str, pair: Path) -> None:
+    reseal(pair, TOO_MANY[what])
+    for look in (lambda: container.read(pair), lambda: sheet_of(pair), lambda: snapshot_of(pair)):
+        peak, said = peak_of(look)
+        assert "manifest.json" in said or (look() == snapshot_of(pair) and snapshot_of(pair).state == "bad"), said
+        assert peak < 200
+
+
+IMPOSSIBLE: list[dict[str, Any]] = [
+    {"created": value} for value in (-1, 1e300, 10**20, "yesterday", None, True, [], 253_402_300_800)
+]
+IMPOSSIBLE += [{"step": value} for value in (-1, 1.5, "7", 10**15, None)]
+IMPOSSIBLE += [{"writer": value} for value in (3, None, [])]
+IMPOSSIBLE += [{"sequence": -1}, {"sequence": "1"}, {"history": "abc"}, {"history": [-1]}, {"history": {"a": 1}}]
+IMPOSSIBLE += [{"meta": {"metrics": value}} for value in (3, [1], {"a": "b"}, {"a": None}, {"a": True}, {"a": [1]})]
+IMPOSSIBLE += [{"meta": {"metrics": {"a": {"$": "int", "v": "f" * 400}}}}, {"meta": {"repaired": 1}}]
+
+
+@pytest.mark.parametrize("fields", IMPOSSIBLE, ids=lambda fields: str(fields)[:60])
+def test_dates_steps_and_metrics_that_cannot_be(fields: dict[str, Any], pair: Path) -> None:
+    reseal(pair, lambda manifest: manifest.update(fields))
+    refused(pair, "manifest.json", "makes no sense")
+    assert snapshot_of(pair).state == "bad"
+
+
+@pytest.mark.parametrize("token", ["NaN", "Infinity", "-Infinity", "1e400", "-1e400"])
+def test_dates_that_are_no_numbers(token: str, pair: Path) -> None:
+    text = (pair / "manifest.json").read_text()
+    text = re.sub(r'"created": ?[0-9.]+', f'"created":{token}', text)
+    (pair / "manifest.json").write_text(text)
+    (pair / "COMMIT").write_text(hashlib.sha256(text.encode()).hexdigest() + "\n")
+    refused(pair, "manifest.json", "is no time of writing")

@@ -7,7 +7,7 @@ import os
 import stat
 from pathlib import Path
 
-JSON_MEMORY = 150_000_000
+JSON_MEMORY = 100_000_000
 """Bytes that the values of one JSON text may take in memory, beside the text itself."""
 _COSTS = ((b"{", 190), (b"[", 64), (b",", 60), (b":", 60))  # bytes per value that each of these stands for, at most
 _HOLLOW = 200_000_000

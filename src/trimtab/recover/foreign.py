@@ -79,7 +79,7 @@ def _check_header(path: Path) -> None:
             raise CheckpointError(f"only about {info.st_blocks * 512} of its {info.st_size} bytes were ever written")
         if not 2 <= length <= min(MAX_JSON, info.st_size - 8):
             raise CheckpointError(f"declares a header of {length} bytes in a file of {info.st_size}")
-        header = parse_json(file.read(length), "its header")
+        header = parse_json(file.read(length), "its header", info.st_size)
     if len(header) > MAX_TENSORS + info.st_size // 1000:
         raise CheckpointError(f"names {len(header)} tensors in a file of {info.st_size} bytes")
 

@@ -25,7 +25,7 @@ ITEM_BYTES = {name: dtype.itemsize for dtype, name in SAFE_NAMES.items()}
 
 MAX_STEP = 10**15
 """Steps, branches and places in the order of saving are below it; a number beyond it was never counted."""
-_MAX_SECTIONS = 1000
+_LEAST_BYTES = 40  # of a tensor in a file: its name, type, shape and place
 _MAX_DIMS = 64  # torch has no tensors with more
 _MAX_METRIC = 2**1023  # larger whole numbers are no floats
 _LAST_YEAR = 253_402_300_800.0  # the end of the year 9999 in seconds since 1970
@@ -155,23 +155,35 @@ def is_digest(text: str) -> bool:
     return _HEX.fullmatch(text) is not None
 
 
-def dump(manifest: Mapping[str, Json]) -> bytes:
-    """The bytes of a manifest."""
+def dump(manifest: Mapping[str, Json], num_bytes: int = 0) -> bytes:
+    """The bytes of a manifest; `num_bytes` is what its tensors take, and says how much may be said about them."""
     data = json.dumps(manifest, separators=(",", ":"), allow_nan=False).encode()
-    if len(data) > MAX_JSON or json_memory(data) > JSON_MEMORY:
+    if len(data) > MAX_JSON or json_memory(data) > memory_for(num_bytes):
         raise CheckpointError(
             f"the state without its tensors takes {len(data)} bytes and about {json_memory(data)} in memory, more than "
-            f"{MAX_JSON} and {JSON_MEMORY}: long lists of numbers belong into tensors or arrays"
+            f"{MAX_JSON} and {memory_for(num_bytes)}: long lists of numbers belong into tensors or arrays"
         )
+    try:
+        _check_counts(manifest, num_bytes)
+    except ValueError as error:  # better now than when it is to be read
+        raise CheckpointError(f"the state has {error}: store fewer of them") from None
     return data
 
 
-def parse_json(data: bytes, name: str) -> Json:
-    """JSON that must be an object; CheckpointError names the file if it is not, or would take too much memory."""
-    if json_memory(data) > JSON_MEMORY:
+def memory_for(num_bytes: int) -> int:
+    """How much memory the description of a checkpoint may take that has this many bytes."""
+    return JSON_MEMORY + num_bytes // 20
+
+
+def parse_json(data: bytes, name: str, num_bytes: int = 0) -> Json:
+    """JSON that must be an object; CheckpointError names the file if it is not, or would take too much memory.
+
+    `num_bytes` is the size of what it describes.
+    """
+    if json_memory(data) > memory_for(num_bytes):
         raise CheckpointError(
             f"{name} holds too many values: they would take about {json_memory(data)} bytes of memory, more than "
-            f"{JSON_MEMORY}"
+            f"{memory_for(num_bytes)}"
         )
     try:
         value = json.loads(data)
@@ -184,15 +196,14 @@ def parse_json(data: bytes, name: str) -> Json:
     return value
 
 
-def parse(data: bytes, digest: str) -> Manifest:
-    """Read a manifest and distrust every field of it."""
-    raw = parse_json(data, MANIFEST)
+def parse(data: bytes, digest: str, num_bytes: int = 0) -> Manifest:
+    """Read a manifest and distrust every field of it; `num_bytes` is the size of all files it speaks of."""
+    raw = parse_json(data, MANIFEST, num_bytes)
     version = raw.get("format")
     if version != FORMAT:
         raise CheckpointError(f"{MANIFEST} has format {str(version)[:40]!r}; this version of trimtab reads {FORMAT}")
     try:
-        if len(raw["sections"]) > _MAX_SECTIONS:
-            raise ValueError(f"{len(raw['sections'])} sections; at most {_MAX_SECTIONS} were expected")
+        _check_counts(raw, num_bytes)
         sections = {name: _section(name, body) for name, body in raw["sections"].items()}
         meta = tree.unflatten(raw["meta"], {})
         return Manifest(
@@ -211,6 +222,21 @@ def parse(data: bytes, digest: str) -> Manifest:
         raise CheckpointError(f"{MANIFEST}: {error}") from None
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise CheckpointError(f"{MANIFEST} makes no sense ({type(error).__name__}: {str(error)[:200]})") from None
+
+
+def _check_counts(raw: Mapping[str, Json], num_bytes: int) -> None:
+    """Refuse numbers of things that no checkpoint of this size has, before each of them is looked at."""
+    found = {
+        "sections": (len(raw["sections"]), 1000),
+        "tensors": (sum(len(body["tensors"]) for body in raw["sections"].values()), 200_000 + num_bytes // 1000),
+        "metrics": (len(raw["meta"].get("metrics", ())), 10_000),
+        "earlier checkpoints": (len(raw.get("history", ())), 100_000),
+    }
+    for name, body in raw["sections"].items():
+        found[f"tensors in section {name[:80]!r}"] = (len(body["tensors"]), _count(body["bytes"]) // _LEAST_BYTES)
+    for what, (number, most) in found.items():
+        if number > most:
+            raise ValueError(f"{number} {what}; at most {most} were expected")
 
 
 def _section(name: str, body: Mapping[str, Json]) -> Section:

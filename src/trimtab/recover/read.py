@@ -15,6 +15,7 @@ from torch import Tensor
 from trimtab.core.errors import CheckpointError
 from trimtab.recover import manifest, tree
 from trimtab.recover.disk import DISK, Disk
+from trimtab.recover.house import size_of
 from trimtab.recover.manifest import MANIFEST, MARKER, MAX_JSON, STATUS, Contents, Damage, Manifest, Section
 from trimtab.recover.prepare import explaining
 from trimtab.recover.status import damage_of_status, get_status
@@ -93,7 +94,7 @@ def _manifest(path: Path, disk: Disk) -> tuple[Manifest | None, list[Damage]]:
     if blamed is not None:
         return None, [blamed]
     try:
-        return manifest.parse(files[MANIFEST], digest), []
+        return manifest.parse(files[MANIFEST], digest, size_of(path)), []
     except CheckpointError as error:
         return None, [Damage(file=MANIFEST, what=str(error))]
 

@@ -12,12 +12,12 @@ from torch import Tensor
 
 from trimtab.core.errors import CheckpointError
 from trimtab.core.types import Snapshot
-from trimtab.recover import container, health
+from trimtab.recover import health
 from trimtab.recover.compare import joined
 from trimtab.recover.foreign import load_foreign
 from trimtab.recover.manifest import Section
 from trimtab.recover.prepare import explaining
-from trimtab.recover.survey import snapshot_of
+from trimtab.recover.survey import look
 from trimtab.recover.tensors import SAFE_NAMES
 
 _DTYPES = {name: str(dtype).removeprefix("torch.") for dtype, name in SAFE_NAMES.items()}
@@ -61,13 +61,15 @@ class Sheet:
 @explaining("the checkpoint could not be shown")
 def sheet_of(path: Path) -> Sheet:
     """The contents of a checkpoint of ours; CheckpointError where its manifest cannot be read."""
-    manifest = container.inspect(path)
+    seen, manifest = look(path)
+    if manifest is None or seen.damaged:
+        raise CheckpointError(f"{path} cannot be used: {seen.snapshot.reason}")
     return Sheet(
         path=path,
-        snapshot=snapshot_of(path),
+        snapshot=seen.snapshot,
         created=manifest.created,
         writer=manifest.writer,
-        num_bytes=container.size_of(path),
+        num_bytes=seen.num_bytes,
         sections=tuple(_row(name, section) for name, section in manifest.sections.items()),
         meta=manifest.meta,
     )

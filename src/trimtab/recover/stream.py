@@ -14,8 +14,9 @@ import torch
 from torch import Tensor
 
 from trimtab.core.errors import CheckpointError
+from trimtab.core.files import json_memory
 from trimtab.recover.disk import Disk
-from trimtab.recover.manifest import MAX_JSON, Stored
+from trimtab.recover.manifest import MAX_JSON, Stored, memory_for
 from trimtab.recover.tensors import SAFE_NAMES, flat
 
 _ON_THE_WAY = 8  # copies from a device that may wait to be hashed
@@ -37,8 +38,10 @@ def header_of(tensors: Mapping[str, Tensor]) -> bytes:
         header[key] = {"dtype": SAFE_NAMES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [start, end]}
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-(8 + len(text)) % 64)
-    if len(text) > MAX_JSON:
-        raise CheckpointError(f"the names of {len(tensors)} tensors take {len(text)} bytes, more than {MAX_JSON}")
+    if len(text) > MAX_JSON or json_memory(text) > memory_for(num_bytes_of(tensors)):
+        raise CheckpointError(
+            f"the names of {len(tensors)} tensors take {len(text)} bytes, more than is read back: store fewer of them"
+        )
     return len(text).to_bytes(8, "little") + text
 
 

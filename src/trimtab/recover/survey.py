@@ -134,6 +134,11 @@ def run_named(name: str, snapshots: Sequence[Snapshot], folder: Path) -> str:
 
 def see(path: Path, *, quarantined: bool = False) -> Seen:
     """Look at one checkpoint: its manifest, its marker, the sizes of its files, and what is thought of it."""
+    return look(path, quarantined=quarantined)[0]
+
+
+def look(path: Path, *, quarantined: bool = False) -> tuple[Seen, container.Manifest | None]:
+    """A checkpoint, and its manifest where that can be read."""
     manifest, damages = container.look_at(path)
     status = container.get_status(path)
     size = container.size_of(path)
@@ -144,7 +149,7 @@ def see(path: Path, *, quarantined: bool = False) -> Seen:
         except CheckpointError:  # it has a name of its own
             step, branch = 0, 0
         lost = Snapshot(step=step, branch=branch, path=path, state="bad", digest="", reason=told)
-        return Seen(snapshot=lost, created=None, num_bytes=size, quarantined=quarantined, damaged=True)
+        return Seen(snapshot=lost, created=None, num_bytes=size, quarantined=quarantined, damaged=True), None
     snapshot = Snapshot(
         step=manifest.step,
         branch=manifest.branch,
@@ -158,7 +163,7 @@ def see(path: Path, *, quarantined: bool = False) -> Seen:
         repaired=bool(manifest.meta.get("repaired", False)),
         parts=tuple(manifest.sections),
     )
-    return Seen(
+    seen = Seen(
         snapshot=snapshot,
         created=manifest.created,
         num_bytes=size,
@@ -166,6 +171,7 @@ def see(path: Path, *, quarantined: bool = False) -> Seen:
         damaged=bool(damages),
         doubtful=not status.known,
     )
+    return seen, manifest
 
 
 def snapshot_of(path: Path) -> Snapshot:

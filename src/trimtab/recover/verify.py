@@ -41,7 +41,7 @@ def check_header(path: Path, section: Section) -> None:
         length = int.from_bytes(file.read(8), "little")
         if length > min(MAX_JSON, section.num_bytes):
             raise CheckpointError(f"declares a header of {length} bytes in a file of {section.num_bytes}")
-        header = parse_json(file.read(length), "its header")
+        header = parse_json(file.read(length), "its header", section.num_bytes)
     header.pop("__metadata__", None)
     for key, item in section.tensors.items():
         told = header.pop(key, None)

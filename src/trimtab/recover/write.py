@@ -129,7 +129,7 @@ def _fill(
             tensors=stream.table_of(tensors[name], marks),
         )
         body["sections"][name] = manifest.encode_section(section)
-    data = manifest.dump(body)
+    data = manifest.dump(body, sum(file.num_bytes for file in files.values()))
     digest = manifest.digest_of(data)
     disk.write_file(folder / MANIFEST, data)
     disk.write_file(folder / STATUS, state)
