@@ -6,6 +6,7 @@ import os
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, is_dataclass, replace
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -87,8 +88,8 @@ class Config:
 
     @classmethod
     def from_dict(cls, settings: Mapping[str, Any]) -> Config:
-        """Settings from plain data; an unknown key or a bad value raises ConfigError."""
-        return cls(**read_table(under(settings), _CONFIG, where=""))
+        """Settings from plain data; an unknown key, an unknown rule or a bad value raises ConfigError."""
+        return _checked(cls(**read_table(under(settings), _CONFIG, where="")))
 
     @classmethod
     def from_toml(cls, path: str | os.PathLike[str]) -> Config:
@@ -98,7 +99,7 @@ class Config:
     def with_changes(self, changes: Mapping[str, Any]) -> Config:
         """The same settings with some replaced, checked like any others; another preset lies under what differs."""
         if changes.get("preset") is None:
-            return replace(self, **read_table(changes, _CONFIG, where=""))
+            return _checked(replace(self, **read_table(changes, _CONFIG, where="")))
         usual = Config.from_dict({"preset": self.preset}).to_dict()
         mine = {name: value for name, value in self.to_dict().items() if value != usual[name]}
         return Config.from_dict({**mine, **changes})
@@ -106,6 +107,14 @@ class Config:
     def to_dict(self) -> dict[str, Any]:
         """Plain data that `from_dict` reads back to an equal Config."""
         return {f.name: _plain(getattr(self, f.name)) for f in fields(self)}
+
+
+def _checked(config: Config) -> Config:
+    """The same settings, if the rules that they name exist and have such options."""
+    if config.rules or config.severity or config.ignore or config.select != ("ALL",):
+        # Only then: most settings are read without the rules, and without numpy.
+        import_module("trimtab.core.registry").check_options(config)
+    return config
 
 
 def resolve(
@@ -157,7 +166,7 @@ def _toml_table(path: Path, *, whole: bool) -> Mapping[str, Any] | None:
         data = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError(f"cannot read the settings file {path}: {error}; give the path of a TOML file") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigError(f"{path} is not valid TOML: {error}") from None
     table = data.get("tool", {}).get("trimtab") if isinstance(data.get("tool"), dict) else None
     if table is None:

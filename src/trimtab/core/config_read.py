@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from trimtab.core.errors import ConfigError
+from trimtab.core.printable import brief
 from trimtab.core.severity import Severity
 
 Reader = Callable[[Any, str], Any]
@@ -17,7 +18,7 @@ Reader = Callable[[Any, str], Any]
 def read_table(settings: Mapping[str, Any], readers: Mapping[str, Reader], *, where: str) -> dict[str, Any]:
     """A table of settings, each read by its reader; an unknown key is an error with a suggestion."""
     if not isinstance(settings, Mapping):
-        raise ConfigError(f"{where or 'the settings'} is {settings!r}; expected a table of settings")
+        raise bad(where or "the settings", settings, "a table of settings")
     out = {}
     for key, value in settings.items():
         name = str(key).replace("-", "_")
@@ -32,12 +33,20 @@ def read_table(settings: Mapping[str, Any], readers: Mapping[str, Reader], *, wh
 
 def bad(name: str, value: Any, expected: str) -> ConfigError:
     """The error of a value that cannot be used."""
-    return ConfigError(f"{name} = {value!r}; expected {expected}")
+    return ConfigError(f"{name} = {shown(value)}; expected {expected}")
+
+
+def shown(value: Any) -> str:
+    """A value as Python writes it, on one line and not too long."""
+    try:
+        return brief(repr(value))
+    except Exception:  # a number of thousands of digits, an object that cannot be shown
+        return f"a {type(value).__name__} that cannot be shown"
 
 
 def meant(value: Any, choices: Iterable[str]) -> str:
     """A hint at the choice that a value comes close to; empty where there is none."""
-    close = difflib.get_close_matches(str(value), list(choices), n=1)
+    close = difflib.get_close_matches(value, list(choices), n=1) if isinstance(value, str) else []
     return f" (did you mean {close[0]!r}?)" if close else ""
 
 
@@ -59,21 +68,33 @@ def integer(low: int) -> Reader:
     return read
 
 
+def number(value: Any) -> float | None:
+    """The value as a float, if it is a finite number; truth values and texts are none."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    try:
+        found = float(value)
+    except OverflowError:
+        return None
+    return found if math.isfinite(found) else None
+
+
 def positive(value: Any, name: str) -> float:
     """A finite number above 0."""
-    # `not value > 0` also catches NaN.
-    if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0 or math.isinf(value):
+    found = number(value)
+    if found is None or found <= 0:
         raise bad(name, value, "a finite number above 0")
-    return float(value)
+    return found
 
 
 def between(low: float, high: float) -> Reader:
     """A reader of numbers from `low` to `high`, both included."""
 
     def read(value: Any, name: str) -> float:
-        if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
+        found = number(value)
+        if found is None or not low <= found <= high:
             raise bad(name, value, f"a number from {low:g} to {high:g}")
-        return float(value)
+        return found
 
     return read
 
@@ -87,7 +108,7 @@ def choice(choices: tuple[str, ...]) -> Reader:
     """A reader of one of a few words."""
 
     def read(value: Any, name: str) -> str:
-        if value not in choices:
+        if not isinstance(value, str) or value not in choices:
             raise bad(name, value, f"one of {', '.join(choices)}{meant(value, choices)}")
         return str(value)
 
@@ -114,14 +135,23 @@ def severities(value: Any, name: str) -> dict[str, str]:
     """Severities by rule."""
     if not isinstance(value, Mapping):
         raise bad(name, value, 'a table such as {"GRAD002" = "warn"}')
-    try:
-        return {str(k): Severity.parse(v).name.lower() for k, v in value.items()}
-    except ValueError as error:
-        raise ConfigError(f"{name}: {error}") from None
+    return {str(k): severity(v, f"{name}.{k}").name.lower() for k, v in value.items()}
+
+
+def severity(value: Any, name: str) -> Severity:
+    """One of the three severities, by its name or its number."""
+    names = [one.name.lower() for one in Severity]
+    if isinstance(value, str | int) and not isinstance(value, bool):
+        try:
+            return Severity.parse(value)
+        except ValueError:
+            pass
+    told = f"severity {shown(value)} is none of {', '.join(names)}; expected one of them{meant(value, names)}"
+    raise ConfigError(f"{name}: {told}")
 
 
 def tables(value: Any, name: str) -> dict[str, dict[str, Any]]:
     """A table of tables."""
     if not isinstance(value, Mapping) or not all(isinstance(v, Mapping) for v in value.values()):
         raise bad(name, value, 'a table of tables such as {"exploding-gradient" = {ratio = 20}}')
-    return {str(k): dict(v) for k, v in value.items()}
+    return {str(k): {str(key): one for key, one in v.items()} for k, v in value.items()}

@@ -6,6 +6,7 @@ import difflib
 from collections.abc import Mapping
 from typing import Any
 
+from trimtab.core.config_read import bad
 from trimtab.core.errors import ConfigError
 from trimtab.core.preset_arch import ARCHITECTURES
 from trimtab.core.preset_data import DOCUMENTED
@@ -25,7 +26,7 @@ def get_preset(name: str) -> Preset:
         ('camoxpert', 0.5)
     """
     if not isinstance(name, str):
-        raise ConfigError(f"preset = {name!r}; expected the name of a preset: trimtab presets lists them")
+        raise bad("preset", name, "the name of a preset: trimtab presets lists them")
     known = {alias: preset for preset in PRESETS for alias in (preset.name, *preset.aliases)}
     wanted = name.strip().lower().replace("_", "-")
     if wanted in known:

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import difflib
 import logging
+import math
 import re
 from collections.abc import Iterable
 from dataclasses import fields, is_dataclass
-from functools import cache
+from functools import cache, partial
 from importlib import import_module
 from importlib.metadata import entry_points
-from typing import Any
+from typing import Any, get_type_hints
 
 from trimtab.core.config import Config
+from trimtab.core.config_read import Reader, bad, boolean, integer, number, severity, text
 from trimtab.core.errors import ConfigError
 from trimtab.core.types import Rule, Severity
 
@@ -49,12 +51,23 @@ def find_rule(code_or_name: str) -> type[Rule]:
 
 def select_rules(config: Config) -> tuple[Rule, ...]:
     """The rules a configuration selects, with its thresholds and severities."""
-    for word in (*config.select, *config.ignore, *config.severity, *config.rules):
-        if not any(_matches(word, r) for r in all_rules()):
-            raise ConfigError(_unknown(word))
+    _check_words(config)
     return tuple(
         _build(rule, config) for rule in all_rules() if _any(config.select, rule) and not _any(config.ignore, rule)
     )
+
+
+def check_options(config: Config) -> None:
+    """Refuse names of rules that do not exist, and options that their rules do not have or cannot use."""
+    _check_words(config)
+    for rule in all_rules():
+        _options(rule, config)
+
+
+def _check_words(config: Config) -> None:
+    for word in (*config.select, *config.ignore, *config.severity, *config.rules):
+        if not any(_matches(word, r) for r in all_rules()):
+            raise ConfigError(_unknown(word))
 
 
 def advice_of(rule: Rule | type[Rule]) -> tuple[str, ...]:
@@ -71,20 +84,65 @@ def _advice_in(documentation: str) -> tuple[str, ...]:
 
 
 def _build(rule: type[Rule], config: Config) -> Rule:
-    settings: dict[str, Any] = {}
+    return rule(**_options(rule, config))
+
+
+def _options(rule: type[Rule], config: Config) -> dict[str, Any]:
+    """The options of a rule that are not its usual ones, each checked."""
+    readers = _readers(rule)
+    options: dict[str, Any] = {}
     for word, values in config.rules.items():
+        for key, value in values.items() if _matches(word, rule) else ():
+            name = str(key).replace("-", "_")
+            if name not in readers:
+                close = difflib.get_close_matches(name, readers, n=1)
+                hint = f"did you mean {close[0]!r}?" if close else f"it has {', '.join(sorted(readers))}."
+                raise ConfigError(f"rule {rule.code} ({rule.name}) has no setting {key!r}; {hint}")
+            options[name] = readers[name](value, f"rules.{word}.{key}")
+    for word, value in config.severity.items():
         if _matches(word, rule):
-            settings |= values
-    for word, severity in config.severity.items():
-        if _matches(word, rule):
-            settings["severity"] = Severity.parse(severity)
-    known: set[str] = {f.name for f in fields(rule)} if is_dataclass(rule) else set()
-    for key in settings:
-        if key not in known:
-            close = difflib.get_close_matches(key, known, n=1)
-            hint = f"did you mean {close[0]!r}?" if close else f"it has {', '.join(sorted(known))}."
-            raise ConfigError(f"rule {rule.code} ({rule.name}) has no setting {key!r}; {hint}")
-    return rule(**settings)
+            options["severity"] = severity(value, f"severity.{word}")
+    return options
+
+
+@cache
+def _readers(rule: type[Rule]) -> dict[str, Reader]:
+    """How each option of a rule is read: by its annotation, and from 0 on unless what is usual is below 0."""
+    if not is_dataclass(rule):
+        return {}
+    try:
+        kinds = get_type_hints(rule)
+    except NameError:  # a plug-in that imports its types only for the type checker
+        kinds = {}
+    return {f.name: _reader(kinds.get(f.name, type(f.default)), f.default) for f in fields(rule) if f.init}
+
+
+def _reader(kind: Any, usual: Any) -> Reader:
+    low = 0 if isinstance(usual, int | float) and usual >= 0 else -math.inf
+    if kind is Severity:
+        return severity
+    if kind is bool:
+        return boolean
+    if kind is int:
+        return integer(int(low)) if low == 0 else _whole
+    if kind is float:
+        return partial(_number, low=low)
+    if kind is str:
+        return text
+    return lambda value, name: value  # what a plug-in makes of it is its own business
+
+
+def _whole(value: Any, name: str) -> int:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise bad(name, value, "a whole number")
+    return value
+
+
+def _number(value: Any, name: str, low: float) -> float:
+    found = number(value)
+    if found is None or found < low:
+        raise bad(name, value, "a finite number" + (" of at least 0" if low == 0 else ""))
+    return found
 
 
 def _any(words: Iterable[str], rule: type[Rule]) -> bool:
