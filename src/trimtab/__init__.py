@@ -50,6 +50,9 @@ _HOME = {
     "TrainingStopped": "trimtab.core.errors",
 }
 
+_PACKAGES = ("checks", "core", "data", "losses", "monitor", "nn", "record", "recover", "report", "rules", "train")
+"""Imported when they are first asked for, as in `trimtab.recover.ResumableLoader`."""
+
 __all__ = [
     "ActivationMonitor",
     "AttachError",
@@ -80,6 +83,10 @@ def __getattr__(name: str) -> Any:
         value = getattr(import_module(_HOME[name]), name)
         globals()[name] = value
         return value
+    if name in _PACKAGES:
+        from importlib import import_module
+
+        return import_module(f"trimtab.{name}")
     raise AttributeError(f"module 'trimtab' has no attribute {name!r}")
 
 

@@ -88,6 +88,20 @@ def test_importing_trimtab_imports_neither_torch_nor_numpy() -> None:
     assert out.stdout.strip() == "[]"
 
 
+def test_packages_are_there_when_they_are_asked_for() -> None:
+    """`import trimtab` is enough for `trimtab.recover.ResumableLoader`, in a fresh interpreter."""
+    code = (
+        "import sys, trimtab\n"
+        "assert 'torch' not in sys.modules\n"
+        "assert trimtab.recover.ResumableLoader.__name__ == 'ResumableLoader'\n"
+        "for name in trimtab._PACKAGES: assert getattr(trimtab, name).__name__ == f'trimtab.{name}'\n"
+        "try: trimtab.nonsense\n"
+        "except AttributeError as error: assert 'nonsense' in str(error)\n"
+        "else: raise SystemExit('an attribute that does not exist')\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
 def test_the_pure_half_runs_without_torch() -> None:
     code = (
         "import sys; sys.modules['torch'] = None\n"
