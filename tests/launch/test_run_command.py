@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.launch.running import Workplace
+from trimtab.recover.lock import FolderLock
 
 BAD = {"NAN_AT": "20"}
 
@@ -212,3 +214,25 @@ def test_a_script_that_ends_by_itself_leaves_a_complete_record(tmp_path: Path) -
     assert "12 steps, no findings" in done.stderr
     (record,) = (tmp_path / "runs").glob("*/run.jsonl")
     assert record.read_text().splitlines()[-1].startswith('{"t":"close"')
+
+
+def test_a_folder_that_another_run_saves_to_is_told_before_the_script_is_started(workplace: Workplace) -> None:
+    folder = workplace.folder / "kept"
+    lock = FolderLock(folder)
+    folder.mkdir()
+    lock.take("20260101-000000-abcdef")
+    try:
+        said = workplace.guarded("--checkpoint", "kept", "plain.py")
+        assert said.code == 2
+        assert f"pid {os.getpid()} " in said.err
+        assert "run 20260101-000000-abcdef" in said.err
+        assert said.out == ""
+    finally:
+        lock.release()
+    assert workplace.guarded("--checkpoint", "kept", "plain.py").code == 0
+
+
+def test_of_several_processes_each_has_a_folder_for_its_checkpoints(workplace: Workplace) -> None:
+    for rank in ("0", "1"):
+        assert workplace.guarded("--checkpoint", "kept", "plain.py", RANK=rank).code == 0
+    assert sorted(path.parent.name for path in (workplace.folder / "kept").rglob(".writer")) == ["kept", "rank1"]

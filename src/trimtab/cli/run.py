@@ -136,6 +136,12 @@ def _places(checkpoint: Path | None, resume: str | None) -> dict[str, Any]:
         if resume is not None:
             raise typer.BadParameter("--resume auto needs --checkpoint DIR: the folder to go on from")
         return {}
+    from trimtab.recover.checkpointer import Checkpointer
+
+    if (rank := os.environ.get("RANK", "0")).isdigit() and rank != "0":
+        checkpoint /= f"rank{rank}"  # of several processes each has random numbers and a place in the data of its own
+    with Checkpointer(checkpoint) as ckpt:
+        ckpt.claim()  # a folder that another run saves to, or nobody can, is told before the script is started
     return {"checkpoint": checkpoint.absolute(), "resume": resume is not None}
 
 
