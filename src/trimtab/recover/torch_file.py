@@ -338,7 +338,7 @@ def _load_legacy(data: mmap.mmap, budget: Budget) -> Any:
             raise Refused("it is cut off")
         if one.num_bytes:
             with memoryview(data) as view:
-                raw = torch.empty(0, dtype=torch.uint8).set_(one.untyped)
+                raw = torch.empty(0, dtype=torch.uint8, device="cpu").set_(one.untyped)
                 raw.copy_(_borrowed(view, at, one.num_bytes))
         at += one.num_bytes
     if not isinstance(keys, list) or not set(storages) >= set(keys):
@@ -557,7 +557,7 @@ def _view(
     budget: Budget, storage: Storage, dtype: torch.dtype, offset: Any, size: Any, stride: Any, requires_grad: Any
 ) -> Tensor:
     _check_place(budget, storage, dtype, offset, size, stride)
-    tensor = torch.empty(0, dtype=dtype)
+    tensor = torch.empty(0, dtype=dtype, device="cpu")
     tensor.set_(storage.untyped, offset, size, stride)
     return tensor.requires_grad_() if requires_grad is True else tensor
 
