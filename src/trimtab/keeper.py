@@ -21,6 +21,7 @@ from trimtab.recover.checkpointer import Checkpointer
 from trimtab.recover.signals import SignalWatch
 from trimtab.sample.forward import inert, only_traced
 from trimtab.sample.hooks import native, own_hook
+from trimtab.sample.roots import roots_of
 
 log = logging.getLogger("trimtab")
 OWN_FOLDER = "states"
@@ -73,8 +74,9 @@ class Keeper:
             loader.before_next = self.between
             self._undo.append(lambda: setattr(loader, "before_next", None))
         else:
-            hook = objects["model"].register_forward_pre_hook(_Between(self))
-            self._undo.append(own_hook(hook, listed=False).remove)
+            for root in roots_of(objects["model"]):  # a dict of models is never called itself
+                hook = root.register_forward_pre_hook(_Between(self))
+                self._undo.append(own_hook(hook, listed=False).remove)
 
     def between(self) -> None:
         """Between two iterations: save if it is time to, or if the process is asked to end."""

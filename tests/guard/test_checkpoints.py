@@ -490,3 +490,43 @@ def test_a_guard_goes_on_with_the_run_it_is_told_to(tmp_path: Path) -> None:
         assert found is not None
         assert (found.step, found.run) == (4, runs[0])
         assert guard.resume(step=2, run=runs[0]).run == runs[0]  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("resumable", [True, False])
+def test_several_models_in_a_dict_are_saved_and_resumed(tmp_path: Path, resumable: bool) -> None:
+    """Nobody calls the dict itself: it is saved when one of its models is called, or when the loader says so."""
+
+    def build(seed: int) -> tuple[dict[str, nn.Module], dict[str, Any], Any]:
+        torch.manual_seed(seed)
+        models: dict[str, nn.Module] = {"maker": nn.Linear(2, 2), "critic": nn.Linear(2, 1)}
+        optimizers: dict[str, Any] = {k: torch.optim.Adam(m.parameters(), lr=0.01) for k, m in models.items()}
+        loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.randn(64, 2)), batch_size=8)
+        return models, optimizers, ResumableLoader(loader) if resumable else loader
+
+    def bits(models: dict[str, nn.Module]) -> list[bytes]:
+        return [v.numpy().tobytes() for m in models.values() for v in m.state_dict().values()]
+
+    models, optimizers, loader = build(0)
+    given = {"loader": loader} if resumable else {}
+    with Guard(models, optimizers, run_dir=False, checkpoint=tmp_path, checkpoint_every=3, **given) as guard:
+        for (x,) in loader:
+            for name in optimizers:
+                loss = models["critic"](models["maker"](x)).square().mean()
+                loss.backward()
+                guard.step(loss, optimizer=name)
+                for one in optimizers.values():
+                    one.zero_grad()
+        guard._keepers[0].save(8)
+    saved = Checkpointer(tmp_path).list()
+    assert len(saved) >= 3
+    assert saved[-1].step == 8
+    others, its, there = build(1)
+    assert Checkpointer(tmp_path).resume(model=others, optimizer=its) is not None
+    assert bits(others) == bits(models)
+    others, its, there = build(2)
+    given = {"loader": there} if resumable else {}
+    with Guard(others, its, run_dir=False, checkpoint=tmp_path, **given) as guard:
+        assert guard.resume() is not None
+    assert bits(others) == bits(models)
+    with pytest.raises(CheckpointError, match="'x' is a int"):
+        Checkpointer(tmp_path).save(9, model={"x": 3})

@@ -19,7 +19,7 @@ from typing import Any
 from trimtab.core.errors import CheckpointError
 from trimtab.core.types import Snapshot
 from trimtab.core.versions import versions
-from trimtab.recover import container, health, state
+from trimtab.recover import container, health, modules, state
 from trimtab.recover.background import Background
 from trimtab.recover.cleaning import cleaned
 from trimtab.recover.compare import listed
@@ -187,7 +187,7 @@ class Checkpointer:
             with explaining(f"step {step} could not be saved"):
                 sections = state.capture(**objects)
                 numbers = {str(k): float(v) for k, v in (metrics or {}).items()}
-                masks = masks_of("model", objects.get("model")) | masks_of("ema", objects.get("ema"))
+                masks = masks_of("model", modules.whole(objects.get("model"))) | masks_of("ema", objects.get("ema"))
                 meta = {"versions": _versions(), "metrics": numbers, "verdict": dict(verdict or {})}
                 job = self._job(step, branch, meta, masks, clean)
                 with contextlib.ExitStack() as stack:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
+from trimtab.core.errors import CheckpointError
 from trimtab.recover.compare import different, kind_of, listed, missing_and_extra
 
 log = logging.getLogger("trimtab")
@@ -20,6 +21,18 @@ COMPILED = "_orig_mod."
 
 KEPT_BYTES = 1 << 30
 """A module larger than this is not copied before it is loaded."""
+
+
+def whole(model: Any) -> Any:
+    """The model; several in a dict as one module that holds them under their names, as a guard saves them."""
+    if not isinstance(model, Mapping) or isinstance(model, nn.Module):
+        return model
+    if wrong := {str(name): one for name, one in model.items() if not isinstance(one, nn.Module)}:
+        told = ", ".join(f"{name!r} is a {type(one).__name__}" for name, one in wrong.items())
+        raise CheckpointError(f"model is a dict, and {told}; expected names with a torch.nn.Module each")
+    holder = nn.Module()
+    holder._modules.update({str(name): one for name, one in model.items()})
+    return holder
 
 
 def plain_name(module: nn.Module, name: str) -> str:

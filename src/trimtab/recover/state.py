@@ -34,7 +34,7 @@ LOST = {
 
 def capture(
     *,
-    model: nn.Module | None = None,
+    model: Any = None,
     optimizer: Any = None,
     scheduler: Any = None,
     scaler: Any = None,
@@ -46,9 +46,9 @@ def capture(
 ) -> dict[str, Any]:
     """The state of everything given, and of every generator of random numbers, as sections of plain data and tensors.
 
-    The tensors are the live ones: copy them (`to_host`) where training goes on before they are written. `optimizer`
-    and `scheduler` may be lists or dicts; `extra` holds plain data or objects with `state_dict`. With `gradients`, a
-    state taken between two micro-batches resumes exactly.
+    The tensors are the live ones: copy them (`to_host`) where training goes on before they are written. `model` is a
+    module or a dict of them, `optimizer` and `scheduler` may be lists or dicts; `extra` holds plain data or objects with
+    `state_dict`. With `gradients`, a state taken between two micro-batches resumes exactly.
 
     Example:
         >>> import torch
@@ -63,6 +63,7 @@ def capture(
         True
     """
     sections: dict[str, Any] = {}
+    model = modules.whole(model)
     if guard is not None:
         sections["guard"] = guard.state_dict()  # first: it judges what is still under way
     if model is not None:
@@ -90,7 +91,7 @@ def capture(
 def restore(
     sections: Mapping[str, Any],
     *,
-    model: nn.Module | None = None,
+    model: Any = None,
     optimizer: Any = None,
     scheduler: Any = None,
     scaler: Any = None,
@@ -108,6 +109,7 @@ def restore(
     with `strict=False` it is warned about and stays as it is. What a guard knows of the run may always be missing.
     Plain values of `extra` are replaced by the saved ones. Random numbers are put back last.
     """
+    model = modules.whole(model)
     given = {"model": model, "optimizer": optimizer, "scheduler": scheduler, "scaler": scaler, "ema": ema}
     given |= {"guard": guard, "extra": extra, "loader": loader if hasattr(loader, "load_state_dict") else None}
     optional = ("guard", "scaler") if is_switched_off(scaler) else ("guard",)
