@@ -47,8 +47,8 @@ def capture(
     """The state of everything given, and of every generator of random numbers, as sections of plain data and tensors.
 
     The tensors are the live ones: copy them (`to_host`) where training goes on before they are written. `model` is a
-    module or a dict of them, `optimizer` and `scheduler` may be lists or dicts; `extra` holds plain data or objects with
-    `state_dict`. With `gradients`, a state taken between two micro-batches resumes exactly.
+    module or a dict of them, `optimizer` and `scheduler` may be lists or dicts; `extra` holds plain data or objects
+    with `state_dict`. With `gradients`, a state taken between two micro-batches resumes exactly.
 
     Example:
         >>> import torch
