@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import Any
 
 from torch import Tensor, nn
@@ -54,9 +55,9 @@ class Guard:
     how long an epoch is. `mode` is `observe` (change nothing), `advise` (reject non-finite updates; the default), `act`
     or `raise`. `lag` is how many steps later the host judges a step: 0 on CPU, 1 on accelerators. With `scaler`, `step`
     unscales, steps and updates. `sinks` take `.log()`, `.add_scalar()` or `write`/`close` objects; `on_finding` is
-    called with every new finding. `run_dir`: None records to `runs/<id>`, False nowhere. `checkpoint` is a path or a
-    `Checkpointer`: the state of all that was given here, saved every `checkpoint_every` steps (500; 0: only when the
-    process is asked to end, or ends in an error). A folder that another run saves to is refused.
+    called with every new finding. `run_dir`: None records to `trimtab_runs/<id>`, False nowhere. `checkpoint` is a path
+    or a `Checkpointer`: the state of all that was given here, saved every `checkpoint_every` steps (500; 0: only when
+    the process is asked to end, or ends in an error). A folder that another run saves to is refused.
     """
 
     def __init__(
@@ -99,8 +100,8 @@ class Guard:
             log.warning("TRIMTAB_DISABLE is set: this guard only passes steps on")
             return
         checkpointer = claimed(checkpoint)  # before anything is attached or recorded: the folder may be in use
-        self._recorder, self.run_dir = open_recorder(self.config, run_dir, with_lines(self.config, sinks))
-        self._recorder.put(run_info(self.config, self._model, self._optimizers, self.run_dir))
+        info = partial(run_info, self.config, self._model, self._optimizers)
+        self._recorder, self.run_dir = open_recorder(self.config, run_dir, with_lines(self.config, sinks), info)
         self._attachment = attach.Attachment(
             self._model,
             self._optimizers,

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import datetime
+import errno
 import logging
 import os
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,21 @@ from trimtab.sample.roots import Parts
 
 log = logging.getLogger("trimtab")
 
+HOPELESS = frozenset(
+    {
+        errno.EACCES,
+        errno.EEXIST,
+        errno.EINVAL,
+        errno.EISDIR,
+        errno.ELOOP,
+        errno.ENAMETOOLONG,
+        errno.ENOTDIR,
+        errno.EPERM,
+        errno.EROFS,
+    }
+)
+"""Why a record cannot be begun, and could not a little later either. A full disk may have room then."""
+
 
 def lag_for(config: Config, model: nn.Module) -> int:
     """The configured lag, else 0 where everything is on the CPU and 1 on accelerators."""
@@ -37,21 +53,51 @@ def lag_for(config: Config, model: nn.Module) -> int:
 
 
 def open_recorder(
-    config: Config, run_dir: str | os.PathLike[str] | bool | None, sinks: Iterable[Any]
+    config: Config,
+    run_dir: str | os.PathLike[str] | bool | None,
+    sinks: Iterable[Any],
+    info: Callable[[Path | None], RunInfo],
 ) -> tuple[Recorder, Path | None]:
-    """The recorder with every sink, and the run directory; one that cannot be written costs a warning, not the run."""
+    """The recorder with every sink, and the run directory; one that cannot be written costs a warning, not the run.
+
+    The record's first line, which `info` makes, is on disk before this returns.
+    """
     if level := os.environ.get("TRIMTAB_LOG_LEVEL"):
         log.setLevel(level.upper())
     outlets: list[tuple[str, Sink]] = [(_called(s), adapt(s)) for s in sinks]
-    folder: Path | None = None
-    if config.record and run_dir is not False:
-        folder = Path(config.dir) / _run_id() if run_dir is None or run_dir is True else _unused(Path(run_dir))
+    folder = _folder_for(config, run_dir)
+    opening = info(folder)
+    while folder is not None:
         try:
-            outlets.insert(0, ("run files", RunWriter(folder, max_bytes=config.max_record_bytes)))
+            outlets.insert(0, ("run files", _begun(folder, opening, config.max_record_bytes)))
+            break
         except OSError as error:
-            log.warning("cannot record to %s (%s); training goes on without a record", folder, error)
-            folder = None
-    return Recorder(outlets), folder
+            taken = _unused(folder) if isinstance(error, FileExistsError) else folder
+            if taken == folder:
+                log.warning("cannot record to %s (%s); training goes on without a record", folder, error)
+            folder = taken if taken != folder else None  # another process was there a moment before us
+            opening = info(folder)
+    recorder = Recorder(outlets)
+    recorder.put(opening)
+    return recorder, folder
+
+
+def _folder_for(config: Config, run_dir: str | os.PathLike[str] | bool | None) -> Path | None:
+    if not config.record or run_dir is False:
+        return None
+    return Path(config.dir) / _run_id() if run_dir is None or run_dir is True else _unused(Path(run_dir))
+
+
+def _begun(folder: Path, opening: RunInfo, max_bytes: int) -> RunWriter:
+    """A writer whose record is there, or will be once the disk takes it; OSError where there is no hope of that."""
+    writer = RunWriter(folder, max_bytes=max_bytes)
+    try:
+        writer.open(opening)
+    except OSError as error:
+        if error.errno in HOPELESS:
+            raise
+        log.warning("cannot record to %s yet (%s); it is tried again", folder, error)
+    return writer
 
 
 def _unused(folder: Path) -> Path:

@@ -137,30 +137,74 @@ def test_a_raising_sink_is_reported_once_and_recovers(caplog: pytest.LogCaptureF
 
 
 @pytest.mark.parametrize("error", [ValueError("x"), SystemExit(3), KeyboardInterrupt()])
-def test_a_sink_that_keeps_failing_is_switched_off(caplog: pytest.LogCaptureFixture, error: BaseException) -> None:
+def test_a_sink_that_keeps_failing_gets_a_pause_and_goes_on_after_it(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, error: BaseException
+) -> None:
+    monkeypatch.setattr(outlet_module, "FIRST_PAUSE_S", LONG_S * 60)
+    monkeypatch.setattr(outlet_module, "LONGEST_PAUSE_S", LONG_S * 60)
     bad = Raising(error)
     recorder = Recorder([("bad", bad)])
     for i in range(100):
         recorder.put(sample(i))
-    assert recorder.flush(LONG_S)
+    assert recorder.flush(LONG_S)  # nobody waits for the end of a pause
+    assert bad.calls == outlet_module.MAX_FAILURES
+    assert recorder.dropped["bad"] == outlet_module.MAX_FAILURES
+    assert len([r for r in caplog.records if r.levelno == logging.WARNING]) == 1
+    bad.broken = False
+    (outlet,) = recorder._core.outlets
+    outlet._troubles["write"].until_s = 0.0
     recorder.put(sample(100))
     recorder.close(LONG_S)
-    assert bad.calls == outlet_module.MAX_FAILURES
-    assert "switched off" in recorder.failures["bad"]
-    assert len([r for r in caplog.records if r.levelno == logging.WARNING]) == 2
-    assert recorder.dropped["bad"] == 81
+    assert [r.step for r in bad.records] == list(range(outlet_module.MAX_FAILURES, 101))  # type: ignore[union-attr]
+    assert "works again" in caplog.text
+    assert f"{outlet_module.MAX_FAILURES} records did not reach it" in caplog.text
     assert bad.closed == 1
 
 
-def test_a_flush_that_keeps_failing_switches_off_although_writes_succeed() -> None:
+def test_pauses_get_longer_up_to_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [100.0]
+    monkeypatch.setattr(outlet_module.time, "monotonic", lambda: now[0])
+    outlet = outlet_module.Outlet("bad", Raising(OSError("full"), "flush"), 5)
+    waits = []
+    for _ in range(12):
+        outlet._flush()
+        waits.append(outlet._troubles["flush"].until_s - now[0])
+        now[0] += 100.0
+    assert waits[:4] == pytest.approx([0.1, 0.2, 0.4, 0.8])
+    assert waits[-1] == outlet_module.LONGEST_PAUSE_S
+    outlet._sink.broken = False  # type: ignore[attr-defined]
+    outlet._flush()
+    outlet._sink.broken = True  # type: ignore[attr-defined]
+    outlet._flush()
+    assert outlet._troubles["flush"].until_s - now[0] == pytest.approx(0.1)
+
+
+def test_a_flush_that_keeps_failing_is_tried_again_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(outlet_module, "FIRST_PAUSE_S", 0.0)
     bad = Raising(OSError("full"), "flush")
     recorder = Recorder([("bad", bad)])
-    for i in range(outlet_module.MAX_FAILURES + 5):
+    for i in range(5 * outlet_module.MAX_FAILURES):
         recorder.put(sample(i))
         assert recorder.flush(LONG_S)
+    assert bad.calls >= 5 * outlet_module.MAX_FAILURES
+    bad.broken = False
+    recorder.put(sample(1_000))
     recorder.close(LONG_S)
-    assert bad.calls == outlet_module.MAX_FAILURES
-    assert "flush failed 20 times" in recorder.failures["bad"]
+    assert len(bad.records) == 5 * outlet_module.MAX_FAILURES + 1  # it collected all the while
+    assert recorder.dropped == {}
+
+
+def test_what_is_left_at_the_end_of_a_pause_is_tried_once_more_and_told(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(outlet_module, "FIRST_PAUSE_S", LONG_S * 60)
+    bad = Raising(OSError("full"), "close")
+    bad.flush = bad.close  # type: ignore[method-assign]
+    recorder = Recorder([("bad", bad)])
+    recorder.put(sample(0))
+    recorder.close(LONG_S)
+    assert bad.calls == 2
+    assert "could not be completed: close failed with OSError: full" in caplog.text
 
 
 def test_a_close_that_fails_is_contained() -> None:
@@ -181,16 +225,19 @@ def test_a_backlog_of_nothing_but_findings_ends(monkeypatch: pytest.MonkeyPatch)
     with recorder._core.turn:  # else the pump may be on its way with a batch
         recorder._core._distribute()
     stuck.gate.set()
+    recorder.put(verdict(100))
     recorder.close(LONG_S)
-    assert "records are waiting" in recorder.failures["stuck"]
-    assert len(stuck.records) + recorder.dropped["stuck"] == 101
+    assert "records that were waiting" in recorder.failures["stuck"]
+    assert len(stuck.records) + recorder.dropped["stuck"] == 102
+    assert stuck.records[-1] == verdict(100)  # it goes on with what came after
 
 
 def test_no_thread_before_the_first_record_and_none_without_threads(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     before = threading.active_count()
-    recorder = Recorder([("a", Keep())])
+    keep = Keep()
+    recorder = Recorder([("a", keep)], queue_size=100_000)
     assert threading.active_count() == before
 
     def refuse(_: Any) -> None:
@@ -206,10 +253,16 @@ def test_no_thread_before_the_first_record_and_none_without_threads(
         outlet.offer([sample(0)])
         outlet.offer([sample(0)])
         assert outlet.wait(0.0)
+        for i in range(recorder_module._MAX_INBOX + 3):
+            recorder.put(sample(i))
+        assert recorder.flush()
     assert caplog.text.count("can't start new thread") == 3
-    assert recorder.flush()
-    recorder.close()
-    assert outlet.num_dropped == 1
+    assert len(recorder._core.inbox) == recorder_module._MAX_INBOX
+    recorder._core.start_at_s = 0.0  # by now there may be threads again
+    recorder.put(sample(7))
+    recorder.close(LONG_S)
+    assert keep.records[-1].step == 7  # type: ignore[union-attr]
+    assert len(keep.records) + recorder.dropped["a"] == recorder_module._MAX_INBOX + 6
 
 
 def test_lane_that_never_ran_has_not_finished() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import logging
 import os
 from pathlib import Path
 
@@ -11,6 +12,10 @@ from trimtab.core.errors import InputError
 from trimtab.core.types import Record, Sample
 from trimtab.record.metrics import STANDARD, metrics
 
+log = logging.getLogger("trimtab.record")
+
+MAX_ROWS = 100_000
+"""Rows kept while they cannot be written; beyond this the oldest go."""
 _KEYS = ("step", "branch", "optimizer", "phase")
 
 
@@ -26,6 +31,7 @@ class CsvSink:
         self.path = Path(path)
         self._columns = [*_KEYS, *STANDARD]
         self._rows: list[dict[str, object]] = []
+        self._num_lost = 0
         self._pid = os.getpid()
         if self.path.exists() and self.path.stat().st_size:
             with self.path.open(newline="", encoding="utf-8", errors="replace") as file:
@@ -46,6 +52,9 @@ class CsvSink:
         if isinstance(record, Sample):
             key = {"step": record.step, "branch": record.branch, "optimizer": record.optimizer, "phase": record.phase}
             self._rows.append({**key, **metrics(record)})
+            if len(self._rows) > MAX_ROWS:
+                del self._rows[0]
+                self._num_lost += 1
 
     def flush(self) -> None:
         """Write the collected rows."""
@@ -54,8 +63,15 @@ class CsvSink:
         new = dict.fromkeys(name for row in self._rows for name in row if name not in self._columns)
         if new:
             self._grow([*self._columns, *new])
-        self._append([[row.get(name, "") for name in self._columns] for row in self._rows])
+        rows: list[list[object]] = [[row.get(name, "") for name in self._columns] for row in self._rows]
+        if not self.path.exists():  # somebody deleted it: rows without a header would be of no use
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            rows.insert(0, [*self._columns])
+        self._append(rows)
         self._rows.clear()
+        if self._num_lost:
+            log.warning("%s: %d rows are lost: the disk refused to take them", self.path, self._num_lost)
+            self._num_lost = 0
 
     def close(self) -> None:
         """Flush; nothing is held open."""

@@ -25,7 +25,7 @@ from trimtab.core.types import (
     Severity,
     Verdict,
 )
-from trimtab.record.format import MAJOR, Event
+from trimtab.record.format import MAJOR, Event, Lost
 
 DAMAGE = (ValueError, KeyError, TypeError, IndexError, OverflowError, AttributeError, RecursionError)
 MAX_LINE = 32_000_000
@@ -185,6 +185,12 @@ def to_sample_line(data: dict[str, Any]) -> SampleLine:
         {name: float(value) for name, value in scalars.items()},
         {name: _texts(notes, name) for name in notes},
     )
+
+
+def to_lost(data: dict[str, Any]) -> Lost:
+    """What a record says is missing from it."""
+    first, last = (None if data.get(name) is None else _int(data, name) for name in ("first", "last"))
+    return Lost(_int(data, "samples"), _int(data, "others"), first, last, _text(data, "why"))
 
 
 def to_event(data: dict[str, Any]) -> Event:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -32,12 +32,31 @@ from trimtab.core.types import (
 LINES_NAME = "run.jsonl"
 TABLES_NAME = "tables.f32"
 FORMAT = "trimtab"
-MAJOR, MINOR = 1, 0
-KINDS = ("run", "layout", "sample", "verdict", "decision", "outcome", "state", "close", "thinned")
+MAJOR, MINOR = 1, 1
+KINDS = ("run", "layout", "sample", "verdict", "decision", "outcome", "state", "close", "thinned", "lost")
 FIRST_BYTES = b'{"t":"run","seq":'
 """How every record begins; a torn first line is recognised by it."""
 
 Event = Verdict | Decision | Outcome | BrainState | Closing
+
+
+class Lost(NamedTuple):
+    """What is missing from a record, and why: how many samples between which steps, and how many other lines."""
+
+    samples: int
+    others: int
+    first: int | None
+    last: int | None
+    why: str
+
+    def __str__(self) -> str:
+        what = []
+        if self.samples:
+            when = f"step {self.first}" if self.first == self.last else f"steps {self.first} to {self.last}"
+            what.append(f"{self.samples:,} samples of {when}")
+        if self.others or not what:
+            what.append(f"{self.others:,} other lines")
+        return f"{' and '.join(what)} are lost: {self.why}"
 
 
 def _native(value: Any) -> Any:
@@ -147,6 +166,11 @@ def sample_line(sample: Sample, seq: int, layout: int) -> bytes:
 def thinned_line(body: Mapping[str, Any], seq: int) -> bytes:
     """What was dropped so far to keep the record within its bound."""
     return _line("thinned", seq, body)
+
+
+def lost_line(lost: Lost, seq: int) -> bytes:
+    """What could not be kept."""
+    return _line("lost", seq, lost._asdict())
 
 
 def event_line(record: Event, seq: int) -> bytes:

@@ -239,6 +239,8 @@ def _take(run: Run, data: dict[str, Any], path: Path) -> None:
             run._samples.append(line)
         case "thinned":
             run.thinned = to_thinned(data)
+        case "lost":
+            run.problems.append(str(decode.to_lost(data)))
         case _:
             _take_event(run, decode.to_event(data))
 

@@ -25,6 +25,9 @@ from trimtab.record.outlet import Mark, Outlet
 log = logging.getLogger("trimtab.record")
 
 _EXIT_TIMEOUT_S = 2.0
+_START_PAUSE_S, _MAX_INBOX = 1.0, 10_000
+FLUSH_S = 0.1
+"""How often records are handed over. A process that is killed loses what came after the last time."""
 
 
 class _Core:
@@ -37,20 +40,33 @@ class _Core:
         self.inbox: deque[Record | Mark] = deque()
         self.bell: SimpleQueue[None] = SimpleQueue()  # not an Event: Ctrl-C inside Event.set can leave its lock held
         self.closed = False
+        self.start_at_s = 0.0
         self.pump: threading.Thread | None = None
         self.turn = threading.Lock()  # taken by pump threads only
 
     def start(self) -> None:
         """Start the pump; if Ctrl-C comes just here a second one may follow, and `turn` makes that harmless."""
+        if time.monotonic() < self.start_at_s:
+            self._wait_for_the_pump()
+            return
         pump = threading.Thread(target=self._run, name="trimtab-pump", daemon=True)
         try:
             pump.start()
-        except RuntimeError as error:  # no more threads, or the interpreter is going down
-            self.closed = True
-            log.warning("records are not written (%s); training goes on", error)
+        except RuntimeError as error:  # no more threads just now, or the interpreter is going down
+            if self.start_at_s == 0.0:
+                log.warning("records are not written (%s); it is tried again, training goes on", error)
+            self.start_at_s = time.monotonic() + _START_PAUSE_S
             return
         self.pump = pump
         _LIVE.add(self)
+
+    def _wait_for_the_pump(self) -> None:
+        """Nobody empties the inbox: what does not fit it goes, the oldest first."""
+        while len(self.inbox) > _MAX_INBOX:
+            with contextlib.suppress(IndexError):
+                self.inbox.popleft()
+            for outlet in self.outlets:
+                outlet.num_dropped += 1
 
     def stop(self) -> None:
         """Let the threads finish what was put so far and end; does not wait."""
@@ -127,7 +143,9 @@ class Recorder:
         7
     """
 
-    def __init__(self, sinks: Sequence[tuple[str, Sink]], *, flush_s: float = 0.25, queue_size: int = 10_000) -> None:
+    def __init__(
+        self, sinks: Sequence[tuple[str, Sink]], *, flush_s: float = FLUSH_S, queue_size: int = 10_000
+    ) -> None:
         names: Counter[str] = Counter()
         outlets = []
         for name, sink in sinks:
@@ -175,6 +193,7 @@ class Recorder:
         if core.pump is None:
             core.start()  # sinks are closed on their own threads even if nothing was put: closing can hang, too
             if core.pump is None:
+                core.closed = True
                 return
         core.stop()
         core.wait(timeout_s)
