@@ -1,3 +1,4 @@
+import json
 import math
 import shutil
 from dataclasses import replace
@@ -29,6 +30,62 @@ def test_report_takes_the_newest_run_by_default(trimtab, run_dir, monkeypatch):
         trimtab("report", "--json").json()["summary"]["run_id"]
         == trimtab("report", run_dir, "--json").json()["summary"]["run_id"]
     )
+
+
+COMMANDS = [("report",), ("report", "--html"), ("replay",), ("tune", "clip"), ("tune", "warmup")]
+
+
+def newer(run_dir, place, name):
+    """A folder of runs with the one there is, and a newer one without a record."""
+    shutil.copytree(run_dir, place / run_dir.name)
+    (place / name).mkdir()
+    return place / name
+
+
+@pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
+@pytest.mark.parametrize("record", [None, b""], ids=["missing", "empty"])
+@pytest.mark.parametrize("given", [False, True], ids=["default", "given"])
+def test_no_command_takes_an_older_run_for_a_newer_one_without_a_record(
+    trimtab, run_dir, tmp_path, monkeypatch, words, record, given
+):
+    monkeypatch.chdir(tmp_path)
+    empty = newer(run_dir, tmp_path / "trimtab_runs", "20991231-235959-00017-beef")
+    if record is not None:
+        (empty / "run.jsonl").write_bytes(record)
+    said = trimtab(*words, *(["trimtab_runs"] if given else []))
+    assert (said.code, said.out) == (2, "")
+    assert f"trimtab_runs/{empty.name}, has no record" in said.err
+    assert f"the newest run with a record is trimtab_runs/{run_dir.name}" in said.err
+    assert trimtab("report", f"trimtab_runs/{run_dir.name}").code == 0
+
+
+def test_a_newer_run_whose_first_line_is_damaged_is_the_one_that_is_told_of(trimtab, run_dir, tmp_path):
+    broken = newer(run_dir, tmp_path / "runs", "20991231-235959-00017-beef")
+    (broken / "run.jsonl").write_bytes(b'{"t":"run","seq":0,"form')
+    said = trimtab("report", tmp_path / "runs")
+    assert "UNFINISHED" in said.out
+    assert str(broken) in said.out
+
+
+def test_folders_of_others_are_not_taken_for_runs(trimtab, run_dir, tmp_path, monkeypatch):
+    """`./runs` is where TensorBoard writes to."""
+    monkeypatch.chdir(tmp_path)
+    events = newer(run_dir, tmp_path / "runs", "Nov15_21-18-11_host")
+    (events / "events.out.tfevents.1").write_bytes(b"x")
+    (tmp_path / "runs" / ".20991231-235959-00017-beef.1.new").mkdir()
+    assert trimtab("report", "--json").json()["run_dir"] == f"runs/{run_dir.name}"
+
+
+def test_the_newest_of_both_directories_is_taken(trimtab, run_dir, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for parent, year in (("runs", "2098"), ("trimtab_runs", "2099"), ("runs", "2100")):
+        name = f"{year}0101-000000-00001-beef"
+        shutil.copytree(run_dir, tmp_path / parent / name)
+        lines = tmp_path / parent / name / "run.jsonl"
+        head, rest = lines.read_text().split("\n", 1)
+        info = json.loads(head) | {"started": f"{year}-01-01T00:00:00+00:00"}
+        lines.write_text(json.dumps(info, separators=(",", ":")) + "\n" + rest)
+        assert trimtab("report", "--json").json()["run_dir"] == f"{parent}/{name}"
 
 
 def test_replay_is_identical(trimtab, run_dir):
@@ -81,7 +138,7 @@ def test_a_torn_record_is_read_as_far_as_it_goes(trimtab, run_dir, tmp_path, cut
         (torn / name).write_bytes(data[: int(len(data) * cut)])
     said = trimtab("report", torn)
     assert said.code == 0, said.err
-    assert "INTERRUPTED" in said.out
+    assert "UNFINISHED" in said.out
     assert trimtab("report", torn, "--json").json()["summary"]["ending"] == "not closed"
     again = trimtab("replay", torn)
     assert again.code in (0, 1) or again.err.startswith("error: ")

@@ -44,7 +44,7 @@ def test_quickstart_records_and_returns_verdicts(model: nn.Module, tmp_path: Pat
     assert guard.rejected == 1
     assert guard.verdict is verdicts[-1]
     assert guard.run_dir is not None
-    assert guard.run_dir.parent == Path("runs")
+    assert guard.run_dir.parent == Path("trimtab_runs")
     run = read_run(guard.run_dir)
     assert len(list(run.samples())) == 20
     assert run.closing is not None
@@ -210,7 +210,7 @@ def test_disable_makes_it_a_no_op(model: nn.Module, monkeypatch: pytest.MonkeyPa
     assert guard.health()["overall_healthy"]
     guard.state_dict()
     guard.close()
-    assert not Path("runs").exists()
+    assert not Path("trimtab_runs").exists()
 
 
 def test_a_deep_copied_or_pickled_model_carries_nothing_of_the_guard(model: nn.Module, train: Train) -> None:

@@ -16,7 +16,7 @@ from trimtab.recover.lock import FolderLock
 BAD = {"NAN_AT": "20"}
 
 
-def runs_of(workplace: Workplace, folder: str = "runs") -> list[Path]:
+def runs_of(workplace: Workplace, folder: str = "trimtab_runs") -> list[Path]:
     return sorted(path.parent for path in (workplace.folder / folder).glob("*/run.jsonl"))
 
 
@@ -50,7 +50,7 @@ def test_what_cannot_be_done_is_said_before_anything_runs(
     assert told in said.err
     assert "Traceback" not in said.err
     assert said.out == ""
-    assert not (workplace.folder / "runs").exists()
+    assert not (workplace.folder / "trimtab_runs").exists()
 
 
 def test_a_syntax_error_is_told_as_python_tells_it(workplace: Workplace) -> None:
@@ -118,7 +118,7 @@ def test_json_ends_with_one_object(workplace: Workplace) -> None:
 def test_disabled_is_the_plain_script(workplace: Workplace) -> None:
     said = workplace.guarded("plain.py", TRIMTAB_DISABLE="1", **BAD)
     assert (said.code, said.err, said.finite) == (0, "", False)
-    assert not (workplace.folder / "runs").exists()
+    assert not (workplace.folder / "trimtab_runs").exists()
 
 
 def test_the_record_left_behind_can_be_read(workplace: Workplace) -> None:
@@ -142,7 +142,7 @@ def test_report_reads_it_too(workplace: Workplace) -> None:
 
     workplace.guarded("plain.py", **BAD)
     done = subprocess.run(
-        [sys.executable, "-m", "trimtab", "report", "runs"],
+        [sys.executable, "-m", "trimtab", "report"],
         cwd=workplace.folder,
         capture_output=True,
         text=True,
@@ -191,7 +191,7 @@ def test_a_setting_file_is_read(workplace: Workplace) -> None:
 
 
 def test_a_folder_that_cannot_be_written_costs_only_the_record(workplace: Workplace) -> None:
-    (workplace.folder / "runs").write_text("a file is in the way")
+    (workplace.folder / "trimtab_runs").write_text("a file is in the way")
     said = workplace.guarded("plain.py", **BAD)
     assert (said.code, said.finite) == (0, True)
     assert said.own_err == []

@@ -195,7 +195,7 @@ def test_what_a_run_was_and_what_was_found(write_run: WriteRun) -> None:
         ({"losses": [1.0] * 30 + [math.nan] + [1.0] * 60}, "good", ("Recovered", "What to try")),
         ({"losses": [1.0] * 30 + [math.nan] * 3}, "bad", ("Sick", "What was found")),
         ({"losses": [1.0] * 30, "closed": "stopped"}, "bad", ("Stopped", "stopped for its health")),
-        ({"losses": [1.0] * 30, "closed": None}, "unclear", ("Interrupted", "The record was not closed")),
+        ({"losses": [1.0] * 30, "closed": None}, "unclear", ("Unfinished", "The record was not closed")),
         ({"losses": [1.0] * 30, "closed": "OSError"}, "unclear", ("Interrupted", "The run ended with: OSError")),
         ({"losses": []}, "unclear", ("Nothing recorded", "No training step was recorded")),
         ({"losses": [], "closed": None}, "unclear", ("Nothing recorded", "was not closed")),

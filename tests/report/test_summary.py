@@ -64,9 +64,10 @@ def test_a_run_that_ends_in_nan_is_sick(write_run):
     assert "30 steps" in to_text(summary)
 
 
-def test_a_record_without_its_end_is_interrupted(write_run):
+def test_a_record_without_its_end_is_unfinished(write_run):
     summary = summarise(read_run(write_run(falling(30), closed=None)))
-    assert summary.health is Health.INTERRUPTED
+    assert summary.health is Health.UNFINISHED
+    assert "UNFINISHED" in to_text(summary)
     assert "not closed" in summary.headline
     assert summary.tracks[0].num_steps == 30
 

@@ -23,8 +23,11 @@ def run(
     quick: Annotated[bool, typer.Option("--quick", help="Two epochs: a few seconds, less to see.")] = False,
     seed: Annotated[int, typer.Option("--seed", min=0, help="Another seed, another run.")] = 0,
     runs_dir: Annotated[
-        Path, typer.Option("--dir", envvar="TRIMTAB_DIR", help="Where the guarded run is recorded.")
-    ] = Path("runs"),
+        Path | None,
+        typer.Option(
+            "--dir", envvar="TRIMTAB_DIR", help="Where the guarded run is recorded.", show_default="trimtab_runs"
+        ),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> int:
     """Watch a training break, and the same one survive under a guard.
@@ -35,11 +38,13 @@ def run(
     if os.environ.get("TRIMTAB_DISABLE") not in (None, "", "0"):
         fail("TRIMTAB_DISABLE is set, so there is no guard to show; unset it and try again")
     from trimtab.cli._demo_view import progress_on, show_intro, show_result
+    from trimtab.core.config import DEFAULT_DIR
     from trimtab.train.demo import Plan, run_demo
 
     logging.getLogger("trimtab").addFilter(_not_a_finding)
     plan = Plan(seed=seed, num_epochs=2, nan_step=25) if quick else Plan(seed=seed)
     began = time.perf_counter()
+    runs_dir = runs_dir or Path(DEFAULT_DIR)
     if as_json:
         result = run_demo(plan, runs_dir, lambda step, arms: None)
         page = _write_page(result)

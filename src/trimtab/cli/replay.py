@@ -19,7 +19,7 @@ NUM_SHOWN = 20
 
 @command
 def run(
-    run_dir: RunArgument = Path("runs"),
+    run_dir: RunArgument = None,
     config: Annotated[
         Path | None, typer.Option("--config", help="A TOML file of other settings: what would they have found?")
     ] = None,

@@ -12,16 +12,19 @@ from trimtab.cli._shell import OK, command, console, emit, fail
 NAME = "report"
 
 RunArgument = Annotated[
-    Path,
+    Path | None,
     typer.Argument(
-        metavar="[RUN]", help="A run directory, or a directory of runs: then the newest.", show_default=True
+        metavar="[RUN]",
+        help="A run directory, or a directory of runs: then the newest.  "
+        "[default: the newest in ./trimtab_runs or ./runs]",
+        show_default=False,
     ),
 ]
 
 
 @command
 def run(
-    run_dir: RunArgument = Path("runs"),
+    run_dir: RunArgument = None,
     html: Annotated[
         bool, typer.Option("--html", help="Write a page with charts, one HTML file, and print where it is.")
     ] = False,

@@ -79,7 +79,7 @@ def run(
     preset: Annotated[str | None, typer.Option("--preset", help="Settings by name; see `trimtab presets`.")] = None,
     config: Annotated[Path | None, typer.Option("--config", help="A TOML file with settings.")] = None,
     runs_dir: Annotated[
-        str | None, typer.Option("--dir", help="Where to record; `runs` unless set.", show_default=False)
+        str | None, typer.Option("--dir", help="Where to record; `trimtab_runs` unless set.", show_default=False)
     ] = None,
     checkpoint: Annotated[
         Path | None, typer.Option("--checkpoint", help="Save certified checkpoints there.", show_default=False)
@@ -94,8 +94,8 @@ def run(
     """Run any PyTorch script under a guard, unchanged.
 
     `trimtab run train.py --epochs 3`, or `trimtab run -m package.train --epochs 3`. Output, input and exit code are the
-    script's own; what trimtab has to say goes to stderr, and a record to ./runs. A script that was stopped for the
-    health of its training (mode act or raise) ends with exit code 70.
+    script's own; what trimtab has to say goes to stderr, and a record to ./trimtab_runs. A script that was stopped for
+    the health of its training (mode act or raise) ends with exit code 70.
     """
     from trimtab.launch.fly import fly
     from trimtab.launch.script import Program, run_program

@@ -125,7 +125,7 @@ def _common(recipe: Recipe) -> Iterator[inspect.Parameter]:
         ("unguarded", bool, False, "The control arm: the same training without a guard."),
         ("compare", bool, False, "Run clean, guarded and unguarded, and print one table."),
         ("resume", str | None, None, "Go on from the newest sound checkpoint (auto) or from a path."),
-        ("run_dir", Path | None, None, "Where to record; runs/<id> unless given."),
+        ("run_dir", Path | None, None, "Where to record; trimtab_runs/<id> unless given."),
         ("checkpoint_dir", Path | None, None, "Where to keep checkpoints and history.json; none without it."),
         ("device", str, "auto", "auto (a GPU where there is one), cpu, cuda or cuda:N."),
         ("seed", int, 42, "Another seed, another run."),

@@ -62,7 +62,7 @@ def lr(
 @app.command("clip")
 @command
 def clip(
-    run_dir: RunArgument = Path("runs"),
+    run_dir: RunArgument = None,
     as_json: AsJson = False,
 ) -> int:
     """Suggest a clip threshold from the gradient norms of a run's healthy steps."""
@@ -84,7 +84,7 @@ def clip(
 @app.command("warmup")
 @command
 def warmup(
-    run_dir: RunArgument = Path("runs"),
+    run_dir: RunArgument = None,
     as_json: AsJson = False,
 ) -> int:
     """Suggest a warm-up, or none, from how a run began."""

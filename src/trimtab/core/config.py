@@ -30,6 +30,8 @@ from trimtab.core.presets import get_preset, under
 
 MODES = ("observe", "advise", "act", "raise")
 KERNELS = ("auto", "triton", "torch")
+DEFAULT_DIR = "trimtab_runs"
+"""Where records go. It was `runs`, which is TensorBoard's name for its own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,7 +81,7 @@ class Config:
     activations: bool = False
     kernels: str = "auto"
     record: bool = True
-    dir: str = "runs"
+    dir: str = DEFAULT_DIR
     max_record_bytes: int = 1_000_000_000
     checkpoint_every: int = 500
     checkpoint_on_signal: bool = True

@@ -24,6 +24,7 @@ _TONES = {
     Health.SICK: ("bad", "✕"),
     Health.STOPPED: ("bad", "■"),
     Health.INTERRUPTED: ("unclear", "!"),
+    Health.UNFINISHED: ("unclear", "…"),
 }
 
 
@@ -90,7 +91,7 @@ def notices(summary: Summary, figures: tuple[Figures, ...]) -> Iterator[str]:
     elif all(t.loss is None for t in summary.tracks):
         yield "No loss was recorded. With guard.step(loss) it is, and far more can be found."
     if summary.ending == NOT_CLOSED:
-        yield "The record was not closed: the run was cut short, or is still going. This page shows it up to here."
+        yield "The record was not closed: the run was killed, or is still going. This page shows it up to here."
     elif summary.ending != CLOSED:
         yield f"The run ended with: {summary.ending}"
 

@@ -35,6 +35,7 @@ class Health(StrEnum):
     SICK = "sick"
     STOPPED = "stopped"
     INTERRUPTED = "interrupted"
+    UNFINISHED = "unfinished"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -220,7 +221,7 @@ def _health(
     if ending in (CLOSED, NOT_CLOSED) and not incidents and not any(t.num_steps for t in tracks):
         return Health.EMPTY
     if ending != CLOSED:
-        return Health.INTERRUPTED
+        return Health.UNFINISHED if ending == NOT_CLOSED else Health.INTERRUPTED
     if not incidents:
         # Whatever the rules said or were told not to say: such a run has not been seen to learn.
         return Health.HEALTHY if all(t.is_sound for t in tracks if t.num_steps) else Health.SICK
@@ -269,7 +270,7 @@ def _headline(
         return f"{told}; the run was stopped for its health."
     seen = told if incidents else f"{_count(steps, 'step')}, no findings so far; {went}"
     if ending == NOT_CLOSED:
-        return f"{seen}; the record was not closed: the run was cut short, or is still going."
+        return f"{seen}; the record was not closed: the run was killed, or is still going."
     return f"{seen}; the run ended with {ending}."
 
 

@@ -24,6 +24,7 @@ COLOURS = {
     Health.SICK: "red",
     Health.STOPPED: "red",
     Health.INTERRUPTED: "yellow",
+    Health.UNFINISHED: "yellow",
 }
 SEVERITY_COLOURS = {Severity.WARN: "yellow", Severity.ERROR: "red", Severity.FATAL: "bold red"}
 NUM_INCIDENTS = 8
