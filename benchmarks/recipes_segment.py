@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 
 from recipes_claims import NOT_RUN, Found, Judged, at_least, below, by_seed, claim, equal
@@ -61,7 +62,11 @@ def judge(found: Found, seeds: Sequence[int], *, quick: bool) -> Judged:
 
     def rewound(seed: int) -> object:
         actions = found.get(f"stage2-lr guarded/{seed}", "actions")
-        return NOT_RUN if actions == NOT_RUN else any(": rewind (" in line for line in actions)
+        return (
+            NOT_RUN
+            if actions == NOT_RUN
+            else any(re.search(r": rewind \(|roll the weights back", line) for line in actions)
+        )
 
     def share(seed: int) -> object:
         """The rate of the slowest group as a share of the fastest one's, in the last stage."""

@@ -13,10 +13,10 @@ from recipes_jobs import Job
 
 SCHEDULES = ("none", "onecycle", "cosine", "cosine_restart", "step", "exponential", "plateau", "lambda")
 FAULTS = {  # what the guard does about each, and the documented issue and factor
-    "nan-features": (r"cut_lr \(LR multiplier 1 -> 0\.5\b", "train_loss_nan_inf", 0.5),
-    "label-1e9": (r"cut_lr \(LR multiplier 1 -> 0\.5\b", "loss_explosion", 0.1),
-    "lr-x1000": (r"rewind \(", "loss_explosion", 0.1),
-    "nan-validation": (r"cut_lr \(LR multiplier 1 -> 0\.5\b", "val_loss_nan_inf", 0.5),
+    "nan-features": (r"\(LR multiplier 1 -> 0\.5\b", "train_loss_nan_inf", 0.5),
+    "label-1e9": (r"\(LR multiplier 1 -> 0\.5\b", "loss_explosion", 0.1),
+    "lr-x1000": (r"rewind \(|roll the weights back", "loss_explosion", 0.1),
+    "nan-validation": (r"\(LR multiplier 1 -> 0\.5\b", "val_loss_nan_inf", 0.5),
     "tiny-data": (r"raise_weight_decay \(weight decay 0\.0001 -> 0\.00015\)", "overfitting", 1.5),
 }
 HARMFUL = {"nan-features": "features of NaN", "label-1e9": "a label of 1e9", "lr-x1000": "a rate 1000 times too high"}

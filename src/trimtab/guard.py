@@ -19,7 +19,7 @@ from trimtab.act.stop import stopped
 from trimtab.core.config import Config, resolve
 from trimtab.core.contain import Contained
 from trimtab.core.errors import InputError, TrimtabError
-from trimtab.core.journal import Journal
+from trimtab.core.journal import IncidentLines, Journal
 from trimtab.core.pipeline import Brain
 from trimtab.core.types import BrainState, Closing, Decision, Finding, Sample, Severity, Snapshot, Verdict
 from trimtab.keeper import Keeper, claimed, epochs_of, open_keepers, resume_from
@@ -90,6 +90,7 @@ class Guard:
         for label, one in self._optimizers.items():
             attach.check_optimizer(one, self._model, label)
         self._contained, self._observed, self._journal = Contained(), Observed(), Journal()
+        self._lines = IncidentLines()
         self._closed = self._stopping = False
         self._loader, self._epochs = loader, 0
         self.quarantine = quarantine_of(loader)
@@ -186,8 +187,9 @@ class Guard:
         self.verdict = verdict
         if verdict.findings:
             self._recorder.put(verdict)
+            if (line := self._lines.of(verdict)) is not None:
+                log.warning("%s", line)
             for finding in self._journal.add(verdict):
-                log.warning("%s", finding)
                 if self._on_finding is not None:
                     self._contained.call("the on_finding callback", self._on_finding, finding)
         if decision.actions:

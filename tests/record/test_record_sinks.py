@@ -184,8 +184,8 @@ def test_console_prints_incidents_outcomes_and_now_and_then_a_sample() -> None:
         "trimtab: step 0  loss 1.5  grad/global_norm 2",
         "trimtab: step 10  loss 1.5  grad/global_norm 2",
         "trimtab ERROR: step 3: GRAD001 nonfinite-gradient: it broke -> lower the lr",
-        "trimtab: step 2: cut_lr(factor=0.5) applied: lr x 0.5",
-        "trimtab: step 4: cut_lr(factor=0.5) not applied",
+        "trimtab: step 2: multiply the learning rate by 0.5: done; lr x 0.5",
+        "trimtab: step 4: multiply the learning rate by 0.5: not done",
     ]
 
 
@@ -337,9 +337,8 @@ def test_a_python_logger_gets_levels(caplog: pytest.LogCaptureFixture) -> None:
     assert isinstance(sink, LoggerSink)
     assert isinstance(adapt(logging.LoggerAdapter(logging.getLogger("mine"), {})), LoggerSink)
     sink.write(bare(1, loss=1.0))
-    sink.write(
-        Verdict(step=1, seen_at=2, findings=(finding(1, severity=Severity.WARN), finding(1), finding(1, streak=2)))
-    )
+    sink.write(Verdict(step=1, seen_at=2, findings=(finding(1, severity=Severity.WARN), finding(1, streak=2))))
+    sink.write(Verdict(step=2, seen_at=3, findings=(finding(2, code="LOSS001"),)))  # graver than what was said
     sink.write(EVENTS[1])
     sink.write(INFO)
     sink.close()

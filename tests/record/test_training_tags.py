@@ -94,7 +94,9 @@ def test_d12_an_action_is_told_once_though_its_effect_is_reported_later() -> Non
 def test_the_words_of_an_action_have_a_tag_of_their_own() -> None:
     writer = Writer()
     TrainingTagsSink(writer).write(Outcome(at=7, action=CUT, applied=True, detail="LR multiplier 1 -> 0.5"))
-    assert writer.texts == [("Training/CorrectiveAction/text", "cut_lr: LR multiplier 1 -> 0.5", 7)]
+    assert writer.texts == [
+        ("Training/CorrectiveAction/text", "multiply the learning rate by 0.5: LR multiplier 1 -> 0.5", 7)
+    ]
 
 
 def test_d12_the_adjusted_rate_is_told_while_it_is_adjusted_and_once_after() -> None:

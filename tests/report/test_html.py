@@ -182,7 +182,7 @@ def test_what_a_run_was_and_what_was_found(write_run: WriteRun) -> None:
     for part in ("error", "Step 30", "trimtab explain LOSS001", "trimtab replay", "What was done"):
         assert part in page.words, part
     for deed in summary.deeds:
-        assert deed.kind in page.words
+        assert deed.words in page.words
     marks = page.data["sections"][0]["incidents"]
     assert [(m["number"], m["from"], m["severity"]) for m in marks] == [(1, 30, "error")]
     assert ("article", "id", "incident-1") in page.attributes

@@ -157,7 +157,7 @@ def test_compare_prints_one_table_and_the_control_arm_fails(call: Any, tmp_path:
         "run 3 of 3: unguarded, nan-features",
     ]
     assert "did: step" in said.out
-    assert "cut_lr" in said.out
+    assert "the learning rate by" in said.out
 
 
 def test_b8_lines_on_something_that_is_no_terminal(call: Any, tmp_path: Path) -> None:

@@ -163,9 +163,9 @@ def test_emoji_are_pairs_too() -> None:
 @pytest.mark.parametrize(
     ("fault", "finding", "action"),
     [
-        ("nan-pixel", "nonfinite-input", "skip_data"),
-        ("lr-10", "update-ratio", "rewind"),
-        ("bit-flip", "weight-corrupted", "rewind"),
+        ("nan-pixel", "nonfinite-input", "samples of the batch aside"),
+        ("lr-10", "update-ratio", "roll the weights back"),
+        ("bit-flip", "weight-corrupted", "roll the weights back"),
     ],
 )
 def test_each_fault_is_answered_and_ruins_the_control_arm(fault: str, finding: str, action: str) -> None:

@@ -32,5 +32,5 @@ def carry_out(decision: Decision, lane: Any, contained: Contained) -> Iterator[O
             continue
         if action.kind == "skip_data" and not SkipData.can(lane):
             continue  # nobody told which samples these are: there is nothing to put on record
-        outcome: Outcome | None = contained.call(f"remedy {action.kind}", remedy.apply, action, lane, decision.at)
+        outcome: Outcome | None = contained.call(f"the remedy ({action})", remedy.apply, action, lane, decision.at)
         yield replace(outcome or failed, optimizer=lane.label)

@@ -70,9 +70,9 @@ def _write_page(result: DemoResult) -> Path | None:
 
 def _not_a_finding(record: logging.LogRecord) -> bool:
     """Findings are shown at the end; in the log as well they would tear the bars apart."""
-    from trimtab.core.types import Finding
+    from trimtab.core.journal import IncidentLine
 
-    return not (isinstance(record.args, tuple) and any(isinstance(a, Finding) for a in record.args))
+    return not (isinstance(record.args, tuple) and any(isinstance(a, IncidentLine) for a in record.args))
 
 
 def _data(result: DemoResult, page: Path | None, seconds: float) -> dict[str, object]:

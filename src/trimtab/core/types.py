@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
+from trimtab.core.action_words import in_words
 from trimtab.core.severity import Severity as Severity
 
 if TYPE_CHECKING:
@@ -168,6 +169,9 @@ class Action:
     kind: str
     args: Mapping[str, float] = field(default_factory=dict)
 
+    def __str__(self) -> str:
+        return in_words(self)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
@@ -189,6 +193,11 @@ class Outcome:
     applied: bool
     detail: str = ""
     optimizer: str = ""
+
+    def __str__(self) -> str:
+        where = f" ({self.optimizer})" if self.optimizer else ""
+        became = f"{'done' if self.applied else 'not done'}{f'; {self.detail}' if self.detail else ''}"
+        return f"step {self.at}{where}: {self.action}: {became}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

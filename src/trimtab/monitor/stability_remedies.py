@@ -84,7 +84,7 @@ class StabilityKeeper:
         if outcome.applied:
             self._last[remedy.kind] = self.steps
             self.spent += 1
-        log.warning("%s: %s %s", issue, remedy.kind, outcome.detail)
+        log.warning("%s: %s: %s", issue, action, outcome.detail)
         return outcome
 
     def _not_now(self, kind: str) -> str:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, TextIO, cast
 
 from trimtab.core.errors import InputError
+from trimtab.core.journal import IncidentLines, Said
 from trimtab.core.types import Finding, Outcome, Record, Sample, Severity, Sink, Verdict
 from trimtab.record.csv_sink import CsvSink
 from trimtab.record.line_sink import LineSink, from_text
@@ -38,12 +39,6 @@ def _news(verdict: Verdict) -> Iterator[Finding]:
     return (finding for finding in verdict.findings if finding.streak <= 1)
 
 
-def _outcome_text(outcome: Outcome) -> str:
-    args = ", ".join(f"{name}={value:g}" for name, value in outcome.action.args.items())
-    text = f"step {outcome.at}: {outcome.action.kind}({args}) {'applied' if outcome.applied else 'not applied'}"
-    return f"{text}: {outcome.detail}" if outcome.detail else text
-
-
 def _sample_text(sample: Sample) -> str:
     found = _named(sample)
     wanted = [name for name in found if name.rsplit("/", 1)[-1] in {"loss", "global_norm", "lr", "ratio"}]
@@ -53,21 +48,26 @@ def _sample_text(sample: Sample) -> str:
 class ConsoleSink:
     """One plain line per incident and per outcome, and per `every` steps one with the main numbers.
 
-    Lines go to `stream` (standard error unless given), above any live tqdm bar.
+    Lines go to `stream` (standard error unless given), above any live tqdm bar. `said` is shared by the sinks of
+    several guards that are not all to say the same.
     """
 
-    def __init__(self, stream: TextIO | None = None, every: int = 0) -> None:
+    def __init__(self, stream: TextIO | None = None, every: int = 0, *, said: Said | None = None) -> None:
         self._stream = stream
         self._every = every
+        self._lines = IncidentLines(said)
 
     def write(self, record: Record) -> None:
         """Print what a person should know of."""
         if isinstance(record, Verdict):
-            for finding in _news(record):
-                advice = f" -> {finding.advice[0]}" if finding.advice else ""
-                self._say(f"trimtab {finding.severity.name}: {finding}{advice}")
+            line = self._lines.of(record)
+            if line is not None:
+                advice = f" -> {line.finding.advice[0]}" if line.finding.advice else ""
+                self._say(f"trimtab {line.severity.name}: {line}{advice}")
         elif isinstance(record, Outcome):
-            self._say(f"trimtab: {_outcome_text(record)}")
+            became = self._lines.outcome(record)
+            if became is not None:
+                self._say(f"trimtab: {became}")
         elif isinstance(record, Sample) and self._every and record.step % self._every == 0:
             self._say(f"trimtab: {_sample_text(record)}")
 
@@ -81,11 +81,12 @@ class ConsoleSink:
 class LogSink:
     """Forwards to an object with `.log_metrics(dict, step=)` (Lightning, MLflow) or `.log(dict, step=)` (wandb).
 
-    A finding arrives as `health/<code>` = 1, and the first of an incident also through `.alert(title=, text=)`.
+    A finding arrives as `health/<code>` = 1, and an incident also once through `.alert(title=, text=)`.
     """
 
     def __init__(self, logger: Any) -> None:
         self._logger = logger
+        self._lines = IncidentLines()
         self._plural = callable(getattr(logger, "log_metrics", None))
         self._log: Callable[..., object] = logger.log_metrics if self._plural else logger.log
         self._takes_step = takes_step(self._log)
@@ -98,8 +99,9 @@ class LogSink:
         elif isinstance(record, Verdict) and record.findings:
             self._send({f"health/{finding.code}": 1.0 for finding in record.findings}, record.step)
             alert: Any = getattr(self._logger, "alert", None)
-            for finding in _news(record) if callable(alert) else ():
-                alert(title=f"{finding.code} {finding.name}", text=str(finding))
+            line = self._lines.of(record) if callable(alert) else None
+            if line is not None:
+                alert(title=f"{line.finding.code} {line.finding.name}", text=str(line))
 
     def close(self) -> None:
         """Nothing: the logger belongs to the user."""
@@ -157,15 +159,19 @@ class LoggerSink:
 
     def __init__(self, logger: logging.Logger | logging.LoggerAdapter[Any]) -> None:
         self._logger = logger
+        self._lines = IncidentLines()
 
     def write(self, record: Record) -> None:
         """Log findings and outcomes; samples at DEBUG."""
         if isinstance(record, Verdict):
-            for finding in _news(record):
-                level = logging.WARNING if finding.severity == Severity.WARN else logging.ERROR
-                self._logger.log(level, "%s", finding)
+            line = self._lines.of(record)
+            if line is not None:
+                level = logging.WARNING if line.severity == Severity.WARN else logging.ERROR
+                self._logger.log(level, "%s", line)
         elif isinstance(record, Outcome):
-            self._logger.log(logging.INFO, "%s", _outcome_text(record))
+            became = self._lines.outcome(record)
+            if became is not None:
+                self._logger.log(logging.INFO, "%s", became)
         elif isinstance(record, Sample):
             self._logger.log(logging.DEBUG, "%s", _sample_text(record))
 

@@ -185,4 +185,4 @@ class TrainingTagsSink:
         self._tell(values, outcome.at, outcome.optimizer)
         add_text: Any = getattr(self._logger, "add_text", None)
         if callable(add_text):  # under a tag of its own: TensorBoard knows one kind of data per tag
-            add_text(f"{CORRECTIVE_ACTION}/text", f"{outcome.action.kind}: {outcome.detail}", outcome.at)
+            add_text(f"{CORRECTIVE_ACTION}/text", f"{outcome.action}: {outcome.detail}", outcome.at)

@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
+from trimtab.core.journal import GAP
 from trimtab.core.types import Finding, Severity, Verdict
-
-GAP = 5
-"""Findings that begin so few steps after the last bad one belong to the same incident."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -93,11 +93,10 @@ def _incident(number: int, incident: Incident) -> dict[str, Any]:
 
 def _deed(deed: Deed) -> dict[str, Any]:
     became = "" if deed.applied is None else ", done" if deed.applied else ", could not be done"
-    args = "".join(f", {name} {value:g}" for name, value in deed.args.items())
     detail = f": {deed.detail}" if deed.detail else ""
     return {
         "at": deed.at,
-        "text": f"before step {deed.at}: {deed.kind}{args} because of {', '.join(deed.because)}{became}{detail}",
+        "text": f"before step {deed.at}: {deed.words} because of {', '.join(deed.because)}{became}{detail}",
     }
 
 

@@ -185,8 +185,7 @@ def done(deeds: list[Deed]) -> Iterator[Done]:
         when = f"before step {deed.at}"
         if len(alike) > 1:
             when = f"before steps {deed.at} to {alike[-1].at}, {len(alike)} times"
-        args = "".join(f", {name} {number(float(value))}" for name, value in deed.args.items())
         became = {None: "no outcome on record", True: "done", False: "could not be done"}[deed.applied]
-        yield Done(when, f"{deed.kind}{args}", ", ".join(deed.because), became, deed.detail)
+        yield Done(when, deed.words, ", ".join(deed.because), became, deed.detail)
     if len(deeds) > MAX_DEEDS:
         yield Done("later", f"and {len(deeds) - MAX_DEEDS} more", "", "", "--json lists all of them")

@@ -188,5 +188,4 @@ def _where(optimizer: str, step: int) -> str:
 
 def _deeds(decisions: Iterable[Decision] | None) -> str:
     actions = [a for d in decisions or () for a in d.actions]
-    words = [a.kind + (f"({', '.join(f'{k}={v:g}' for k, v in a.args.items())})" if a.args else "") for a in actions]
-    return ", ".join(words) or "nothing"
+    return "; ".join(map(str, actions)) or "nothing"

@@ -9,7 +9,7 @@ from enum import StrEnum
 
 import numpy as np
 
-from trimtab.core.types import Outcome
+from trimtab.core.types import Action, Outcome
 from trimtab.record.reader import Run
 from trimtab.report.curve import Curve, make_curve, tail_median
 from trimtab.report.incidents import Incident, find_incidents
@@ -70,6 +70,11 @@ class Deed:
     applied: bool | None
     detail: str
     optimizer: str
+
+    @property
+    def words(self) -> str:
+        """What it is, for a person."""
+        return str(Action(kind=self.kind, args=self.args))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

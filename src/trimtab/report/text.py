@@ -169,9 +169,8 @@ def _lines(deeds: tuple[Deed, ...]) -> Iterator[str]:
 
 
 def _deed(deed: Deed) -> str:
-    args = f" ({', '.join(f'{k} {v:g}' for k, v in deed.args.items())})" if deed.args else ""
     failed = ", could not be done" if deed.applied is False else ""
-    return f"{deed.kind}{args}{failed}{f' [{deed.detail}]' if deed.detail else ''}"
+    return f"{deed.words}{failed}{f' [{deed.detail}]' if deed.detail else ''}"
 
 
 def wrapped(text: str, width: int, lead: str, style: str = "") -> Text:

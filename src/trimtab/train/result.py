@@ -60,7 +60,7 @@ def result_of(
         rejected=trainer.rejected,
         weights_finite=all(bool(t.isfinite().all()) for t in state),
         findings=tuple(dict.fromkeys(finding.name for finding in trainer.findings)),
-        actions=tuple(f"step {o.at}: {o.action.kind} ({o.detail})" for o in trainer.outcomes),
+        actions=tuple(f"step {o.at}: {o.action} ({o.detail})" for o in trainer.outcomes),
         stopped=stopped,
         run_dirs=tuple(str(folder) for folder in trainer.run_dirs),
         facts=dict(facts),
