@@ -16,6 +16,7 @@ ARMS: dict[str, dict[str, object]] = {
     "stage2-lr guarded": {"fault": "stage2-lr"},
     "stage2-lr unguarded": {"fault": "stage2-lr", "guarded": False},
 }
+WENT_BACK = r": rewind \(|roll the weights back"
 NUM_KILLED = 2
 """With so many seeds a process is killed, the default one among them."""
 RECOVERS = (
@@ -62,11 +63,7 @@ def judge(found: Found, seeds: Sequence[int], *, quick: bool) -> Judged:
 
     def rewound(seed: int) -> object:
         actions = found.get(f"stage2-lr guarded/{seed}", "actions")
-        return (
-            NOT_RUN
-            if actions == NOT_RUN
-            else any(re.search(r": rewind \(|roll the weights back", line) for line in actions)
-        )
+        return NOT_RUN if actions == NOT_RUN else any(re.search(WENT_BACK, line) for line in actions)
 
     def share(seed: int) -> object:
         """The rate of the slowest group as a share of the fastest one's, in the last stage."""

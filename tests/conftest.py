@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import logging
 import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -30,6 +31,16 @@ def nest() -> Iterator[Nest]:
     found = Nest()
     yield found
     found.close()
+
+
+@pytest.fixture(autouse=True, scope="session")
+def usual_signals() -> Iterator[None]:
+    """Started by `nohup`, in the background or by some CI systems, signals are ignored, here and in every child."""
+    usual = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL, signal.SIGHUP: signal.SIG_DFL}
+    before = {number: signal.signal(number, handler) for number, handler in usual.items()}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
 
 
 @pytest.fixture(autouse=True, scope="session")

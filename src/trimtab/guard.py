@@ -26,6 +26,7 @@ from trimtab.keeper import Keeper, claimed, epochs_of, open_keepers, resume_from
 from trimtab.lane import Lane
 from trimtab.opening import health_of, lag_for, load_state, open_recorder, run_info, state_of, under_way
 from trimtab.record.line_sink import with_lines
+from trimtab.recover.signals import reason_of
 from trimtab.sample.observed import Observed, scalar_loss
 
 log = logging.getLogger("trimtab")
@@ -274,6 +275,8 @@ class Guard:
                 Closing(steps=self._steps(), rejected=self.rejected, findings=num, reason=reason, dropped=lost)
             )
             self._recorder.close()
+            for keeper in self._keepers:
+                keeper.release_signals()
 
     def _steps(self) -> dict[str, int]:
         return {label: lane.attempts for label, lane in self._lanes.items()}
@@ -283,7 +286,7 @@ class Guard:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
         try:
-            self.close(reason="closed" if kind is None else kind.__name__)
+            self.close(reason="closed" if error is None else reason_of(error))
         except TrimtabError:
             if kind is None:  # the error on its way out is the one that matters
                 raise

@@ -141,15 +141,20 @@ class Keeper:
         for undo in self._undo:
             undo()
         self._undo.clear()
-        if self._signals is not None:
-            self._signals.remove()
         if self.own:
             self._finish(self.checkpointer.close)
             shutil.rmtree(self.checkpointer.directory, ignore_errors=True)
             return
-        if reason not in ("closed", "stopped") and self._steps() > self._saved:
-            self.save(self._steps(), ended_by=reason)
+        asked = self._signals is not None and self._signals.pending is not None
+        if (asked or reason not in ("closed", "stopped")) and self._steps() > self._saved:
+            self.save(self._steps(), **({"ended_by": reason} if reason not in ("closed", "stopped") else {}))
         self._finish(self.checkpointer.close)
+
+    def release_signals(self) -> None:
+        """Watch for signals no longer. One that came since the last step does now what it would have done."""
+        if self._signals is not None:
+            self._signals.answer()
+            self._signals.remove()
 
     def _finish(self, end: Callable[[], None] | None = None) -> None:
         try:

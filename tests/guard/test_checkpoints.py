@@ -20,6 +20,7 @@ from torch import nn
 
 from trimtab import Checkpointer, CheckpointError, ConfigError, Guard, InputError
 from trimtab.core.types import Verdict
+from trimtab.record.reader import read_run
 from trimtab.recover import state
 from trimtab.recover.loader import ResumableLoader
 from trimtab.recover.signals import SignalWatch
@@ -169,6 +170,46 @@ def test_the_second_signal_acts_at_once() -> None:
         assert seen == [signal.SIGTERM]
         watch.remove()
         assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def test_an_ignored_signal_stays_ignored() -> None:
+    before = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        watch = SignalWatch()
+        for number in before:
+            assert signal.getsignal(number) is signal.SIG_IGN
+            signal.raise_signal(number)
+        assert watch.pending is None
+        watch.remove()
+        assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def test_a_signal_after_the_last_step_is_not_lost(tmp_path: Path) -> None:
+    """It is noted, and no forward pass comes any more that would answer it."""
+    seen: list[int] = []
+    before = signal.signal(signal.SIGTERM, lambda number, frame: seen.append(number))
+    try:
+        model = nn.Linear(4, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        guard = Guard(model, optimizer, checkpoint=tmp_path / "ckpt", run_dir=tmp_path / "run")
+        for x in torch.randn(3, 8, 4):
+            loss = model(x).square().mean()
+            loss.backward()
+            guard.step(loss)
+            optimizer.zero_grad()
+        signal.raise_signal(signal.SIGTERM)
+        assert seen == []
+        guard.close()
+        assert seen == [signal.SIGTERM]
+        (snapshot,) = Checkpointer(tmp_path / "ckpt").list()
+        assert snapshot.step == 3
+        closing = read_run(tmp_path / "run").closing
+        assert closing is not None
     finally:
         signal.signal(signal.SIGTERM, before)
 

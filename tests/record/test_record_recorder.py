@@ -291,7 +291,7 @@ def test_a_recorder_can_be_collected_and_its_record_is_completed() -> None:
     gc.collect()
     assert ghost() is None
     assert core in recorder_module._LIVE
-    recorder_module._close_all()
+    recorder_module.close_all()
     assert (len(keep.records), keep.closed) == (1, 1)
     assert core not in recorder_module._LIVE
 
@@ -309,7 +309,7 @@ def test_a_forked_child_writes_nothing(tmp_path: Path) -> None:
             recorder.put(verdict(1))
             code = 0 if recorder.flush(0.0) and len(recorder._core.inbox) <= 1 else 2
             recorder.close(0.0)
-            recorder_module._close_all()
+            recorder_module.close_all()
         finally:
             os._exit(code)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0

@@ -148,7 +148,8 @@ def test_ctrl_c_leaves_a_complete_record(tmp_path: Path) -> None:
     run = read_run(tmp_path / "run")
     assert run.problems == []
     assert run.series("loss")[0].tolist() == list(range(41))
-    assert run.closing is None
+    assert run.closing is not None
+    assert (run.closing.steps, run.closing.reason) == ({"": 41}, "KeyboardInterrupt")
     assert replay(tmp_path / "run").identical
 
 

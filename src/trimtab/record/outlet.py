@@ -88,6 +88,17 @@ class Outlet:
         self._stopping = True
         self._wake()
 
+    def end(self, reason: str) -> None:
+        """Tell the sink why the run ends, if it wants to know."""
+        tell = getattr(self._sink, "end", None)
+        if callable(tell):
+            tell(reason)
+
+    @property
+    def thread(self) -> threading.Thread | None:
+        """The thread, once there is one."""
+        return self._thread
+
     def wait(self, timeout_s: float) -> bool:
         """Wait for the thread to end; False if it did not."""
         if self._thread is None:

@@ -12,13 +12,14 @@ import atexit
 import contextlib
 import logging
 import os
+import sys
 import threading
 import time
-import weakref
 from collections import Counter, deque
 from collections.abc import Sequence
 from queue import Empty, SimpleQueue
 
+from trimtab.core.collected import when_collected
 from trimtab.core.types import Closing, Outcome, Record, Sink, Verdict
 from trimtab.record.outlet import Mark, Outlet
 
@@ -58,7 +59,15 @@ class _Core:
             self.start_at_s = time.monotonic() + _START_PAUSE_S
             return
         self.pump = pump
+        for core in list(_LIVE):
+            if core.closed and not core.is_alive:
+                _LIVE.discard(core)
         _LIVE.add(self)
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether any of its threads is at work."""
+        return any(t is not None and t.is_alive() for t in (self.pump, *(outlet.thread for outlet in self.outlets)))
 
     def _wait_for_the_pump(self) -> None:
         """Nobody empties the inbox: what does not fit it goes, the oldest first."""
@@ -68,8 +77,11 @@ class _Core:
             for outlet in self.outlets:
                 outlet.num_dropped += 1
 
-    def stop(self) -> None:
+    def stop(self, reason: str = "closed") -> None:
         """Let the threads finish what was put so far and end; does not wait."""
+        if not self.closed:
+            for outlet in self.outlets:
+                outlet.end(reason)
         self.closed = True
         self.bell.put(None)
 
@@ -115,13 +127,20 @@ _LIVE: set[_Core] = set()
 """Cores with threads: kept here until closed, because a daemon thread ends mid-write with the interpreter."""
 
 
+def close_all(reason: str = "closed", timeout_s: float = _EXIT_TIMEOUT_S) -> None:
+    """Complete every record of this process; those that nobody closed say that they ended for this reason."""
+    mine = [core for core in list(_LIVE) if core.pid == os.getpid()]
+    for core in mine:
+        core.stop(reason)
+    for core in mine:
+        core.wait(timeout_s)
+
+
 @atexit.register
-def _close_all() -> None:
+def _close_at_exit() -> None:
     """Complete every record after Ctrl-C, sys.exit or an exception, also where nobody called close()."""
-    for core in list(_LIVE):
-        if core.pid == os.getpid():
-            core.stop()
-            core.wait(_EXIT_TIMEOUT_S)
+    error = getattr(sys, "last_value", None)  # what ended the program, if anything did
+    close_all("closed" if error is None else type(error).__name__)
 
 
 class Recorder:
@@ -156,7 +175,7 @@ class Recorder:
         self._append = self._core.inbox.append
         self._pid = self._core.pid
         # If it is dropped without close(), the threads finish by themselves; at exit _close_all waits for them.
-        weakref.finalize(self, _Core.stop, self._core).atexit = False
+        when_collected(self, self._core.stop)
 
     def put(self, record: Record) -> None:
         """Hand over one record; costs about a microsecond whatever the sinks do."""
@@ -184,6 +203,14 @@ class Recorder:
         except Empty:
             return False
         return True
+
+    def finish(self, reason: str = "closed") -> None:
+        """Let the sinks write what is left and close by themselves; does not wait, at exit that is done.
+
+        Where no `Closing` was put, the record says that it ended for this reason.
+        """
+        if os.getpid() == self._pid and not self._core.closed and self._core.pump is not None:
+            self._core.stop(reason)
 
     def close(self, timeout_s: float = 2.0) -> None:
         """Write what is left and close every sink; one that hangs is abandoned after `timeout_s` seconds."""

@@ -13,6 +13,7 @@ import os
 import re
 import shutil
 import time
+from collections import Counter
 from collections.abc import Collection
 from pathlib import Path
 from typing import NamedTuple
@@ -157,6 +158,28 @@ class _Loss:
         return Lost(samples=self.samples, others=self.others, first=self.first, last=self.last, why=self.why)
 
 
+class _Tally:
+    """What a closing line says, counted here for the case that nobody writes one."""
+
+    def __init__(self) -> None:
+        self.closed = False
+        self._steps: Counter[str] = Counter()
+        self._rejected = self._findings = 0
+
+    def add(self, record: Record) -> None:
+        if isinstance(record, Sample) and record.phase == "train":
+            self._steps[record.optimizer] += 1
+            self._rejected += record.scalars.get("rejected", 0.0) > 0
+        elif isinstance(record, Verdict):
+            self._findings += sum(finding.streak <= 1 for finding in record.findings)
+        elif isinstance(record, Closing):
+            self.closed = True
+
+    def closing(self, reason: str) -> Closing:
+        steps = dict(self._steps)
+        return Closing(steps=steps, rejected=self._rejected, findings=self._findings, reason=reason)
+
+
 class RunWriter:
     """Appends every record of a run to `folder`, and keeps the two files below `max_bytes` together.
 
@@ -194,6 +217,7 @@ class RunWriter:
         self._refusing = False
         self._loss: _Loss | None = None
         self._written = _Loss("its folder was deleted")  # what would go with it
+        self._tally, self._reason = _Tally(), "closed"
 
     def open(self, info: RunInfo) -> None:
         """Bring the record into being, with this as its first line. OSError: it is tried again with each flush."""
@@ -205,6 +229,7 @@ class RunWriter:
         """Take one record; verdicts without findings are not kept."""
         if os.getpid() != self._pid or (isinstance(record, Verdict) and not record.findings):
             return
+        self._tally.add(record)
         if isinstance(record, RunInfo):
             if record is not self._opening:
                 self._add_run_line(record)
@@ -247,8 +272,14 @@ class RunWriter:
         if self._lines.size + self._tables.size > self._thin_at:
             self._thin()
 
+    def end(self, reason: str) -> None:
+        """Why the run ends, for a record that nobody closed."""
+        self._reason = reason
+
     def close(self) -> None:
-        """Flush; nothing is held open."""
+        """Flush; nothing is held open. A record that was opened with `open` is complete then."""
+        if self._opening is not None and not self._tally.closed and os.getpid() == self._pid:
+            self.write(self._tally.closing(self._reason))
         self.flush()
 
     # -- beginning, and beginning again --------------------------------------------------------------------------

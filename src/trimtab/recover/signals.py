@@ -12,8 +12,24 @@ from typing import Any, NoReturn
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
+class Signalled(SystemExit):
+    """The end of a process that a signal asked for; it knows the signal's name."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(128 + number)
+        self.reason = signal.Signals(number).name
+
+
+def reason_of(error: BaseException) -> str:
+    """Why a run ends that this ended, in a word: the name of a signal or of an exception."""
+    return error.reason if isinstance(error, Signalled) else type(error).__name__
+
+
 class SignalWatch:
-    """Notes the first signal; the second one acts at once, as if nobody watched."""
+    """Notes the first signal; the second one acts at once, as if nobody watched.
+
+    A signal that is ignored (under `nohup`, in a background job) stays ignored.
+    """
 
     def __init__(self) -> None:
         self.pending: int | None = None
@@ -21,6 +37,8 @@ class SignalWatch:
         if threading.current_thread() is not threading.main_thread():
             return  # only the main thread may handle signals: elsewhere they end the process as ever
         for number in SIGNALS:
+            if signal.getsignal(number) in (signal.SIG_IGN, None):  # None: it is handled by something not in Python
+                continue
             with contextlib.suppress(ValueError, OSError):
                 self._before[number] = signal.signal(number, self._note)
 
@@ -54,4 +72,4 @@ class SignalWatch:
 
 def _leave(number: int) -> NoReturn:
     """End as a process that was killed by this signal is reported, but through the program's own clean-up."""
-    raise SystemExit(128 + number)
+    raise Signalled(number)
