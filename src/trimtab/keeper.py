@@ -150,6 +150,14 @@ class Keeper:
             self.save(self._steps(), **({"ended_by": reason} if reason not in ("closed", "stopped") else {}))
         self._finish(self.checkpointer.close)
 
+    def abandon(self) -> None:
+        """In a forked child: what is saved is the parent's to save."""
+        for undo in self._undo:
+            undo()
+        self._undo.clear()
+        if self._signals is not None:
+            self._signals.remove()
+
     def release_signals(self) -> None:
         """Watch for signals no longer. One that came since the last step does now what it would have done."""
         if self._signals is not None:

@@ -110,6 +110,9 @@ CASES = [
     Case(words=("parametrized.py",)),
     Case(words=("without_gc.py",)),
     Case(words=("distributed.py",)),
+    Case(words=("spawned_training.py",), guards=2, nan_at=None, own_process="both"),  # with NaN: test_what_was_seen.py
+    Case(words=("hogwild.py", "fork"), guards=2),
+    Case(words=("hogwild.py", "spawn"), guards=2, nan_at=None, own_process="both"),
     Case(words=("spawned.py",), nan_at=None, says="finite True"),  # the same training as with loader_workers.py
     Case(words=("old_amp.py",), says="is deprecated"),
     Case(words=("wrapped_step.py",)),

@@ -1,4 +1,4 @@
-"""Be told when an object is collected, safely: such a call may come in any thread, and while the interpreter goes down."""
+"""Be told when an object is collected: such a call may come in any thread, and while the interpreter goes down."""
 
 from __future__ import annotations
 

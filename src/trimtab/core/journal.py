@@ -99,9 +99,10 @@ class IncidentLines:
         if last is not None and 0 <= verdict.step - last[0] <= GAP and worst <= last[1]:
             return None  # of the same incident
         due = [f for f in news if _is_due(self._counts[verdict.optimizer, f.code])]
-        lead = next((f for f in due if self._said.may(f.code, id(self))), None)
-        if lead is None:
+        mine = [f for f in due if self._said.may(f.code, id(self))]  # all of them: a line names every one
+        if not mine:
             return None
+        lead = mine[0]
         self._last[verdict.optimizer] = verdict.step, worst
         times = self._counts[verdict.optimizer, lead.code]
         again = f" ({times:,}th time)" if times > 1 else ""

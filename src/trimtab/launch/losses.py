@@ -39,9 +39,11 @@ class _Round(threading.local):
 class Losses:
     """Listens to `torch.autograd.backward` (which `Tensor.backward` calls) and to `GradScaler.scale`."""
 
-    def __init__(self, marks: Callable[[], Marks], contained: Contained) -> None:
+    def __init__(
+        self, marks: Callable[[], Marks], contained: Contained, called: Callable[[], None] = lambda: None
+    ) -> None:
         self._round, self._contained = _Round(), contained
-        self._marks = marks
+        self._marks, self._called = marks, called
         self._undo: list[Callable[[], None]] = []
         self.rivals: set[int] = set()
         """Optimizers that got gradients from one backward pass: one model may be what another one works against."""
@@ -56,6 +58,7 @@ class Losses:
                 return inner_backward(tensors, *args, **kwargs)
             before = self._contained.call("looking at gradients", self._marks, default={})
             out = inner_backward(tensors, *args, **kwargs)
+            self._contained.call("hearing of a backward pass", self._called)
             self._contained.call("seeing a loss", self._see, tensors, before)
             return out
 

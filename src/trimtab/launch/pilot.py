@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import atexit
 import functools
 import logging
 import os
 import sys
 import threading
 import weakref
+from collections import Counter
 from collections.abc import Callable, Mapping
 from types import FrameType
 from typing import Any
@@ -20,6 +20,7 @@ from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, 
 
 from trimtab.act.seam import innermost, on_stack, stepping_frame, uncompiled
 from trimtab.attach import is_guarded, labelled
+from trimtab.core.collected import when_collected
 from trimtab.core.contain import Contained
 from trimtab.core.errors import TrainingStopped, TrimtabError
 from trimtab.guard import Guard
@@ -28,9 +29,9 @@ from trimtab.launch.clipping import wrap_clip_grad_norm
 from trimtab.launch.door import Door
 from trimtab.launch.losses import Losses
 from trimtab.launch.models import Kept, bystanders, copies_of, owners_of, seen_from_outside, uncalled
-from trimtab.launch.optimizers import marks_of, params_of, still_scaled, wrap_method
+from trimtab.launch.optimizers import lookalikes, marks_of, params_of, quacks, still_scaled, wrap_method
 from trimtab.launch.tally import Flight
-from trimtab.sample.hooks import own_hook
+from trimtab.sample.hooks import own_hook, wrap_method_of
 from trimtab.sample.roots import Parts
 
 log = logging.getLogger("trimtab")
@@ -45,11 +46,36 @@ class _Now(threading.local):
         self.outer: FrameType | None = None
 
 
-class Pilot:
-    """Sees optimizers being built and stepped. It knows guards only weakly: they live as long as their optimizers."""
+class Seen:
+    """What there was besides guarded optimizers: for a program in which there was nothing to guard."""
 
-    def __init__(self, settings: Mapping[str, Any], landed: Callable[[Flight], object]) -> None:
+    def __init__(self) -> None:
+        self.num_backwards = 0
+        self.built: Counter[str] = Counter()
+        self.lookalikes: set[str] = set()
+
+
+class Pilot:
+    """Sees optimizers being built and stepped. It knows guards only weakly: they live as long as their optimizers.
+
+    `landed` gets the flight of every guard that has ended, `begun` is called before and after one begins (then with its
+    flight), and `forked` in a child process that begins to train. `sinks` makes what each guard writes to besides.
+    """
+
+    def __init__(
+        self,
+        settings: Mapping[str, Any],
+        landed: Callable[[Flight], object],
+        *,
+        sinks: Callable[[], list[Any]] = list,
+        begun: Callable[[list[Flight]], object] = lambda flights: None,
+        forked: Callable[[], object] = lambda: None,
+    ) -> None:
         self._settings, self._landed = dict(settings), landed
+        self._sinks, self._begun, self._forked = sinks, begun, forked
+        self.seen = Seen()
+        self._theirs: list[Flight] = []
+        self._kept: list[Guard] = []
         self._waiting: list[weakref.ref[Any]] = []
         self._doors: list[Door] = []
         self._guards: weakref.WeakValueDictionary[int, Guard] = weakref.WeakValueDictionary()  # by optimizer
@@ -60,7 +86,7 @@ class Pilot:
         self._contained, self._told = Contained(), set[str]()
         self._num = 0
         self._ours = False
-        self._losses, self._census = Losses(self._marks, self._contained), Census()
+        self._losses, self._census = Losses(self._marks, self._contained, self._backward), Census()
         self._now = _Now()
         self._undo: list[Callable[[], None]] = []
         self._pid = os.getpid()
@@ -87,6 +113,7 @@ class Pilot:
 
     def _born(self, optimizer: Any) -> None:
         """An optimizer was built: find its model, and get on board when that is first called to train."""
+        self.seen.built[type(optimizer).__name__] += 1
         if self._num + len(self._alive()) >= MAX_GUARDS:
             return
         self._waiting.append(weakref.ref(optimizer))
@@ -119,16 +146,15 @@ class Pilot:
     def _guard(self, model: nn.Module, optimizers: list[Any]) -> None:
         if self._num >= MAX_GUARDS:
             return
+        self._enter_process()
         self._num += 1
         if self._num == MAX_GUARDS:
             log.warning("%d models are guarded; those whose optimizers are built from now on are not", MAX_GUARDS)
-        if os.getpid() != self._pid:  # a forked worker that trains: it ends on its own
-            self._pid = os.getpid()
-            atexit.register(self.land)
         self._retire(optimizers)
+        self._begun([])
         flight = Flight(type(getattr(model, "_orig_mod", model)).__name__)
         given = optimizers[0] if len(optimizers) == 1 else optimizers
-        settings = {**self._settings, "sinks": [*self._settings.get("sinks", ()), flight]}
+        settings = {**self._settings, "sinks": [*self._settings.get("sinks", ()), *self._sinks(), flight]}
         resume = settings.pop("resume", False)
         if settings.get("checkpoint") is not None and self._num > 1:  # one folder for each of several trainings
             settings["checkpoint"] = settings["checkpoint"] / f"training-{self._num}"
@@ -145,8 +171,31 @@ class Pilot:
         for one in optimizers:
             self._guards[id(one)] = guard
         self._waiting = [ref for ref in self._waiting if (o := ref()) is not None and id(o) not in self._guards]
+        if not all(isinstance(o, Optimizer) for o in optimizers) and not self._is_alive(model):
+            self._kept.append(guard)  # neither its optimizer nor a model that is called would keep it
         # Collected with its optimizer, in a sweep say: then the record is completed from what is known of it.
-        weakref.finalize(guard, self._gone, id(guard)).atexit = False
+        when_collected(guard, self._gone, id(guard))
+        self._begun([flight])
+
+    def _is_alive(self, model: nn.Module) -> bool:
+        return any(known is model for known in self._census.modules())
+
+    def _enter_process(self) -> None:
+        """A forked child has guards of its parent's, whose records are not its own to write: it gets new ones."""
+        if os.getpid() == self._pid:
+            return
+        self._pid = os.getpid()
+        for guard in set(self._guards.values()):
+            self._contain("leaving a guard of the parent's", _leave_to_the_parent, guard)
+        self._guards.clear()
+        self._flights.clear()
+        self._theirs.clear()
+        self._kept.clear()
+        self._given_up.clear()
+        self._num = 0
+        for name in ("checkpoint", "resume"):
+            self._settings.pop(name, None)  # two processes cannot save to one folder
+        self._forked()
 
     def _look_after_buffers(self, guard: Guard, model: nn.Module, optimizers: list[Any]) -> None:
         """Those of modules that nobody optimizes, too; and as they were before the first forward pass."""
@@ -160,12 +209,18 @@ class Pilot:
     def _their_own(
         self, inner: Callable[..., Any], guard: Guard, model: Any, optimizer: Any, *args: Any, **kw: Any
     ) -> None:
-        """The script builds a guard by itself: it is welcome to, and ours steps aside."""
-        if not self._ours:
-            theirs = self._contain("making room for a guard", labelled, optimizer) or {}
-            for mine in {self._guards[id(o)] for o in theirs.values() if id(o) in self._guards}:
-                self._leave(mine)
-        inner(guard, model, optimizer, *args, **kw)
+        """The script builds a guard by itself: it is welcome to, and ours steps aside. What it found is told, too."""
+        if self._ours:
+            inner(guard, model, optimizer, *args, **kw)
+            return
+        theirs = self._contain("making room for a guard", labelled, optimizer) or {}
+        for mine in {self._guards[id(o)] for o in theirs.values() if id(o) in self._guards}:
+            self._leave(mine)
+        flight = Flight(_name_of(model), own=True)
+        inner(guard, model, optimizer, *args, **{**kw, "sinks": [*kw.get("sinks", ()), flight]})
+        flight.run_dir = guard.run_dir
+        self._theirs.append(flight)
+        self._begun([flight])
 
     def _retire(self, optimizers: list[Any]) -> None:
         """Close the guards of optimizers that new ones take over from, so that one stage is one record.
@@ -187,6 +242,7 @@ class Pilot:
         if self._contain("looking at the stack", on_stack, self._now.outer):
             return  # an optimizer that steps another inside its own step makes one step
         self._now.outer = stepping_frame(sys._getframe(1))
+        self._contain("beginning in a child process", self._enter_process)
         self._contain("guarding an optimizer", self._lane_of, optimizer)
         self._contain("noting losses", self._tell, optimizer)
 
@@ -220,6 +276,37 @@ class Pilot:
         told = {"moving": 1.0} if id(optimizer) in self._losses.rivals else {}
         for loss in self._losses.take(id(optimizer), id(guard)):
             self._contain("noting a loss", functools.partial(guard.observe, **told), loss)
+
+    def _backward(self) -> None:
+        """A loss was called backward on. Where no optimizer of PyTorch is about, something else may be one."""
+        self.seen.num_backwards += 1
+        num = self.seen.num_backwards
+        if not self.seen.built and not self._guards and num & (num - 1) == 0:  # the 1st, 2nd, 4th time, and so on
+            self._contain("looking for optimizers", self._look_for_lookalikes)
+
+    def _look_for_lookalikes(self) -> None:
+        for one in lookalikes():
+            self.seen.lookalikes.add(f"{type(one).__module__}.{type(one).__qualname__}")
+            if quacks(one) and not is_guarded(one) and id(one) not in self._given_up:
+                self._lane_of(one)
+                if id(one) in self._guards:
+                    self._undo.append(wrap_method_of(one, "step", self._step_of(weakref.ref(one))))
+
+    def _step_of(self, ref: weakref.ref[Any]) -> Callable[..., Any]:
+        """Around the step of an optimizer that is none of PyTorch's: it has no hooks that would tell of it."""
+        me = weakref.ref(self)
+
+        def step(inner: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+            pilot, optimizer = me(), ref()
+            if pilot is not None and optimizer is not None:
+                pilot._contain("noting losses", pilot._tell, optimizer)
+            out = inner(*args, **kwargs)
+            if pilot is not None:
+                closure = bool(args) or kwargs.get("closure") is not None
+                pilot._contain("ending a step", pilot._losses.ended, closure)
+            return out
+
+        return step
 
     def _marks(self) -> dict[int, object]:
         return marks_of(lane.optimizer for guard in set(self._guards.values()) for lane in guard._lanes.values())
@@ -268,6 +355,11 @@ class Pilot:
 
     # -- landing -------------------------------------------------------------------------------------------------
 
+    @property
+    def flights(self) -> list[Flight]:
+        """Those that are under way, the program's own among them."""
+        return [*self._flights.values(), *self._theirs]
+
     def land(self, reason: str = "closed") -> None:
         """Close every guard, and put PyTorch back as it was."""
         if os.getpid() != self._pid:
@@ -279,6 +371,9 @@ class Pilot:
         for undo in self._undo:
             undo()
         self._undo.clear()
+        for flight in self._theirs:
+            self._landed(flight)
+        self._theirs.clear()
 
     def _leave(self, guard: Guard, reason: str = "closed") -> None:
         for key in [k for k, g in self._guards.items() if g is guard]:
@@ -295,3 +390,17 @@ class Pilot:
         if flight is not None:
             flight.ended()
             self._landed(flight)
+
+
+def _leave_to_the_parent(guard: Guard) -> None:
+    """In a forked child: take every hook off; the record and the checkpoints are the parent's."""
+    guard._closed = True
+    guard._attachment.remove()
+    for keeper in guard._keepers:
+        keeper.abandon()
+
+
+def _name_of(model: Any) -> str:
+    """What a model is called: several together by all their names."""
+    models = model.values() if isinstance(model, Mapping) else [model]
+    return ", ".join(type(getattr(one, "_orig_mod", one)).__name__ for one in models)

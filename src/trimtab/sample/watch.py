@@ -128,7 +128,9 @@ class Watch:
         self._sentinel = Sentinel(self._contained)
         if self._ledger is not None:
             self._ledger.remove()
-        self._ledger = Ledger(self._optimizer, rows.names, rows.params, self._contained) if rows.on_host else None
+        # What lies in shared memory other processes may move as well (hogwild): who did cannot be told.
+        alone = rows.on_host and not any(p.is_shared() for p in rows.params)
+        self._ledger = Ledger(self._optimizer, rows.names, rows.params, self._contained) if alone else None
         self._temperature = TemperatureProbe(rows.names, rows.params)
         kinds = {p.dtype for p in rows.params}
         self._has_float16, self._has_bfloat16 = torch.float16 in kinds, torch.bfloat16 in kinds
