@@ -48,6 +48,11 @@ def test_what_follows_within_a_few_steps_belongs_to_it_unless_it_is_graver() -> 
     assert said(lines, verdict(14, "WGT001", severity=Severity.FATAL)) == ["step 14: WGT001 wgt001: It broke."]
 
 
+def test_an_incident_that_goes_on_and_on_is_told_the_tenth_time() -> None:
+    told = said(IncidentLines(), *(verdict(3 * i, "GRAD001") for i in range(120)))
+    assert [text.split(":")[0] for text in told] == ["step 0", "step 27", "step 297"]
+
+
 def test_a_trouble_of_another_kind_is_told_while_an_old_one_lasts() -> None:
     lines = IncidentLines()
     lasting = [verdict(step, "GRAD007", streak=step + 1) for step in range(100)]

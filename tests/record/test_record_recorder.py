@@ -172,9 +172,9 @@ def test_pauses_get_longer_up_to_a_limit(monkeypatch: pytest.MonkeyPatch) -> Non
         now[0] += 100.0
     assert waits[:4] == pytest.approx([0.1, 0.2, 0.4, 0.8])
     assert waits[-1] == outlet_module.LONGEST_PAUSE_S
-    outlet._sink.broken = False  # type: ignore[attr-defined]
+    outlet.sink.broken = False  # type: ignore[attr-defined]
     outlet._flush()
-    outlet._sink.broken = True  # type: ignore[attr-defined]
+    outlet.sink.broken = True  # type: ignore[attr-defined]
     outlet._flush()
     assert outlet._troubles["flush"].until_s - now[0] == pytest.approx(0.1)
 

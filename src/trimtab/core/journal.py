@@ -85,7 +85,9 @@ class IncidentLines:
     def __init__(self, said: Said | None = None) -> None:
         self._said = said if said is not None else Said()
         self._counts: Counter[tuple[str, str]] = Counter()
-        self._last: dict[str, tuple[int, Severity]] = {}  # by optimizer: the step and severity of the last line
+        self._last: dict[
+            str, tuple[int, Severity]
+        ] = {}  # by optimizer: where the incident has come to, and how grave it was said to be
 
     def of(self, verdict: Verdict) -> IncidentLine | None:
         """The line for a verdict; None where it tells nothing new."""
@@ -96,9 +98,10 @@ class IncidentLines:
             self._counts[verdict.optimizer, code] += 1
         worst = max(finding.severity for finding in news)
         last = self._last.get(verdict.optimizer)
-        if last is not None and 0 <= verdict.step - last[0] <= GAP and worst <= last[1]:
-            return None  # of the same incident
         due = [f for f in news if _is_due(self._counts[verdict.optimizer, f.code])]
+        if last is not None and 0 <= verdict.step - last[0] <= GAP and worst <= last[1]:
+            self._last[verdict.optimizer] = verdict.step, last[1]  # it goes on
+            due = [f for f in due if self._counts[verdict.optimizer, f.code] > 1]
         mine = [f for f in due if self._said.may(f.code, id(self))]  # all of them: a line names every one
         if not mine:
             return None

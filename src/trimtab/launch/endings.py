@@ -168,10 +168,21 @@ def _replaced(name: str, function: Any) -> Callable[[], None]:
 
 @functools.cache  # it cannot be taken back, so once is enough
 def _forget_in_children() -> None:
+    """No signal reaches a child before its default actions are back: its bell would still ring in the parent."""
+    masks = threading.local()
+
+    def block() -> None:
+        masks.before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS) if _HERE else None
+
+    def unblock() -> None:
+        if getattr(masks, "before", None) is not None:
+            signal.pthread_sigmask(signal.SIG_SETMASK, masks.before)
+
     def forget() -> None:
         for one in list(_HERE):
             with contextlib.suppress(ValueError):
                 one.forget()
         _HERE.clear()
+        unblock()
 
-    os.register_at_fork(after_in_child=forget)
+    os.register_at_fork(before=block, after_in_parent=unblock, after_in_child=forget)

@@ -63,7 +63,7 @@ class Outlet:
         self.name = name
         self.num_dropped = 0
         self.failure = ""
-        self._sink = sink
+        self.sink = sink
         self._size = size
         self._queue: deque[Record | Mark] = deque()
         self._lock = threading.Lock()  # never held while the sink works
@@ -90,7 +90,7 @@ class Outlet:
 
     def end(self, reason: str) -> None:
         """Tell the sink why the run ends, if it wants to know."""
-        tell = getattr(self._sink, "end", None)
+        tell = getattr(self.sink, "end", None)
         if callable(tell):
             tell(reason)
 
@@ -159,12 +159,12 @@ class Outlet:
                     record.reached.put(None)
                     continue
                 self._unwritten = True
-                if not self._guard("write", lambda r=record: self._sink.write(r)):  # type: ignore[misc]
+                if not self._guard("write", lambda r=record: self.sink.write(r)):  # type: ignore[misc]
                     with self._lock:  # the pump counts, too
                         self.num_dropped += 1
             if self._unwritten and not self._troubles["flush"].pausing:
                 self._flush()
-        self._guard("close", self._sink.close)
+        self._guard("close", self.sink.close)
         if self._queue or self._troubles["close"].in_a_row:
             self.num_dropped += len(self._queue)
             log.warning("sink %r could not be completed: %s", self.name, self.failure)
@@ -180,7 +180,7 @@ class Outlet:
                     trouble.until_s = 0.0
 
     def _flush(self) -> None:
-        flush = getattr(self._sink, "flush", None)
+        flush = getattr(self.sink, "flush", None)
         self._unwritten = callable(flush) and not self._guard("flush", flush)
 
     def _guard(self, what: str, call: Callable[[], object]) -> bool:

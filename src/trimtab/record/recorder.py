@@ -22,6 +22,7 @@ from queue import Empty, SimpleQueue
 from trimtab.core.collected import when_collected
 from trimtab.core.types import Closing, Outcome, Record, Sink, Verdict
 from trimtab.record.outlet import Mark, Outlet
+from trimtab.record.writer import complete_all
 
 log = logging.getLogger("trimtab.record")
 
@@ -134,6 +135,8 @@ def close_all(reason: str = "closed", timeout_s: float = _EXIT_TIMEOUT_S) -> Non
         core.stop(reason)
     for core in mine:
         core.wait(timeout_s)
+    # What a signal or Ctrl-C left before there was anybody to write to it. Not what somebody is still stuck in.
+    complete_all(reason, [outlet.sink for core in mine for outlet in core.outlets])
 
 
 @atexit.register

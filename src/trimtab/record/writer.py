@@ -13,6 +13,7 @@ import os
 import re
 import shutil
 import time
+import weakref
 from collections import Counter
 from collections.abc import Collection
 from pathlib import Path
@@ -223,6 +224,7 @@ class RunWriter:
         """Bring the record into being, with this as its first line. OSError: it is tried again with each flush."""
         self.write(info)
         self._opening = info
+        _OPEN.add(self)
         self.flush()
 
     def write(self, record: Record) -> None:
@@ -280,6 +282,7 @@ class RunWriter:
         """Flush; nothing is held open. A record that was opened with `open` is complete then."""
         if self._opening is not None and not self._tally.closed and os.getpid() == self._pid:
             self.write(self._tally.closing(self._reason))
+        _OPEN.discard(self)
         self.flush()
 
     # -- beginning, and beginning again --------------------------------------------------------------------------
@@ -287,7 +290,11 @@ class RunWriter:
     def _begin(self) -> None:
         """The folder and the first line come together: a process that is killed leaves both or nothing."""
         first = self._lines.pending[0]
-        _create(self._home, first.data)
+        try:
+            _create(self._home, first.data)
+        except FileExistsError:
+            if self._lines.path.read_bytes() != first.data:  # else it was us, and Ctrl-C came right after
+                raise
         self._lines.drop({first.seq})
         self._lines.size = len(first.data)
         self._begun = True
@@ -444,6 +451,18 @@ class RunWriter:
             elif raw.startswith(FIRST_BYTES):
                 decode.check_version(decode.parse_line(raw), path)
                 self._run_line = self._run_line or raw
+
+
+_OPEN: weakref.WeakSet[RunWriter] = weakref.WeakSet()
+
+
+def complete_all(reason: str, but: Collection[object]) -> None:
+    """Complete every record of this process that was begun and is not closed, but for these."""
+    for writer in list(_OPEN):
+        if not any(writer is other for other in but):
+            writer.end(reason)
+            with contextlib.suppress(OSError):
+                writer.close()
 
 
 def _rank(record: Record) -> int:
