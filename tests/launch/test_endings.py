@@ -15,6 +15,7 @@ import pytest
 from tests.launch import signals
 from tests.launch.running import SOURCE
 from trimtab.record.reader import read_run
+from trimtab.report.summary import Health, summarise
 
 ENV = {**os.environ, "PYTHONPATH": str(SOURCE), "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
 TRAIN = """
@@ -47,8 +48,9 @@ def reason(folder: Path) -> str | None:
     return None if closing is None else closing.reason
 
 
-def test_a_dozen_signals_at_random_moments() -> None:
-    """`python -m tests.launch.signals --count 200` sends more of them."""
+def test_a_dozen_signals_at_random_moments(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`python -m tests.launch.signals --count 200` sends more of them, and measures: here no time decides."""
+    monkeypatch.setattr(signals, "LONGEST_LOSS_S", 30.0)
     plans = [plan for plan in signals.plans(24, seed=1) if plan.moment in ("record begins", "first 250 ms")]
     assert len(plans) == 12
     results = signals.run_all(plans, jobs=2)
@@ -158,6 +160,34 @@ def test_an_interrupted_program_leaves_a_closed_record_that_says_so(tmp_path: Pa
     assert said.returncode == -signal.SIGINT
     assert "KeyboardInterrupt" in said.stderr
     assert reason(tmp_path) == "KeyboardInterrupt"
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL], ids=["TERM", "KILL"])
+def test_a_guard_of_the_programs_own_leaves_signals_alone_and_its_record_is_unfinished(
+    tmp_path: Path, number: int
+) -> None:
+    text = f"""
+        import trimtab
+        model, optimizer = train(0)
+        guard = trimtab.Guard(model, optimizer, run_dir="run")
+        print(signal.getsignal(signal.SIGTERM) is signal.SIG_DFL, signal.set_wakeup_fd(-1))
+        for _ in range(20):
+            loss = model(torch.randn(8, 4)).square().mean()
+            loss.backward()
+            guard.step(loss)
+            optimizer.zero_grad()
+        while os.path.getsize("run/run.jsonl") < 20 * 50:  # it is written by itself, without being asked
+            time.sleep(0.01)
+        os.kill(os.getpid(), {int(number)})
+        time.sleep(60)
+    """
+    (tmp_path / "program.py").write_text(TRAIN + textwrap.dedent(text))
+    command = [sys.executable, "program.py"]
+    said = subprocess.run(command, cwd=tmp_path, env=ENV, capture_output=True, text=True, timeout=120, check=False)
+    assert (said.returncode, said.stdout, said.stderr) == (-number, "True -1\n", "")
+    run = read_run(tmp_path / "run")
+    assert run.info is not None
+    assert summarise(run).health is Health.UNFINISHED
 
 
 def test_without_a_guard_nothing_is_installed(tmp_path: Path) -> None:

@@ -425,3 +425,24 @@ def test_moments_that_come_and_go_are_looked_up_again() -> None:
             optimizer.state[model.weight]["extra"] = torch.randn(7)  # a plug-in keeps something of its own
         if step == 4:
             del optimizer.state[model.weight]["extra"]
+
+
+def test_weights_in_shared_memory_may_be_moved_by_other_processes() -> None:
+    """Hogwild: what looks like corruption is the work of a neighbour."""
+    findings = {}
+    for shared in (False, True):
+        model = mlp()
+        if shared:
+            model.share_memory()
+        optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+
+        def neighbour(step: int, model: Any = model) -> None:
+            if step == 15:
+                with torch.no_grad():
+                    model[2].weight.normal_(std=5.0)
+
+        with attached(model, optimizer) as (guard, _):
+            train(model, optimizer, 20, after=neighbour)
+        findings[shared] = {f.name for f in guard.findings}
+    assert "weight-corrupted" in findings[False]
+    assert "weight-corrupted" not in findings[True]

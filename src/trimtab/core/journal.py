@@ -85,9 +85,8 @@ class IncidentLines:
     def __init__(self, said: Said | None = None) -> None:
         self._said = said if said is not None else Said()
         self._counts: Counter[tuple[str, str]] = Counter()
-        self._last: dict[
-            str, tuple[int, Severity]
-        ] = {}  # by optimizer: where the incident has come to, and how grave it was said to be
+        # By optimizer: where the incident has come to, and how grave it was said to be.
+        self._last: dict[str, tuple[int, Severity]] = {}
 
     def of(self, verdict: Verdict) -> IncidentLine | None:
         """The line for a verdict; None where it tells nothing new."""

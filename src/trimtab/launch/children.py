@@ -78,14 +78,18 @@ def guard_spawned(begin: Mapping[str, Any]) -> Callable[[], None]:
     undo: list[Callable[[], None]] = []
 
     def patch() -> None:
-        from multiprocessing import context, process
+        from multiprocessing import process  # the rest of it may still be under way
 
         inner = process.BaseProcess.__reduce_ex__
 
         def reduce(this: Any, protocol: Any) -> Any:
+            from multiprocessing import context, spawn
+
             made = inner(this, protocol)
             if context.get_spawning_popen() is None or not isinstance(made, tuple):
                 return made
+            if os.fsdecode(spawn.get_executable() or b"") != sys.executable:
+                return made  # another interpreter may have no trimtab
             return (revive, (dict(begin), made[0], made[1]), *made[2:])
 
         process.BaseProcess.__reduce_ex__ = reduce  # type: ignore[method-assign]

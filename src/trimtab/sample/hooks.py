@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import sys
 import types
 import weakref
 from collections import OrderedDict
@@ -148,9 +149,14 @@ class _Wrapped:
 
     def add(self, this: Any, around: Around) -> Callable[[], None]:
         key = id(this)
+
+        def died(ref: weakref.ref[Any], is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
+            if not is_finalizing():  # else what is needed for it may be gone
+                self._gone(key, ref)
+
         entry = self._entries.get(key)
         if entry is None or entry[0]() is not this:
-            entry = self._entries[key] = (weakref.ref(this, lambda ref: self._gone(key, ref)), [])
+            entry = self._entries[key] = (weakref.ref(this, died), [])
         # A method is known weakly, as it leads to an owner that leads to `this`; a plain function leads nowhere.
         mine = weakref.WeakMethod(around) if isinstance(around, types.MethodType) else (lambda: around)
         entry[1].append(mine)

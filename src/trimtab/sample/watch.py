@@ -129,7 +129,7 @@ class Watch:
         if self._ledger is not None:
             self._ledger.remove()
         # What lies in shared memory other processes may move as well (hogwild): who did cannot be told.
-        alone = rows.on_host and not any(p.is_shared() for p in rows.params)
+        alone = rows.on_host and not any(p.is_shared() for p in rows.params)  # type: ignore[no-untyped-call]
         self._ledger = Ledger(self._optimizer, rows.names, rows.params, self._contained) if alone else None
         self._temperature = TemperatureProbe(rows.names, rows.params)
         kinds = {p.dtype for p in rows.params}
