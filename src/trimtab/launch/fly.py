@@ -78,7 +78,7 @@ class _Crew:
         self._home = home or os.getcwd()
         self._flights: list[Flight] = []
         self._landing = threading.Lock()
-        self._landed = self._is_child = False
+        self._landed = self._is_child = self._awaited = False
         self._pid = os.getpid()
         self._exchange, self._commands, self._endings = Exchange(), Commands(), Endings(self._cut_short)
         self._undo: list[Callable[[], None]] = []
@@ -144,7 +144,8 @@ class _Crew:
 
     def _forked(self) -> None:
         """In a forked child that begins to train: nothing of its parent's is its own to tell."""
-        self._pid, self._is_child, self._landed = os.getpid(), True, False
+        self._pid, self._is_child = os.getpid(), True
+        self._landed = self._awaited = False
         self._flights.clear()
         self._landing, self._endings = threading.Lock(), Endings(self._cut_short)
         self.reason = "closed"
@@ -153,7 +154,8 @@ class _Crew:
         """There is a record now: it is to be closed whatever ends the process."""
         self._endings.install()
         if self._is_child:
-            if len(self._flights) + len(flights) <= 1:
+            if not self._awaited:
+                self._awaited = True
                 at_child_end(self.land)
             self._exchange.tell([f.told() for f in (*self._flights, *flights)], begin=True)
 

@@ -144,9 +144,9 @@ class Pilot:
         return [o for o in found if not is_guarded(o)]
 
     def _guard(self, model: nn.Module, optimizers: list[Any]) -> None:
+        self._enter_process()
         if self._num >= MAX_GUARDS:
             return
-        self._enter_process()
         self._num += 1
         if self._num == MAX_GUARDS:
             log.warning("%d models are guarded; those whose optimizers are built from now on are not", MAX_GUARDS)
@@ -242,7 +242,6 @@ class Pilot:
         if self._contain("looking at the stack", on_stack, self._now.outer):
             return  # an optimizer that steps another inside its own step makes one step
         self._now.outer = stepping_frame(sys._getframe(1))
-        self._contain("beginning in a child process", self._enter_process)
         self._contain("guarding an optimizer", self._lane_of, optimizer)
         self._contain("noting losses", self._tell, optimizer)
 
@@ -312,6 +311,7 @@ class Pilot:
         return marks_of(lane.optimizer for guard in set(self._guards.values()) for lane in guard._lanes.values())
 
     def _lane_of(self, optimizer: Any) -> Any:
+        self._enter_process()
         optimizer = innermost(optimizer)
         if not is_guarded(optimizer) and id(optimizer) not in self._given_up:
             self._given_up.add(id(optimizer))  # it is tried once; what goes wrong then goes wrong again
