@@ -372,7 +372,7 @@ def test_a_guard_is_collected_with_its_optimizer_and_its_record_completed(tmp_pa
         del net, optimizer
         gc.collect()
         assert gone() is None
-        assert [dict(f.steps) for f in tower.flights] == [{"": 5}]
+    assert [dict(f.steps) for f in tower.flights] == [{"": 5}]
     assert '"reason":"closed"' in (tmp_path / "run" / "run.jsonl").read_text().replace(" ", "")
 
 

@@ -297,14 +297,14 @@ def _sentence(flight: Flight, pid: int) -> str:
     who = f"your own guard: {flight.model}" if flight.own else flight.model
     if flight.pid != pid:
         who += f" (child process {flight.pid})"
-    if not flight.reason:
+    if not flight.reason and flight.pid != pid:
         return f"{who} did not tell how it ended; its record says how far it came"
     told = f"{who}, {_several('step', steps)}"
     if len(flight.steps) > 1:
         told += f" of {len(flight.steps)} optimizers"
     if flight.rejected:
         told += f", {_several('update', flight.rejected)} kept out of the weights"
-    if flight.reason not in ("closed", "stopped"):
+    if flight.reason not in ("closed", "stopped", ""):
         told += f", ended by {flight.reason}"
     if not flight.codes:
         return f"{told}, no findings"

@@ -31,6 +31,7 @@ from trimtab.launch.losses import Losses
 from trimtab.launch.models import Kept, bystanders, copies_of, owners_of, seen_from_outside, uncalled
 from trimtab.launch.optimizers import lookalikes, marks_of, params_of, quacks, still_scaled, wrap_method
 from trimtab.launch.tally import Flight
+from trimtab.record.recorder import wait_for_finished
 from trimtab.sample.hooks import own_hook, wrap_method_of
 from trimtab.sample.roots import Parts
 
@@ -218,7 +219,7 @@ class Pilot:
             self._leave(mine)
         flight = Flight(_name_of(model), own=True)
         inner(guard, model, optimizer, *args, **{**kw, "sinks": [*kw.get("sinks", ()), flight]})
-        flight.run_dir = guard.run_dir
+        flight.run_dir, flight.recorder = guard.run_dir, getattr(guard, "_recorder", None)
         self._theirs.append(flight)
         self._begun([flight])
 
@@ -372,8 +373,11 @@ class Pilot:
             undo()
         self._undo.clear()
         for flight in self._theirs:
+            if flight.recorder is not None and not flight.reason:
+                flight.recorder.flush()
             self._landed(flight)
         self._theirs.clear()
+        wait_for_finished()
 
     def _leave(self, guard: Guard, reason: str = "closed") -> None:
         for key in [k for k, g in self._guards.items() if g is guard]:

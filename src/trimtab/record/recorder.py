@@ -139,6 +139,13 @@ def close_all(reason: str = "closed", timeout_s: float = _EXIT_TIMEOUT_S) -> Non
     complete_all(reason, [outlet.sink for core in mine for outlet in core.outlets])
 
 
+def wait_for_finished(timeout_s: float = _EXIT_TIMEOUT_S) -> None:
+    """Wait for the records that were told to finish: what they hold is complete then."""
+    for core in list(_LIVE):
+        if core.pid == os.getpid() and core.closed:
+            core.wait(timeout_s)
+
+
 @atexit.register
 def _close_at_exit() -> None:
     """Complete every record after Ctrl-C, sys.exit or an exception, also where nobody called close()."""
