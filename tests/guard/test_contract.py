@@ -321,7 +321,7 @@ class TestSeveralOptimizers:
         model, _, guard = self.build(run_dir=False)
         loss = model["d"](model["g"](torch.full((4, 8), math.nan))).mean()
         loss.backward()
-        guard.step(loss)
+        guard.step(loss, optimizer="all")
         assert guard.rejected == 2
         assert {f.optimizer for f in guard.findings} == {"g", "d"}
         with pytest.raises(InputError, match="key of 'g', 'd'"):

@@ -198,7 +198,7 @@ def test_what_a_run_was_and_what_was_found(write_run: WriteRun) -> None:
         ({"losses": [1.0] * 30, "closed": None}, "unclear", ("Unfinished", "The record was not closed")),
         ({"losses": [1.0] * 30, "closed": "OSError"}, "unclear", ("Interrupted", "The run ended with: OSError")),
         ({"losses": []}, "unclear", ("Nothing recorded", "No training step was recorded")),
-        ({"losses": [], "closed": None}, "unclear", ("Nothing recorded", "was not closed")),
+        ({"losses": [], "closed": None}, "unclear", ("Unfinished", "was not closed")),
         ({"losses": [math.nan] * 20}, "bad", ("Sick",)),
         ({"losses": [0.0]}, "good", ("Healthy",)),
     ],

@@ -550,8 +550,8 @@ def converged() -> History:
     return [*fell, at(300, loss=2e-9, grad_norm=1e-4)]
 
 
-def clipped_to(coef: float, *, fall: float = 0.0, num: int = 80, **scalars: float | None) -> History:
-    return [at(i, loss=2.0 - fall * i, clip_coef=coef, grad_norm=1.0 / coef, **scalars) for i in range(num)]
+def clipped_to(coef: float, *, num: int = 80, **scalars: float | None) -> History:
+    return [at(i, loss=2.0, clip_coef=coef, grad_norm=1.0 / coef, **scalars) for i in range(num)]
 
 
 def climbing(*before: float, norm: float, **scalars: Any) -> History:
@@ -642,7 +642,6 @@ LOSS = [
     healthy("GRAD002", "a rare event where the objective may move", [*calm(60, fixed=None), burst(60, fixed=None)]),
     healthy("GRAD002", "next to nothing in a run that has converged", converged()),
     healthy("GRAD007", "a clip that is the recipe", clipped_to(0.001, fixed=None)),
-    healthy("GRAD007", "a clip with which the loss falls", clipped_to(0.001, fall=0.01)),
     trouble("GRAD007", "a clip that stops the run", clipped_to(0.001, fixed=None, update_ratio=1e-7), 19),
     healthy("DATA007", "clearly below chance, if only by little", at_chance(200, moving=1e-3, floor=0.02)),
     healthy(

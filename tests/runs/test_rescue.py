@@ -170,7 +170,7 @@ def test_other_modes_keep_no_states() -> None:
         assert run.guard._lanes[""].ring is None
 
 
-# -- a rate that is far too high from the first step: no good state exists ----------------------------------------------
+# -- a rate that is far too high from the first step: no good state exists ---------------------------------------------
 
 
 def too_fast(family: str, factor: float, *, mode: str | None, **kwargs: Any) -> tuple[float, Run]:

@@ -72,16 +72,16 @@ class Rewind:
     @staticmethod
     def _restarted(action: Action, target: Any, at: int, reached: Reached) -> Outcome:
         """No good state exists: begin again from the initial weights, at a fraction of the rate that spoiled them."""
-        factor = float(action.args.get("restart", RESTART))
+        factor, before = float(action.args.get("restart", RESTART)), int(action.args.get("before", at))
         held = ""
         if action.args.get("limit", 0.0):
-            before = [rate * target.multiplier.value for rate in target.multiplier.rates()]
-            target.multiplier.limit([rate * factor for rate in before])
-            held = f"; the rate ({max(before):.3g}) is held at {max(before) * factor:.3g}"
+            rates = [rate * target.multiplier.value for rate in target.multiplier.rates()]
+            target.multiplier.limit([rate * factor for rate in rates])
+            held = f"; the rate ({max(rates):.3g}) is held at {max(rates) * factor:.3g}"
         gone = f"; {reached.missing} tensors are no longer there" if reached.missing else ""
         detail = (
-            "no step of this run was good: weights, buffers and optimizer state are the initial ones again; "
-            f"data, schedule and random numbers go on{held}{gone}"
+            f"no state between the first step and step {before} is kept: weights, buffers and optimizer state are the "
+            f"initial ones again; data, schedule and random numbers go on{held}{gone}"
         )
         return Outcome(at=at, action=action, applied=True, detail=detail)
 

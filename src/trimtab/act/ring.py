@@ -25,7 +25,7 @@ OLDEST = 40
 """In units of the spacing: what is older than that is no help any more."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)  # looked up by identity: tensors cannot be compared as a whole
 class State:
     """One copy. `steps` is the last step of each lane that is in it; it is `good` once enough quiet steps followed."""
 
@@ -90,6 +90,8 @@ class Ring:
         if self._begun or self.why_none:
             return
         self._begun = True
+        if self._copied.num_bytes() * MIN_KEPT > self._max_bytes:
+            return  # told after the first step, when it is known how large the optimizer's state is
         try:
             self._take(label)
         except torch.OutOfMemoryError:

@@ -223,7 +223,7 @@ def _health(
 ) -> Health:
     if ending == STOPPED or any(d.kind == "stop" and d.applied for d in deeds):
         return Health.STOPPED
-    if ending in (CLOSED, NOT_CLOSED) and not incidents and not any(t.num_steps for t in tracks):
+    if ending == CLOSED and not incidents and not any(t.num_steps for t in tracks):
         return Health.EMPTY
     if ending != CLOSED:
         return Health.UNFINISHED if ending == NOT_CLOSED else Health.INTERRUPTED

@@ -23,7 +23,7 @@ def _coef(scalars: Mapping[str, float]) -> float | None:
     return min(handed if handed is not None else 1.0, 1.0) * (mine if mine is not None else 1.0)
 
 
-HALF = 32
+NUM_RATIOS = 32
 HARDLY = 1e-5
 """An update of this share of the weights is next to none."""
 
@@ -35,8 +35,8 @@ class ChronicClipping:
     ## What it sees
     In the last `span` steps nearly every gradient was clipped, by the guard or by the loop itself, and the median of
     what was left is below `coef` of the gradient. A few clipped steps, or a gentle clip on most of them, are normal.
-    So is any clip with which the loss falls; and where the objective may move (reinforcement learning, games of two
-    models) a clip at every step is often the recipe: there it counts if the weights hardly move.
+    Where the objective may move (reinforcement learning, games of two models) a clip at every step is often the
+    recipe: there it counts if the weights hardly move.
 
     ## Why it matters
     Clipping is meant for the exception. Where it always acts it only hides the disease: the step no longer depends on
@@ -66,7 +66,7 @@ class ChronicClipping:
             return
         coefs.sort()
         median = coefs[len(coefs) // 2]
-        if median >= self.coef or coefs[int(0.95 * (len(coefs) - 1))] > 0.9 or _works(window):
+        if median >= self.coef or coefs[int(0.95 * (len(coefs) - 1))] > 0.9 or _is_recipe(window):
             return
         rates, clipped = rates_of(window.now.scalars), sum(c < 1.0 for c in coefs)
         effective = max(rates) * median if rates else None
@@ -83,14 +83,7 @@ class ChronicClipping:
         )
 
 
-def _works(window: Window) -> bool:
-    """Whether the run gets on all the same."""
-    ratios = window.last("update_ratio", HALF)
-    if not is_fixed_objective(window):
-        return not ratios or sorted(ratios)[len(ratios) // 2] > HARDLY
-    losses = window.last("loss", 2 * HALF)
-    half = len(losses) // 2
-    if half == 0:
-        return False
-    before, after = (sorted(part)[half // 2] for part in (losses[:half], losses[half:]))
-    return before - after > max(0.25 * window.level("loss").noise, 1e-3 * abs(before))
+def _is_recipe(window: Window) -> bool:
+    """Whether the objective may move and the weights move well all the same."""
+    ratios = window.last("update_ratio", NUM_RATIOS)
+    return not is_fixed_objective(window) and (not ratios or sorted(ratios)[len(ratios) // 2] > HARDLY)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -80,16 +79,6 @@ class Rig:
         self.guard.validate(measured["loss"], **others)
         if not around.guarded and around.say is not None:
             around.say(epoch_metrics({"Loss": train_loss, "Val loss": measured["loss"], **others}))
-
-    def remember(self, stage: int) -> None:
-        """Keep the state before the first step in memory: a stage that begins badly can then be begun again.
-
-        Not before the first stage: there nothing was learned yet, and its warm-up's rate is none to go on with.
-        """
-        for lane in getattr(self.guard, "_lanes", {}).values() if stage else ():
-            if lane.ring is not None and not lane.ring.why_none and not len(lane.ring):
-                with suppress(torch.OutOfMemoryError):  # told at the next copy
-                    lane.ring._take(lane.label)
 
     def close(self, reason: str = "closed") -> None:
         """Judge what is under way, finish the record, take every hook off."""

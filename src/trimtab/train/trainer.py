@@ -184,7 +184,6 @@ class Trainer:
     def _epoch(self, rig: Rig, loader: Any, val_loader: Iterable[Any] | None) -> None:
         """One epoch, or what is left of it after a resume."""
         began, course = time.perf_counter(), self.course
-        rig.remember(self._stage)
         set_training(self.model, rig.stage)
         progress = self.around.progress
         if progress is not None:
