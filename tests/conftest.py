@@ -63,7 +63,7 @@ def clean_surroundings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Itera
     import torch
 
     log = logging.getLogger("trimtab")
-    level = log.level
+    level, propagate, handlers = log.level, log.propagate, list(log.handlers)
 
     # What a test does not seed itself must not differ from run to run. For each test the stack is not written down, as
     # `torch.manual_seed` does where CUDA may come later: that took 11 s in all.
@@ -73,5 +73,6 @@ def clean_surroundings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Itera
         if name.startswith("TRIMTAB_"):
             monkeypatch.delenv(name)
     yield
-    if log.level != level:  # a test that silenced it must not silence the next
+    if log.level != level:  # a test that silenced it, or led it elsewhere, must not do so for the next
         log.setLevel(level)
+    log.propagate, log.handlers[:] = propagate, handlers

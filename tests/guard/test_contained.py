@@ -35,6 +35,7 @@ BOUNDARY = {
     ("/act/seam.py", "Seam._post"),
     ("/launch/pilot.py", "Pilot._contain"),
     ("/sample/hooks.py", "_Wrapped.__init__.<locals>.method"),
+    ("/sample/hooks.py", "native.<locals>.entry"),
 }
 """What contains cannot contain itself, nor can what only decides whether code is being compiled."""
 Train = Callable[[bool], tuple[list[Tensor], Guard | None]]

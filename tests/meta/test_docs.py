@@ -112,9 +112,9 @@ def test_an_interpreter_is_fresh_for_every_block_but_one_that_continues(tmp_path
     assert code == 1
     assert "NameError" in printed
     # A part of the package that nobody imported is not there, as in the reader's interpreter.
-    printed, code = session.python("import trimtab\ntrimtab.recover.ResumableLoader")
+    printed, code = session.python("import trimtab\ntrimtab.launch.fly")
     assert code == 1
-    assert "no attribute 'recover'" in printed
+    assert "no attribute 'launch'" in printed
     assert session.python("print(model is not None, 'torch' in globals())", "fragment") == ("True False\n", 0)
     session.close()
 

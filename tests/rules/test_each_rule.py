@@ -412,6 +412,11 @@ RATES = [
         "a first step that helped",
         steps(8, lambda i: at(i, update_ratio=30.0 if i < 2 else 1e-3, loss=0.5**i, weight_norm=100.0)),
     ),
+    healthy(
+        "UPD001",
+        "large, and it helps after a dozen steps",
+        steps(60, lambda i: at(i, update_ratio=0.39, loss=3.5 * 0.95 ** max(i - 11, 0))),
+    ),
     healthy("UPD001", "large and it helps", steps(60, lambda i: at(i, update_ratio=0.3, loss=5.0 * 0.9**i))),
     trouble("UPD001", "far too small", steps(200, lambda i: at(i, update_ratio=1e-11)), 4),
     healthy("UPD001", "small while warming up", steps(200, lambda i: at(i, update_ratio=1e-11, lr__0=1e-9 * 1.05**i))),
@@ -445,6 +450,18 @@ def depth(first: float, last: float, names: tuple[str, ...] = NAMES, **more: flo
     )
     look = at(0, (*norms, *(1.0,) * 6), layout=both, grad_norm=last, **more)
     return [look, *steps(80, lambda i: at(i, norms, layout=layout_of(names), grad_norm=last, **more), 1)]
+
+
+def noise_in_a_bias() -> History:
+    """What a bias before a normalisation adds is taken away again: its gradient is rounding."""
+    names = ("0.weight", "0.bias", "2.weight", "2.bias", "4.weight", "4.bias")
+    sizes = (4096, 64, 4096, 64, 4096, 64)
+    norms = (0.1, 1e-9, 0.1, 1e-9, 0.1, 0.1)
+    both = Layout(
+        names=names + names, kinds=(Kind.GRAD,) * 6 + (Kind.WEIGHT,) * 6, numel=sizes * 2, columns=NORM_COLUMNS
+    )
+    look = at(0, (*norms, *(5.0, 0.6) * 3), layout=both, grad_norm=0.2)
+    return [look, *steps(80, lambda i: at(i, norms, layout=layout_of(names, sizes), grad_norm=0.2), 1)]
 
 
 GRADIENTS = [
@@ -511,6 +528,7 @@ GRADIENTS = [
     trouble("GRAD003", "by depth", depth(1e-14, 1.0), 5, "stem.weight"),
     trouble("GRAD003", "by depth in two groups", depth(1e-14, 1.0, NUMBERED, lr__1=0.1), 5, "0.weight"),
     healthy("GRAD003", "a little by depth", depth(0.2, 1.0)),
+    healthy("GRAD003", "a bias before a normalisation", noise_in_a_bias()),
     healthy("GRAD003", "few layers", [at(i, (1.0,) * 2, layout=layout_of(NAMES[:2], NUMEL[:2])) for i in range(60)]),
     trouble("WGT001", "an Inf", [*calm(), thorough(10, {(8, Column.INF): 1.0})], 10, NAMES[2]),
     trouble(

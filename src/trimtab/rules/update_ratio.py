@@ -21,10 +21,10 @@ class UpdateRatio:
     """Steps are far too large, or far too small, for the weights they change.
 
     ## What it sees
-    Too large: over the last `span` steps the median update is above `large` of the size of the weights while the loss
-    is no better than at the start; or one of the first `span` steps changed them by more than `shake` of their size
-    and the loss is worse for it, or hardly any gradient is left. Too small: from the start on, at a rate that is not
-    being warmed up, the median update is below `small` and the loss has not moved.
+    Too large: over the last `span` steps the median update is above `large` of the size of the weights while the loss,
+    `patience` steps in, is no better than at the start; or one of the first `span` steps changed them by more than
+    `shake` of their size and the loss is worse for it, or hardly any gradient is left. Too small: from the start on, at
+    a rate that is not being warmed up, the median update is below `small` and the loss has not moved.
 
     ## Why it matters
     A healthy step changes weights by about a thousandth of their size. A hundred times more and the network is shaken
@@ -56,7 +56,7 @@ class UpdateRatio:
         if self.small < ratio < self.large:
             return
         ratios, loss = window.last("update_ratio", self.span), window.level("loss")
-        if len(ratios) < self.span or len(loss) < self.span:
+        if len(ratios) < self.span or len(loss) < self.patience:  # a fast start may need a few steps to take hold
             return
         median = sorted(ratios)[self.span // 2]
         worse = loss.now > loss.start - max(0.5 * loss.noise, 0.02 * abs(loss.start))

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from trimtab.core.found import found
 from trimtab.core.types import Column, Finding, Kind, Severity
@@ -87,6 +88,7 @@ class VanishingGradient:
         # A bias or a head that begins at zero is small beside its gradient: it says nothing about depth.
         fit = (numel >= self.min_elements) & (norms > 0) & np.isfinite(logs) & np.isfinite(usual)
         fit &= scale > np.median(scale[numel >= self.min_elements]) - 4.0 if fit.any() else False
+        fit &= _leading(names, numel)
         rows = np.flatnonzero(fit)
         if rows.size < 4:
             return
@@ -105,6 +107,15 @@ class VanishingGradient:
             tuple(names[i] for i in weakest),
             ratio=math.exp(-gap),
         )
+
+
+def _leading(names: Sequence[str], numel: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """Which tensors are among the large ones of their module: the bias before a normalisation gets only noise."""
+    modules = [name.rpartition(".")[0] or name for name in names]
+    largest: dict[str, int] = {}
+    for module, num in zip(modules, numel, strict=True):
+        largest[module] = max(largest.get(module, 0), int(num))
+    return np.array([2 * num > largest[module] for module, num in zip(modules, numel, strict=True)], dtype=np.bool_)
 
 
 def _natural(name: str) -> list[tuple[bool, int, str]]:
