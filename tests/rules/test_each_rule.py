@@ -660,6 +660,11 @@ LOSS = [
     healthy("GRAD002", "a rare event where the objective may move", [*calm(60, fixed=None), burst(60, fixed=None)]),
     healthy("GRAD002", "next to nothing in a run that has converged", converged()),
     healthy("GRAD007", "a clip that is the recipe", clipped_to(0.001, fixed=None)),
+    healthy(
+        "GRAD007",
+        "a clip that is the recipe, at the end of a schedule",
+        steps(400, lambda i: at(i, clip_coef=0.01, grad_norm=100.0, update_ratio=1e-3 * 0.98**i, fixed=None)),
+    ),
     trouble("GRAD007", "a clip that stops the run", clipped_to(0.001, fixed=None, update_ratio=1e-7), 19),
     healthy("DATA007", "clearly below chance, if only by little", at_chance(200, moving=1e-3, floor=0.02)),
     healthy(

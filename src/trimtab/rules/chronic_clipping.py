@@ -23,9 +23,8 @@ def _coef(scalars: Mapping[str, float]) -> float | None:
     return min(handed if handed is not None else 1.0, 1.0) * (mine if mine is not None else 1.0)
 
 
-NUM_RATIOS = 32
 HARDLY = 1e-5
-"""An update of this share of the weights is next to none."""
+"""Updates of at most this share of the weights are next to none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,7 +35,7 @@ class ChronicClipping:
     In the last `span` steps nearly every gradient was clipped, by the guard or by the loop itself, and the median of
     what was left is below `coef` of the gradient. A few clipped steps, or a gentle clip on most of them, are normal.
     Where the objective may move (reinforcement learning, games of two models) a clip at every step is often the
-    recipe: there it counts if the weights hardly move.
+    recipe: there it counts if the weights never moved to speak of.
 
     ## Why it matters
     Clipping is meant for the exception. Where it always acts it only hides the disease: the step no longer depends on
@@ -84,6 +83,6 @@ class ChronicClipping:
 
 
 def _is_recipe(window: Window) -> bool:
-    """Whether the objective may move and the weights move well all the same."""
-    ratios = window.last("update_ratio", NUM_RATIOS)
-    return not is_fixed_objective(window) and (not ratios or sorted(ratios)[len(ratios) // 2] > HARDLY)
+    """Whether the objective may move and the weights moved well all the same, if only before the rate went down."""
+    ratios = window.history("update_ratio")
+    return not is_fixed_objective(window) and (not len(ratios) or ratios.highest > HARDLY)
