@@ -115,10 +115,14 @@ def _look(result: Result, folder: Path, code: int) -> None:
     plan, wrong = result.plan, result.wrong
     steps = dict(STEP.iter_unpack((folder / "steps").read_bytes())) if (folder / "steps").exists() else {}
     result.steps = len(steps)
-    runs = [path for path in (folder / "trimtab_runs").glob("*") if path.is_dir()]
+    # A hidden one is a record that was just being put together: killed then, the run has none yet.
+    found = (folder / "trimtab_runs").glob("*")
+    runs = [path for path in found if path.is_dir() and not path.name.startswith(".")]
     result.folders = len(runs)
     number = SIGNALS[plan.name]
-    usual = {-number} | ({128 + number} if plan.checkpoints and plan.name == "TERM" else set())
+    # The command line itself answers an interrupt with 130, as shells do; so does a checkpoint that was asked for.
+    by_number = (plan.checkpoints and plan.name == "TERM") or (plan.name == "INT" and not steps)
+    usual = {-number} | ({128 + number} if by_number else set())
     if code not in usual:
         wrong.append(f"exit code {code}, expected {' or '.join(map(str, sorted(usual)))}")
     if steps and not runs:

@@ -7,6 +7,7 @@ import stat
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
@@ -64,7 +65,8 @@ def _check_place(path: Path) -> None:
 def _load_safe(path: Path) -> Any:
     try:
         _check_header(path)
-        return load_file(path)
+        with torch.device("cpu"):  # older releases of safetensors follow the default device
+            return load_file(path)
     except (SafetensorError, OSError, ValueError, RuntimeError) as error:
         told = str(error)[:300].removeprefix(f"{path} ")
         raise CheckpointError(f"{path} is not a sound safetensors file: {told}; use another copy") from error

@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
@@ -124,7 +125,8 @@ def _load(path: Path, section: Section) -> Any:
     if section.file is not None:
         try:
             check_header(path, section)
-            tensors = load_file(path / section.file)
+            with torch.device("cpu"):  # older releases of safetensors follow the default device
+                tensors = load_file(path / section.file)
         except (SafetensorError, OSError, ValueError, RuntimeError) as error:
             raise _damaged(path, [Damage(file=section.file, what=str(error)[:300])]) from error
     try:
