@@ -4,24 +4,27 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from torch import Tensor, nn
 
 from trimtab import attach
+from trimtab.act.agree import REFUSED
 from trimtab.act.batches import quarantine_of
-from trimtab.act.remedies import carry_out
+from trimtab.act.remedies import BUILTIN
 from trimtab.act.scaler import scale_of, unscale
 from trimtab.act.seam import uncompiled
+from trimtab.act.skip_data import SkipData
 from trimtab.act.stop import stopped
 from trimtab.core.config import Config, resolve
 from trimtab.core.contain import Contained
 from trimtab.core.errors import InputError, TrimtabError
 from trimtab.core.journal import IncidentLines, Journal
 from trimtab.core.pipeline import Brain
-from trimtab.core.types import BrainState, Closing, Decision, Finding, Sample, Severity, Snapshot, Verdict
+from trimtab.core.types import BrainState, Closing, Decision, Finding, Outcome, Sample, Severity, Snapshot, Verdict
 from trimtab.keeper import Keeper, claimed, epochs_of, open_keepers, resume_from
 from trimtab.lane import Lane
 from trimtab.opening import health_of, lag_for, load_state, open_recorder, run_info, state_of, under_way
@@ -290,3 +293,18 @@ class Guard:
         except TrimtabError:
             if kind is None:  # the error on its way out is the one that matters
                 raise
+
+
+def carry_out(decision: Decision, lane: Any, contained: Contained) -> Iterator[Outcome]:
+    """Do what was decided, one action after the other; a remedy that breaks is an outcome too."""
+    for action in decision.actions:
+        failed = Outcome(at=decision.at, action=action, applied=False, detail="the remedy failed; see the log")
+        remedy = BUILTIN[action.kind]
+        together = getattr(lane, "together", None)
+        if together is not None and together.refuses(action):
+            yield Outcome(at=decision.at, action=action, applied=False, detail=REFUSED, optimizer=lane.label)
+            continue
+        if action.kind == "skip_data" and not SkipData.can(lane):
+            continue  # nobody told which samples these are: there is nothing to put on record
+        outcome: Outcome | None = contained.call(f"the remedy ({action})", remedy.apply, action, lane, decision.at)
+        yield replace(outcome or failed, optimizer=lane.label)

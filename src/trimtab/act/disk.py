@@ -11,12 +11,14 @@ from typing import Any
 from torch import Tensor, nn
 
 from trimtab.act.copies import Copied, Key
-from trimtab.act.ring import Reached, rates_of, sound_rates
+from trimtab.act.rewind import Reached
+from trimtab.act.ring import sound_rates
 from trimtab.core.errors import CheckpointError
 from trimtab.core.types import Snapshot
 from trimtab.recover import container, modules, optimizers
 from trimtab.recover.checkpointer import Checkpointer
 from trimtab.recover.compare import copied, paired, refuse
+from trimtab.torchutil.param_groups import rates_of
 
 log = logging.getLogger("trimtab")
 

@@ -2,16 +2,61 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from dataclasses import dataclass
+from typing import Any, ClassVar, Protocol
 
-from trimtab.act.disk import DiskStates
-from trimtab.act.ring import Reached, Ring, rates_of
 from trimtab.core.types import Action, Outcome
+from trimtab.torchutil.param_groups import rates_of
 
 RESTART = 0.1
 """What the rate is multiplied with when a run begins again, where nothing better is known."""
 RAISED = 1.5
 """From here on a rate counts as raised since the state was kept."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reached:
+    """Where a run has gone back to: the last step in it, whether it was proven good, and where it came from.
+
+    `missing` tensors are no longer there to be put back; `rates` are those the run was long sound with. `restart` says
+    that no step is in it: the run begins again.
+    """
+
+    step: int
+    proven: bool
+    source: str
+    missing: int
+    rates: list[float]
+    restart: bool = False
+
+
+class States(Protocol):
+    """States of one guard that a lane can go back to."""
+
+    def would_reach(self, label: str, before: int, back: int) -> int | None:
+        """The last step in the state that `go_back` would put in place."""
+
+    def go_back(self, label: str, before: int, back: int) -> Reached | None:
+        """Put a state from before that step in place; None where there is none."""
+
+    def put_buffers_back(self, label: str, before: int) -> bool:
+        """Put only the buffers of that state in place; whether there was anything to put back."""
+
+
+class StatesInMemory(States, Protocol):
+    """Copies; `why_none` says why there are none."""
+
+    why_none: str
+
+    def drop_after(self, label: str, step: int) -> None:
+        """Another state, of `step`, was put in place: forget what came after it."""
+
+
+class StatesOnDisk(States, Protocol):
+    """Checkpoints."""
+
+    def condemn(self, label: str, since: int, reason: str) -> None:
+        """Mark those written since that step as bad."""
 
 
 class Rewind:
@@ -36,11 +81,11 @@ class Rewind:
 
     def apply(self, action: Action, target: Any, at: int) -> Outcome:
         """Go back, if there is a state to go back to."""
-        ring: Ring | None = getattr(target, "ring", None)
+        ring: StatesInMemory | None = getattr(target, "ring", None)
         if ring is None:
             return Outcome(at=at, action=action, applied=False, detail="no states are kept in memory")
         before, back = int(action.args.get("before", at)), int(action.args.get("back", 0))
-        disk: DiskStates | None = getattr(target, "disk", None)
+        disk: StatesOnDisk | None = getattr(target, "disk", None)
         if action.args.get("buffers"):  # the batch was odd, but did nothing to the weights
             done = ring.put_buffers_back(target.label, before)
             done = done or (disk is not None and disk.put_buffers_back(target.label, before))

@@ -13,9 +13,11 @@ import torch
 from torch import Tensor, nn
 
 from trimtab.act.copies import Copied, Key
+from trimtab.act.rewind import Reached
 from trimtab.core.config import PolicyConfig
 from trimtab.core.types import Severity, Verdict
 from trimtab.sample.step import Step
+from trimtab.torchutil.param_groups import rates_of
 
 log = logging.getLogger("trimtab")
 MAX_KEPT = 24
@@ -38,22 +40,6 @@ class State:
     memories: dict[str, Any]
     good: bool = False
     initial: bool = False
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Reached:
-    """Where a run has gone back to: the last step in it, whether it was proven good, and where it came from.
-
-    `missing` tensors are no longer there to be put back; `rates` are those the run was long sound with. `restart` says
-    that no step is in it: the run begins again.
-    """
-
-    step: int
-    proven: bool
-    source: str
-    missing: int
-    rates: list[float]
-    restart: bool = False
 
 
 class Ring:
@@ -249,12 +235,6 @@ def sound_rates(own: list[float], past: Sequence[list[float]]) -> list[float]:
     """
     alike = [p for p in past[-NUM_RATES:] if len(p) == len(own)] or [own]
     return [min(rate, statistics.median_low([p[i] for p in alike])) for i, rate in enumerate(own)]
-
-
-def rates_of(optimizer: Any) -> list[float]:
-    """The rate of every group; NaN where only the device knows it."""
-    rates = [group.get("lr", 0.0) for group in optimizer.param_groups]
-    return [float(r) if not isinstance(r, Tensor) or r.is_cpu else float("nan") for r in rates]
 
 
 def _least_needed(steps: list[int], every: int) -> int:

@@ -1,0 +1,1 @@
+"""Small things that PyTorch does not offer, each once."""
