@@ -17,6 +17,7 @@ from peers import PEERS
 
 from trimtab.core.config import Config
 from trimtab.core.pipeline import Brain
+from trimtab.core.recommendations import adviser_for
 from trimtab.core.types import Finding, Sample
 from trimtab.record.reader import Run, read_run
 
@@ -128,7 +129,7 @@ def _findings(run: Run, samples: list[Sample], problems: list[str]) -> Iterator[
     brains: dict[str, Brain] = {}
     for sample in samples:
         if sample.optimizer not in brains:
-            brains[sample.optimizer] = Brain.from_config(config)
+            brains[sample.optimizer] = Brain.from_config(config, adviser_for(config))
         yield from brains[sample.optimizer].advance(sample, seen_at=sample.step)[0].findings
     # A step that raised an exception leaves no sample: what was said about it is only in the record.
     yield from (f for verdict in run.verdicts for f in verdict.findings if f.code.startswith("STEP"))

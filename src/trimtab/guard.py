@@ -24,6 +24,7 @@ from trimtab.core.contain import Contained
 from trimtab.core.errors import InputError, TrimtabError
 from trimtab.core.journal import IncidentLines, Journal
 from trimtab.core.pipeline import Brain
+from trimtab.core.recommendations import adviser_for
 from trimtab.core.types import BrainState, Closing, Decision, Finding, Outcome, Sample, Severity, Snapshot, Verdict
 from trimtab.keeper import Keeper, claimed, epochs_of, open_keepers, resume_from
 from trimtab.lane import Lane
@@ -100,7 +101,7 @@ class Guard:
         self.quarantine = quarantine_of(loader)
         self._keepers: list[Keeper] = []
         self._lanes: dict[str, Lane] = {}
-        self._brains = {label: Brain.from_config(self.config) for label in self._optimizers}
+        self._brains = {label: Brain.from_config(self.config, adviser_for(self.config)) for label in self._optimizers}
         if self._disabled:
             log.warning("TRIMTAB_DISABLE is set: this guard only passes steps on")
             return

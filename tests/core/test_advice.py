@@ -21,7 +21,7 @@ from trimtab.core.circumstances import Facts, gather
 from trimtab.core.config import Config
 from trimtab.core.guides import GUIDES
 from trimtab.core.pipeline import Brain
-from trimtab.core.recommendations import TABLE, advise_on, as_markdown, recommendations_for
+from trimtab.core.recommendations import TABLE, advise_on, adviser_for, as_markdown, recommendations_for
 from trimtab.core.registry import advice_of, all_rules, find_rule, select_rules
 from trimtab.core.types import FROZEN, FULL_COLUMNS, NORM_COLUMNS, Column, Finding, Kind, Layout, Sample, Severity
 from trimtab.core.window import Window
@@ -723,7 +723,7 @@ def test_d16_2_nan_that_comes_back() -> None:
 
 def test_d16_3_frequent_corrections() -> None:
     config = Config.from_dict({"mode": "act", "select": ["loss-spike"], "policy": {"cooldown": 0, "quiet": 5}})
-    brain = Brain.from_config(config)
+    brain = Brain.from_config(config, adviser_for(config))
     verdicts = []
     for i in range(200):
         loss = 60.0 * 4 ** (i // 40) if i % 40 == 39 else 1.0
@@ -793,7 +793,7 @@ def test_texts_are_sentences_and_can_be_filled(one: Recommendation) -> None:
 
 
 def test_advice_of_a_run_is_what_the_brain_attaches() -> None:
-    brain = Brain.from_config(Config())
+    brain = Brain.from_config(Config(), adviser_for(Config()))
     for sample in exploded():
         verdict, _ = brain.advance(sample, seen_at=sample.step)
     assert verdict.findings[0].advice[0].startswith("Clip the gradient norm now")
@@ -826,11 +826,14 @@ def test_advice_is_made_once_per_incident_and_stands_while_it_lasts() -> None:
 
 def test_advice_of_an_open_incident_survives_a_saved_state() -> None:
     history = [*calm(30), *(at(i, loss=math.nan) for i in range(30, 40))]
-    whole, halves = Brain.from_config(Config()), Brain.from_config(Config())
+    whole, halves = (
+        Brain.from_config(Config(), adviser_for(Config())),
+        Brain.from_config(Config(), adviser_for(Config())),
+    )
     expected = [whole.advance(s, seen_at=s.step)[0].findings for s in history]
     for sample in history[:35]:
         halves.advance(sample, seen_at=sample.step)
-    fresh = Brain.from_config(Config())
+    fresh = Brain.from_config(Config(), adviser_for(Config()))
     fresh.load_state_dict(halves.state_dict())
     assert [fresh.advance(s, seen_at=s.step)[0].findings for s in history[35:]] == expected[35:]
     old = {key: value for key, value in halves.state_dict().items() if key != "given"}  # from before advice was kept
@@ -839,7 +842,7 @@ def test_advice_of_an_open_incident_survives_a_saved_state() -> None:
 
 
 def test_advice_that_is_over_is_not_kept() -> None:
-    brain = Brain.from_config(Config())
+    brain = Brain.from_config(Config(), adviser_for(Config()))
     for sample in [*calm(30), at(30, loss=math.nan), *calm(5, start=31)]:
         brain.advance(sample, seen_at=sample.step)
     assert brain.state_dict()["given"] == []

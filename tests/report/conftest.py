@@ -9,6 +9,7 @@ import pytest
 
 from trimtab.core.config import Config
 from trimtab.core.pipeline import Brain
+from trimtab.core.recommendations import adviser_for
 from trimtab.core.types import FULL_COLUMNS, BrainState, Closing, Kind, Layout, RunInfo, Sample
 from trimtab.record.writer import RunWriter
 
@@ -54,7 +55,7 @@ def write_run(tmp_path: Path) -> WriteRun:
         config = Config.from_dict(settings or {"mode": "act"})
         folder = tmp_path / "runs" / name
         writer = RunWriter(folder, max_bytes=max_bytes)
-        brain = Brain.from_config(config)
+        brain = Brain.from_config(config, adviser_for(config))
         writer.write(
             RunInfo(
                 run_id=name,

@@ -6,7 +6,6 @@ import logging
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -17,7 +16,6 @@ from trimtab.core.harm import harm_of, is_fixed_objective
 from trimtab.core.onset import onset_of
 from trimtab.core.packed import packed, unpacked
 from trimtab.core.policy import Ladder
-from trimtab.core.recommendations import advise_on
 from trimtab.core.registry import advice_of, select_rules
 from trimtab.core.rewound import applied, go_back
 from trimtab.core.trail import Trail
@@ -65,9 +63,9 @@ class Brain:
         self._concerned: dict[tuple[str, ...], tuple[tuple[int, bool, Rule], ...]] = {}
 
     @classmethod
-    def from_config(cls, config: Config) -> Brain:
+    def from_config(cls, config: Config, adviser: Adviser | None = None) -> Brain:
         """The rules a configuration selects; it decides only in mode `act`."""
-        rules, adviser = select_rules(config), partial(advise_on, config)
+        rules = select_rules(config)
         if config.mode != "act":
             return cls(rules, None, adviser=adviser)
         return cls(rules, Ladder.from_config(config), Effects(config.policy.effect_after), adviser)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+
 from trimtab.core.advice import Recommendation, advise
 from trimtab.core.circumstances import gather
 from trimtab.core.config import Config
@@ -31,6 +34,11 @@ def recommendations_for(finding_name: str) -> tuple[Recommendation, ...]:
 def advise_on(config: Config, finding: Finding, own: tuple[str, ...], window: Window, spent: int) -> tuple[str, ...]:
     """The advice for a finding about the newest sample of a window; `own` is what its rule recommends."""
     return advise(finding, own, gather(finding, window, config, spent), TABLE)
+
+
+def adviser_for(config: Config) -> Callable[[Finding, tuple[str, ...], Window, int], tuple[str, ...]]:
+    """What makes the advice of a run with these settings, for the brain that judges it."""
+    return partial(advise_on, config)
 
 
 def as_markdown() -> str:

@@ -10,6 +10,7 @@ from pathlib import Path
 from trimtab.core.config import Config
 from trimtab.core.errors import RecordError, TrimtabError
 from trimtab.core.pipeline import Brain
+from trimtab.core.recommendations import adviser_for
 from trimtab.core.types import Decision, Finding, Verdict
 from trimtab.record.reader import Run, find_run, read_run
 
@@ -103,7 +104,7 @@ def _start(run: Run, optimizer: str) -> int | None:
 
 def _brain(run: Run, config: Config, optimizer: str, start: int) -> Brain:
     """A brain as it was before step `start`: as the record has it, or fresh."""
-    brain = Brain.from_config(config)
+    brain = Brain.from_config(config, adviser_for(config))
     state = next((s for s in run.states if s.optimizer == optimizer and s.step == start), None)
     if state is not None:
         with _explaining(f"the state before step {start} of {run.folder} cannot be read"):
