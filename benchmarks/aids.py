@@ -32,8 +32,7 @@ from aids_tasks import TASKS, build
 import trimtab
 from trimtab.checks.target_steps import compute_loss, endless, validation_loss
 from trimtab.record.reader import read_run
-from trimtab.report.suggest import suggest_clip
-from trimtab.report.suggest_warmup import suggest_warmup
+from trimtab.report.suggest import suggest_clip, suggest_warmup
 from trimtab.train.lr_range import find_lr
 
 NUM = 150

@@ -25,7 +25,7 @@ import torch
 import torch.distributed.checkpoint as dcp
 
 from trimtab import Checkpointer
-from trimtab.recover import container
+from trimtab.checkpoint.format import container
 
 State = dict[str, Any]
 

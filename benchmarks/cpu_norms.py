@@ -2,7 +2,7 @@
 
     python benchmarks/cpu_norms.py      (numba is tried if installed)
 
-Decides what `sample/measure.py` uses in every step. One thread; the ways take turns; medians.
+Decides what `sample/measure/reference.py` uses in every step. One thread; the ways take turns; medians.
 """
 
 from __future__ import annotations

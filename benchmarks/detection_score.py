@@ -15,9 +15,9 @@ from typing import Any
 from detection_signals import SIGNALS, first_leap
 from peers import PEERS
 
+from trimtab.advice.recommendations import adviser_for
 from trimtab.core.config import Config
 from trimtab.core.pipeline import Brain
-from trimtab.core.recommendations import adviser_for
 from trimtab.core.types import Finding, Sample
 from trimtab.record.reader import Run, read_run
 

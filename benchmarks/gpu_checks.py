@@ -20,8 +20,8 @@ from torch import Tensor, nn
 
 from trimtab import Guard
 from trimtab.core.types import Column
-from trimtab.sample.measure import Limits
-from trimtab.sample.meter import Meter
+from trimtab.sample.measure.meter import Meter
+from trimtab.sample.measure.reference import Limits
 
 DEVICE = torch.device("cuda")
 CHECKS: list[Callable[[], str]] = []

@@ -56,8 +56,8 @@ SCRIPT = """
 FLY = """
 import sys
 from trimtab.core.config import Config
-from trimtab.launch.fly import fly
-from trimtab.launch.script import Program
+from trimtab.run.runner import fly
+from trimtab.run.script import Program
 fly(Program(target=sys.argv[1], args=sys.argv[2:]), {"config": Config(record=False)})
 """
 

@@ -28,8 +28,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
 from trimtab import Guard, __version__
-from trimtab.sample.measure import Limits
-from trimtab.sample.measure_triton import Plan
+from trimtab.sample.measure.reference import Limits
+from trimtab.sample.measure.triton_launch import Plan
 
 sys.path.insert(0, str(Path(__file__).parent))
 from overhead import GPT

@@ -41,8 +41,7 @@ from trimtab.core.types import (
 from trimtab.record.reader import read_run
 from trimtab.record.writer import RunWriter
 from trimtab.report.figures import make_figures
-from trimtab.report.html import write_html
-from trimtab.report.page_data import page_data, to_script
+from trimtab.report.html import page_data, to_script, write_html
 from trimtab.report.summary import summarise
 
 FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking"]

@@ -11,9 +11,9 @@ from functools import partial
 
 import torch
 
-from trimtab.sample import measure_triton
-from trimtab.sample.measure import Limits
-from trimtab.sample.measure_triton import Plan
+from trimtab.sample.measure import triton_launch as measure_triton
+from trimtab.sample.measure.reference import Limits
+from trimtab.sample.measure.triton_launch import Plan
 
 SHAPES = [(1024, 16, 4), (1024, 32, 4), (1024, 64, 4), (2048, 16, 8), (2048, 32, 8), (512, 64, 4), (512, 64, 2)]
 SHAPES += [(1024, 32, 8), (1024, 32, 2), (2048, 16, 4), (2048, 64, 8)]

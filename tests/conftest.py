@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
-from tests.launch.running import Nest
+from tests.run.running import Nest
 
 # Timing never decides a test: neither a slow example nor a slow draw is a failure on a busy machine.
 settings.register_profile("trimtab", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -52,7 +52,7 @@ def one_thread() -> None:
 
 @pytest.fixture(autouse=True, scope="session")
 def no_waiting_for_the_disk() -> Iterator[None]:
-    """Only a power failure would show what a sync did, and `tests/recover/power.py` has its own; errors stay errors."""
+    """Only a power failure would show what a sync did: `tests/checkpoint/power.py` has its own; errors stay errors."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "fsync", os.fstat)
         yield

@@ -81,10 +81,7 @@ def serve(path: str, name: str) -> list[str]:
     import torch  # noqa: F401
 
     if name == "trimtab":
-        import trimtab.checks
-        import trimtab.cli.app
-        import trimtab.guard
-        import trimtab.recover.checkpointer  # noqa: F401
+        import trimtab.checkpoint.checkpointer  # noqa: F401
 
     door = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     door.bind(path)

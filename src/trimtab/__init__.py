@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from trimtab.core.printable import make_log_printable
 
 if TYPE_CHECKING:
+    from trimtab.checkpoint.checkpointer import Checkpointer
     from trimtab.core.config import Clip, Config
     from trimtab.core.errors import (
         AttachError,
@@ -18,24 +19,23 @@ if TYPE_CHECKING:
         TrimtabError,
     )
     from trimtab.core.types import Finding, Severity, Verdict
-    from trimtab.guard import Guard
+    from trimtab.guard.guard import Guard
     from trimtab.monitor.activations import ActivationMonitor
     from trimtab.monitor.diagnostics import GradientDiagnostics
     from trimtab.monitor.gradients import GradientHealthMonitor
     from trimtab.monitor.training_health import TrainingHealthMonitor
-    from trimtab.recover.checkpointer import Checkpointer
 
 __version__ = "0.1.0"
 
 make_log_printable()
 
 _HOME = {
-    "Guard": "trimtab.guard",
+    "Guard": "trimtab.guard.guard",
     "GradientHealthMonitor": "trimtab.monitor.gradients",
     "ActivationMonitor": "trimtab.monitor.activations",
     "GradientDiagnostics": "trimtab.monitor.diagnostics",
     "TrainingHealthMonitor": "trimtab.monitor.training_health",
-    "Checkpointer": "trimtab.recover.checkpointer",
+    "Checkpointer": "trimtab.checkpoint.checkpointer",
     "Config": "trimtab.core.config",
     "Clip": "trimtab.core.config",
     "Finding": "trimtab.core.types",
@@ -51,7 +51,7 @@ _HOME = {
 }
 
 _PACKAGES = ("checks", "core", "data", "losses", "monitor", "nn", "record", "recover", "report", "rules", "train")
-"""Imported when they are first asked for, as in `trimtab.recover.ResumableLoader`."""
+"""Imported when they are first asked for, as in `trimtab.checkpoint.ResumableLoader`."""
 
 __all__ = [
     "ActivationMonitor",

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from tests.guard.conftest import batches, mse, same, small_model, snapshot
 from trimtab import Guard
-from trimtab.act import agc
 from trimtab.core.clipping import Agc
+from trimtab.guard import protect as agc
 from trimtab.record.reader import read_run
 from trimtab.sample.rows import Rows
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from trimtab import Guard
-from trimtab.act.buffers import BufferShadow
+from trimtab.guard.buffers import BufferShadow
 
 
 class Averaging(nn.Module):

@@ -11,10 +11,10 @@ from torch import nn
 
 from tests.guard.conftest import batches, mse, small_model
 from trimtab import Guard
-from trimtab.act.raise_weight_decay import ORIGINAL
-from trimtab.act.remedies import BUILTIN
 from trimtab.core.policy import LADDERS
 from trimtab.core.types import Action, Outcome
+from trimtab.remedies import BUILTIN
+from trimtab.remedies.raise_weight_decay import ORIGINAL
 
 
 def lane(optimizer: Any, scaler: Any = None) -> Any:

@@ -14,15 +14,13 @@ import torch
 from torch import Tensor, nn
 
 from trimtab import Guard
-from trimtab.act.batches import Batches, ids_in, samples_in
-from trimtab.act.branches import Branches
-from trimtab.act.copies import Copied
-from trimtab.act.remedies import BUILTIN
-from trimtab.act.ring import Ring
+from trimtab.checkpoint.quarantine import Quarantine, content_hash
 from trimtab.core.config import PolicyConfig
 from trimtab.core.policy import Ladder
 from trimtab.core.types import Action, Finding, Outcome, Severity, Verdict
-from trimtab.recover.sampler import Quarantine, content_hash
+from trimtab.guard.batches import Batches, ids_in, samples_in
+from trimtab.guard.rollback import Branches, Copied, Ring
+from trimtab.remedies import BUILTIN
 
 OPTIMIZERS: dict[str, Any] = {
     "sgd": lambda p: torch.optim.SGD(p, lr=0.05),

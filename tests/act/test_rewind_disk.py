@@ -15,7 +15,7 @@ from torch import nn
 
 from tests.act.test_rewind import OPTIMIZERS, data, make, rewind, same, state_of
 from trimtab import Checkpointer, Guard, InputError
-from trimtab.act.ring import Ring
+from trimtab.guard.rollback import Ring
 
 NO_RING = {"ring_bytes": 1}
 
@@ -189,8 +189,8 @@ def test_averages_and_two_optimizers_go_back_to_disk_as_well(tmp_path: Path, ave
             for one in pair.values():
                 one.zero_grad()
         lane = guard._lanes["b"]
-        from trimtab.act.remedies import BUILTIN
         from trimtab.core.types import Action
+        from trimtab.remedies import BUILTIN
 
         outcome = BUILTIN["rewind"].apply(Action(kind="rewind", args={"before": 38.0}), lane, 45)
         assert outcome.applied, outcome.detail

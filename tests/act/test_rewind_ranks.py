@@ -14,8 +14,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from trimtab.act.agree import REFUSED, TOGETHER, Together, hashes_of
 from trimtab.core.types import Action, Decision
+from trimtab.guard.ranks import REFUSED, TOGETHER, Together, hashes_of
 from trimtab.sample.reduce import Peers, is_replicated
 
 FAULT, STEPS = 40, 60

@@ -205,7 +205,7 @@ def test_show_of_the_reason_and_of_one_that_was_repaired(trimtab, folder):
     assert "NaN or Inf: model.0.weight" in trimtab("checkpoint", "show", folder, "--step", "41").out
     import torch
 
-    from trimtab.recover.documented import save_checkpoint
+    from trimtab.compat.checkpoint_pair import save_checkpoint
 
     model = torch.nn.Linear(1, 1)
     torch.nn.init.constant_(model.weight, math.nan)
@@ -277,7 +277,7 @@ def test_diff_of_a_foreign_file_compares_what_both_have(trimtab, folder):
 def test_diff_tells_shapes_and_what_is_missing(trimtab):
     import torch
 
-    from trimtab.recover.documented import save_checkpoint
+    from trimtab.compat.checkpoint_pair import save_checkpoint
 
     save_checkpoint("a", torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.Linear(3, 1)))
     save_checkpoint("b", torch.nn.Sequential(torch.nn.Linear(2, 4)))
@@ -333,7 +333,7 @@ def test_prune_reads_what_it_relies_on_and_keeps_an_earlier_one_where_that_is_da
 
 
 def test_prune_tells_what_could_not_be_deleted(trimtab, folder, monkeypatch):
-    from trimtab.recover import container
+    from trimtab.checkpoint.format import container
 
     def refuse(path: Path) -> None:
         raise PermissionError(13, "Permission denied", str(path))
@@ -398,7 +398,7 @@ def test_diff_of_a_damaged_one_exits_2_and_names_the_file(trimtab, folder):
 def test_a_checkpoint_that_a_killed_save_left_beside_is_found(trimtab):
     import torch
 
-    from trimtab.recover.documented import save_checkpoint
+    from trimtab.compat.checkpoint_pair import save_checkpoint
 
     save_checkpoint("best", torch.nn.Linear(1, 1))
     os.rename("best", "best~old")
@@ -413,7 +413,7 @@ def test_help_lists_the_commands_and_imports_no_torch(trimtab):
         "from trimtab.cli.app import main\n"
         "try: main(['checkpoint', '--help'])\n"
         "except SystemExit as end: assert not end.code, end.code\n"
-        "import trimtab.report.checkpoints\n"
+        "import trimtab.report.checkpoint_text\n"
         "assert 'torch' not in sys.modules\n"
     )
     assert done.returncode == 0, done.stderr

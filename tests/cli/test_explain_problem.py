@@ -1,6 +1,6 @@
 import pytest
 
-from trimtab.core.guides import GUIDES
+from trimtab.advice.guides import GUIDES
 
 
 @pytest.mark.parametrize("problem", GUIDES)

@@ -129,7 +129,7 @@ def test_escape_codes_everywhere_they_can_be(trimtab, tmp_path, capsys):
     import torch
 
     from trimtab import Checkpointer
-    from trimtab.recover import container
+    from trimtab.checkpoint.format import container
 
     model = torch.nn.Linear(1, 1)
     torch.nn.Module.register_buffer(model, "w" + ESCAPES.replace(".", ""), torch.ones(1))

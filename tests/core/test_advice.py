@@ -16,12 +16,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
-from trimtab.core.advice import MOST, Recommendation, advise, applicable, fair_limit, unknown_findings
-from trimtab.core.circumstances import Facts, gather
+from trimtab.advice.engine import MOST, Facts, Recommendation, advise, applicable, fair_limit, gather, unknown_findings
+from trimtab.advice.guides import GUIDES
+from trimtab.advice.recommendations import TABLE, advise_on, adviser_for, as_markdown, recommendations_for
 from trimtab.core.config import Config
-from trimtab.core.guides import GUIDES
 from trimtab.core.pipeline import Brain
-from trimtab.core.recommendations import TABLE, advise_on, adviser_for, as_markdown, recommendations_for
 from trimtab.core.registry import advice_of, all_rules, find_rule, select_rules
 from trimtab.core.types import FROZEN, FULL_COLUMNS, NORM_COLUMNS, Column, Finding, Kind, Layout, Sample, Severity
 from trimtab.core.window import Window

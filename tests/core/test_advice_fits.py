@@ -22,13 +22,12 @@ import typer
 
 from tests.rules.test_each_rule import TROUBLES, at, calm, named
 from trimtab import Config, Guard, TrimtabError
+from trimtab.advice.engine import MOST, Facts, advise, applicable, fair_limit, gather
+from trimtab.advice.guides import GUIDES
+from trimtab.advice.recommendations import TABLE, advise_on
 from trimtab.checks.registry import all_checks
 from trimtab.cli.app import app
-from trimtab.core.advice import MOST, advise, applicable, fair_limit
-from trimtab.core.circumstances import Facts, gather
-from trimtab.core.guides import GUIDES
 from trimtab.core.pipeline import Brain
-from trimtab.core.recommendations import TABLE, advise_on
 from trimtab.core.registry import advice_of, all_rules, find_rule, select_rules
 from trimtab.core.types import Finding, Sample, Severity
 from trimtab.core.window import Window

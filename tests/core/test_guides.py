@@ -8,11 +8,11 @@ import re
 import pytest
 import typer
 
+from trimtab.advice import guides, recommendations
+from trimtab.advice.guides import GUIDES, Guide, find_guide
+from trimtab.advice.recommendations import TABLE
 from trimtab.cli.app import app
-from trimtab.core import guides, recommendations
 from trimtab.core.errors import InputError
-from trimtab.core.guides import GUIDES, Guide, find_guide
-from trimtab.core.recommendations import TABLE
 from trimtab.core.registry import all_rules
 
 RULES = {rule.name for rule in all_rules()}

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trimtab.core.baseline import RowBaseline
-from trimtab.core.series import SIZE, Series
+from trimtab.core.stats.baseline import RowBaseline
+from trimtab.core.stats.series import SIZE, Series
 from trimtab.core.types import NORM_COLUMNS, Kind, Layout, Sample
 from trimtab.core.window import MAX_LEFT_OUT, Window
 

@@ -164,8 +164,8 @@ def test_actions_are_described_in_words(kind: str) -> None:
 
 
 def test_every_remedy_has_words_of_its_own() -> None:
-    from trimtab.act.remedies import BUILTIN
-    from trimtab.core.action_words import _WORDS
+    from trimtab.core.types import _WORDS
+    from trimtab.remedies import BUILTIN
 
     assert set(BUILTIN) == set(_WORDS)
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trimtab.core.level import FIRST, SHORT, Level
+from trimtab.core.stats.level import FIRST, SHORT, Level
 
 numbers = st.one_of(st.floats(-1e300, 1e300), st.floats(-10, 10), st.sampled_from([math.nan, math.inf, -math.inf]))
 

@@ -11,10 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trimtab.core.clipping import Agc, Clip, Percentile, ZScore
+from trimtab.core.clipping import Agc, Clip, NormLimit, Percentile, ZScore, norm_limit
 from trimtab.core.config import Config
 from trimtab.core.errors import ConfigError
-from trimtab.core.norm_limit import NormLimit, norm_limit
 
 RNG = np.random.default_rng(0)
 NORMS = [float(v) for v in np.exp(0.3 * RNG.standard_normal(400))]

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from trimtab.core.packed import MIN_LENGTH, packed, unpacked
+from trimtab.core.stats.packed import MIN_LENGTH, packed, unpacked
 
 CASES: dict[str, Any] = {
     "doubles": [i / 7 for i in range(40)],

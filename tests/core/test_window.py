@@ -14,8 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trimtab.core.config import Config
-from trimtab.core.packed import unpacked
 from trimtab.core.pipeline import Brain
+from trimtab.core.stats.packed import unpacked
 from trimtab.core.types import ABSENT, FROZEN, FULL_COLUMNS, NORM_COLUMNS, Column, Kind, Layout, Sample
 from trimtab.core.window import LEVELS, NUM_PAST, TRACKED, Window
 

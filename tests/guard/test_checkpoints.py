@@ -19,11 +19,11 @@ import torch
 from torch import nn
 
 from trimtab import Checkpointer, CheckpointError, ConfigError, Guard, InputError
+from trimtab.checkpoint import state
+from trimtab.checkpoint.loader import ResumableLoader
+from trimtab.checkpoint.signals import SignalWatch
 from trimtab.core.types import Verdict
 from trimtab.record.reader import read_run
-from trimtab.recover import state
-from trimtab.recover.loader import ResumableLoader
-from trimtab.recover.signals import SignalWatch
 
 
 def parts(seed: int = 0) -> tuple[nn.Module, torch.optim.Optimizer]:

@@ -23,19 +23,19 @@ from torch.nn import functional as F  # noqa: N812
 
 import trimtab
 from trimtab import Config, Finding, Guard
-from trimtab.launch.pilot import Pilot
+from trimtab.run.auto_guard import Pilot
 
 HOME = str(Path(trimtab.__file__).parent)
 STEPS = 8
 FULL = "TRIMTAB_TEST_FULL" in os.environ
 """Every function at its first, middle and last entry in every loop; else each once, in the middle."""
 BOUNDARY = {
-    ("/act/seam.py", "uncompiled.<locals>.call"),
-    ("/act/seam.py", "Seam._pre"),
-    ("/act/seam.py", "Seam._post"),
-    ("/launch/pilot.py", "Pilot._contain"),
-    ("/sample/hooks.py", "_Wrapped.__init__.<locals>.method"),
-    ("/sample/hooks.py", "native.<locals>.entry"),
+    ("/guard/hooks.py", "uncompiled.<locals>.call"),
+    ("/guard/hooks.py", "Seam._pre"),
+    ("/guard/hooks.py", "Seam._post"),
+    ("/run/auto_guard.py", "Pilot._contain"),
+    ("/torchutil/patch.py", "_Wrapped.__init__.<locals>.method"),
+    ("/torchutil/patch.py", "native.<locals>.entry"),
 }
 """What contains cannot contain itself, nor can what only decides whether code is being compiled."""
 Train = Callable[[bool], tuple[list[Tensor], Guard | None]]

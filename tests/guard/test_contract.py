@@ -441,7 +441,7 @@ class TestBadInput:
     def test_the_guards_own_failure_lets_training_go_on(
         self, model: nn.Module, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, train: Train
     ) -> None:
-        from trimtab.sample import measure
+        from trimtab.sample.measure import reference as measure
 
         optimizer = adam(model)
         guard = Guard(model, optimizer, run_dir=False)

@@ -23,8 +23,8 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from trimtab import Guard
-from trimtab.launch.pilot import Pilot
-from trimtab.sample.hooks import wrap_method_of
+from trimtab.run.auto_guard import Pilot
+from trimtab.torchutil.patch import wrap_method_of
 
 
 class Net(nn.Module):

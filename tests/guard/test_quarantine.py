@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, RandomSampler
 
 from trimtab import Checkpointer, Guard
-from trimtab.recover.loader import ResumableLoader
-from trimtab.recover.sampler import Quarantine, QuarantineSampler, content_hash
+from trimtab.checkpoint.loader import ResumableLoader
+from trimtab.checkpoint.quarantine import Quarantine, QuarantineSampler, content_hash
 
 BAD = (7, 21)
 

@@ -320,7 +320,7 @@ class TestBuffers:
         guard.close()
 
     def test_large_and_late_buffers(self) -> None:
-        from trimtab.act import buffers
+        from trimtab.guard import buffers
 
         model = small_model()
         model.register_buffer("queue", torch.zeros(buffers.LARGE))

@@ -30,9 +30,10 @@ else:
 
     from tests.sample.test_measure import check
     from trimtab.core.types import ABSENT, Column
-    from trimtab.sample import measure, measure_triton
-    from trimtab.sample.measure import GLOBALS, Limits, Measured
-    from trimtab.sample.measure_triton import Plan, flat_values
+    from trimtab.sample.measure import reference as measure
+    from trimtab.sample.measure import triton_launch as measure_triton
+    from trimtab.sample.measure.reference import GLOBALS, Limits, Measured
+    from trimtab.sample.measure.triton_launch import Plan, flat_values
 
     # The interpreter computes with numpy, which warns where a kernel is meant to overflow.
     pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
@@ -171,7 +172,7 @@ else:
             assert torch.equal((a.double() * 0.25).to(a.dtype), b)
 
     def test_a_meter_keeps_its_plan_and_makes_a_new_one_when_it_must() -> None:
-        from trimtab.sample.meter import Meter
+        from trimtab.sample.measure.meter import Meter
 
         meter = Meter({torch.device("cpu")}, "triton")
         assert len(meter.columns) == 7
@@ -191,7 +192,7 @@ else:
     def test_kernels_that_do_not_run_here_cost_speed_and_no_more(
         monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
     ) -> None:
-        from trimtab.sample.meter import Meter
+        from trimtab.sample.measure.meter import Meter
 
         def broken(*args: object) -> None:
             raise RuntimeError("no C compiler")

@@ -89,11 +89,11 @@ def test_importing_trimtab_imports_neither_torch_nor_numpy() -> None:
 
 
 def test_packages_are_there_when_they_are_asked_for() -> None:
-    """`import trimtab` is enough for `trimtab.recover.ResumableLoader`, in a fresh interpreter."""
+    """`import trimtab` is enough for `trimtab.checkpoint.ResumableLoader`, in a fresh interpreter."""
     code = (
         "import sys, trimtab\n"
         "assert 'torch' not in sys.modules\n"
-        "assert trimtab.recover.ResumableLoader.__name__ == 'ResumableLoader'\n"
+        "assert trimtab.checkpoint.ResumableLoader.__name__ == 'ResumableLoader'\n"
         "for name in trimtab._PACKAGES: assert getattr(trimtab, name).__name__ == f'trimtab.{name}'\n"
         "try: trimtab.nonsense\n"
         "except AttributeError as error: assert 'nonsense' in str(error)\n"
@@ -135,7 +135,7 @@ def _calls(path: Path) -> list[str]:
 
 
 def test_no_host_sync_hides_on_the_step_path() -> None:
-    """Only sample/host.py may wait for a device."""
+    """Only sample/transfer.py may wait for a device."""
     step_path = [*SOURCE.glob("sample/*.py"), SOURCE / "act" / "reflex.py", SOURCE / "guard.py", SOURCE / "lane.py"]
     assert len(step_path) > 8
     assert [c for p in step_path for c in _calls(p)] == []

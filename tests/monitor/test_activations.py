@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from trimtab.core.errors import InputError
 from trimtab.monitor import ActivationMonitor, get_activation_function_recommendations
-from trimtab.sample import activity
+from trimtab.sample.probes import activations as activity
 
 
 def watched(model: nn.Module, *batches: Tensor, **settings: Any) -> ActivationMonitor:

@@ -15,13 +15,13 @@ from typing import Any
 import pytest
 import torch
 
-import trimtab.guard
+import trimtab.guard.guard
+from tests.checkpoint.test_foreign import peak_of
 from tests.cli.conftest import trimtab as trimtab_command
 from tests.cli.test_hostile_files import ESCAPES, VALUES, changed, is_safe, places
-from tests.recover.test_foreign import peak_of
 from trimtab import Guard
 from trimtab.core.errors import RecordError
-from trimtab.core.trail import Trail
+from trimtab.core.stats.trail import Trail
 from trimtab.record.reader import find_run, read_run
 from trimtab.record.sinks import ConsoleSink
 from trimtab.report.replay import replay
@@ -34,7 +34,7 @@ trimtab_ = trimtab_command
 @pytest.fixture(scope="module")
 def record(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A real run with findings, actions and states of its detectors."""
-    every, trimtab.guard.STATE_EVERY = trimtab.guard.STATE_EVERY, 25
+    every, trimtab.guard.guard.STATE_EVERY = trimtab.guard.guard.STATE_EVERY, 25
     try:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
@@ -51,7 +51,7 @@ def record(tmp_path_factory: pytest.TempPathFactory) -> Path:
                     optimizer.zero_grad()
         return folder
     finally:
-        trimtab.guard.STATE_EVERY = every
+        trimtab.guard.guard.STATE_EVERY = every
 
 
 @pytest.fixture

@@ -23,7 +23,8 @@ from trimtab.core.types import (
     Severity,
     Verdict,
 )
-from trimtab.record import decode, format, tables
+from trimtab.record import format, tables
+from trimtab.record import format as decode
 
 floats = st.floats(allow_nan=True, allow_infinity=True)
 texts = st.text(max_size=8)

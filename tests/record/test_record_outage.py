@@ -17,7 +17,7 @@ import pytest
 
 from tests.record.record_fakes import CLOSING, FULL, INFO, Keep, layout, same, sample, verdict
 from trimtab.core.types import Record, RunInfo, Sample
-from trimtab.record import outlet as outlet_module
+from trimtab.record import recorder as outlet_module
 from trimtab.record import writer as writer_module
 from trimtab.record.csv_sink import CsvSink
 from trimtab.record.reader import Run, read_run

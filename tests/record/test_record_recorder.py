@@ -15,7 +15,7 @@ import pytest
 
 from tests.record.record_fakes import CLOSING, EVENTS, Blocked, Keep, sample, verdict
 from trimtab.core.types import Record, Sample, Verdict
-from trimtab.record import outlet as outlet_module
+from trimtab.record import recorder as outlet_module
 from trimtab.record import recorder as recorder_module
 from trimtab.record.reader import read_run
 from trimtab.record.recorder import Recorder

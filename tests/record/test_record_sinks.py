@@ -15,7 +15,7 @@ import pytest
 from tests.record.record_fakes import CUT, EVENTS, FULL, INF, INFO, LAYOUT, NAN, Keep, finding, layout, sample, verdict
 from trimtab.core.errors import InputError
 from trimtab.core.types import ABSENT, Outcome, Sample, Severity, Verdict
-from trimtab.record.metrics import layer_metrics, metrics
+from trimtab.record.csv_sink import layer_metrics, metrics
 from trimtab.record.sinks import (
     CallSink,
     ConsoleSink,

@@ -119,7 +119,7 @@ def test_d12_the_adjusted_decay_is_read_from_what_the_remedy_says() -> None:
 
     import torch
 
-    from trimtab.act.raise_weight_decay import RaiseWeightDecay
+    from trimtab.remedies.raise_weight_decay import RaiseWeightDecay
 
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=0.1, weight_decay=2e-4)
     outcome = RaiseWeightDecay().apply(DECAY, SimpleNamespace(optimizer=optimizer), at=5)

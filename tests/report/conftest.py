@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from trimtab.advice.recommendations import adviser_for
 from trimtab.core.config import Config
 from trimtab.core.pipeline import Brain
-from trimtab.core.recommendations import adviser_for
 from trimtab.core.types import FULL_COLUMNS, BrainState, Closing, Kind, Layout, RunInfo, Sample
 from trimtab.record.writer import RunWriter
 

@@ -2,8 +2,7 @@ import math
 
 import pytest
 
-from trimtab.report.chart import BAD, MARK, chart, sparkline
-from trimtab.report.curve import MAX_POINTS, make_curve, tail_median
+from trimtab.report.chart import BAD, MARK, MAX_POINTS, chart, make_curve, sparkline, tail_median
 
 NAN, INF = math.nan, math.inf
 

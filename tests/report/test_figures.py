@@ -14,8 +14,8 @@ from tests.report.conftest import WriteRun
 from trimtab.core.types import ABSENT, FROZEN, NORM_COLUMNS, Closing, Kind, Layout, Sample
 from trimtab.record.reader import read_run
 from trimtab.record.writer import RunWriter
-from trimtab.report.figures import Figures, make_figures
-from trimtab.report.heat import (
+from trimtab.report.chart import MAX_CLOSE, REACH, pick_points
+from trimtab.report.figures import (
     FIRST,
     FROZEN_CELL,
     INF,
@@ -24,11 +24,12 @@ from trimtab.report.heat import (
     NO_GRADIENT,
     UNKNOWN,
     ZERO,
+    Figures,
     HeatMap,
     HeatTable,
+    make_figures,
     quantise,
 )
-from trimtab.report.thinning import MAX_CLOSE, REACH, pick_points
 
 any_number = st.floats(allow_nan=True, allow_infinity=True, width=32)
 
@@ -118,7 +119,7 @@ def test_the_order_and_the_flushes_do_not_matter(monkeypatch: pytest.MonkeyPatch
     samples = [(s, ("a", "b"), rng.random(2, dtype=np.float32)) for s in steps]
     whole = make_heat_map(samples, most)
     turned = {"forward": samples, "backward": samples[::-1], "rewound": samples[:200] + samples[100:]}[order]
-    monkeypatch.setattr("trimtab.report.heat._MAX_PENDING", 30)
+    monkeypatch.setattr("trimtab.report.figures._MAX_PENDING", 30)
     pieces = make_heat_map(turned, most)
     assert whole is not None
     assert pieces is not None

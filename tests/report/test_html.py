@@ -30,8 +30,7 @@ from trimtab.core.types import (
 )
 from trimtab.record.reader import read_run
 from trimtab.record.writer import RunWriter
-from trimtab.report.html import NAME, to_html, write_html
-from trimtab.report.page_data import to_script
+from trimtab.report.html import NAME, to_html, to_script, write_html
 from trimtab.report.summary import Health, summarise
 
 EVIL = "</script><script>alert(1)</script><img src=x onerror=alert(2)>\"'&</style>{{ 7 * 7 }}\u2028ü漢"

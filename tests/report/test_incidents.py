@@ -1,5 +1,5 @@
 from trimtab.core.types import Finding, Severity, Verdict
-from trimtab.report.incidents import find_incidents, find_troubles
+from trimtab.report.summary import find_incidents, find_troubles
 
 
 def finding(code: str, step: int, streak: int = 1, optimizer: str = "", severity: Severity = Severity.ERROR) -> Finding:

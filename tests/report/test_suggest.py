@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from trimtab.record.reader import read_run
-from trimtab.report.suggest import MIN_STEPS, settled, suggest_clip
-from trimtab.report.suggest_warmup import suggest_warmup
+from trimtab.report.suggest import MIN_STEPS, settled, suggest_clip, suggest_warmup
 
 
 def noisy(num: int, level: float = 2.0, spread: float = 0.2, seed: int = 0) -> list[float]:

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 
-from tests.launch.running import SOURCE, Ran
+from tests.run.running import SOURCE, Ran
 from trimtab.record.reader import Run, read_run
 
 FOLDER = Path(__file__).parent / "shapes"

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.launch.running import Nest, Ran, Workplace
+from tests.run.running import Nest, Ran, Workplace
 from tests.runs.shape_runs import FOLDER, HALVES, HELD_OUT, SHAPES, Compared, differences, table
 
 STEPS = "80"

@@ -18,7 +18,7 @@ from trimtab.core.config import Config
 from trimtab.core.contain import Contained
 from trimtab.core.pipeline import Brain
 from trimtab.core.types import NORM_COLUMNS, Kind, Layout, Sample
-from trimtab.sample.activations import LOOKS, ActivationTap, mark_of
+from trimtab.sample.probes.activations import LOOKS, ActivationTap, mark_of
 
 
 def hooks_on(model: nn.Module) -> list[Any]:

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from tests.sample.loops import attached, mlp, train
-from trimtab.sample.averaged import BUDGET, AveragedProbe, averaged_tensors
-from trimtab.sample.ledger import MIN_KEPT
+from trimtab.sample.probes.averaged import BUDGET, AveragedProbe, averaged_tensors
+from trimtab.sample.probes.ledger import MIN_KEPT
 
 
 class Shadow:

@@ -13,7 +13,16 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from tests.sample.loops import attached, mlp
-from trimtab.sample.batch import CHANCE_EVERY, LARGE, MAX_CLASSES, NUM_TENSORS, SLICE, BatchProbe, Epoch, tensors_in
+from trimtab.sample.probes.batch import (
+    CHANCE_EVERY,
+    LARGE,
+    MAX_CLASSES,
+    NUM_TENSORS,
+    SLICE,
+    BatchProbe,
+    Epoch,
+    tensors_in,
+)
 
 Pair = namedtuple("Pair", ["x", "y"])
 

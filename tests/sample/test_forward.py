@@ -15,7 +15,7 @@ from torch.nn import functional
 from tests.sample.loops import attached, batch, is_inert, loss_of, mlp, train
 from trimtab import Guard
 from trimtab.core.contain import Contained
-from trimtab.sample.forward import BOUNDED_EVERY, KIND_EVERY, ForwardTap
+from trimtab.sample.probes.forward import BOUNDED_EVERY, KIND_EVERY, ForwardTap
 
 
 def modal() -> nn.Sequential:

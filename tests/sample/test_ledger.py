@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from tests.sample.loops import attached, batch, loss_of, mlp, train
 from trimtab.core.contain import Contained
-from trimtab.sample.ledger import BUDGET, MIN_KEPT, NUM_NAMED, Ledger, Part
+from trimtab.sample.probes.ledger import BUDGET, MIN_KEPT, NUM_NAMED, Ledger, Part
 
 Facts = tuple[dict[str, float], dict[str, tuple[str, ...]]]
 

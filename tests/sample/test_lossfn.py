@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from trimtab.sample.exceptions import told_by
-from trimtab.sample.lossfn import is_bounded, is_detached, kind_of
+from trimtab.guard.lane import told_by
+from trimtab.sample.probes.loss_function import is_bounded, is_detached, kind_of
 
 
 def logits(*shape: int) -> Tensor:

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trimtab.core.types import ABSENT, Column
-from trimtab.sample import measure
+from trimtab.sample.measure import reference as measure
 
 DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 

@@ -13,7 +13,7 @@ from torch.nn import functional
 
 from tests.sample.loops import attached, batch, mlp, train
 from trimtab.core.contain import Contained
-from trimtab.sample.output import NUM_ROWS, OutputProbe
+from trimtab.sample.probes.output import NUM_ROWS, OutputProbe
 from trimtab.sample.watch import SPREAD_EVERY
 
 

@@ -16,7 +16,7 @@ from torch import nn
 
 from tests.sample.loops import attached, batch, loss_of, mlp, train
 from trimtab.core.contain import Contained
-from trimtab.sample.sentinel import (
+from trimtab.sample.probes.sentinel import (
     DOTS,
     EARLY,
     EVERY,

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from tests.sample.loops import attached, batch
-from trimtab.sample.temperature import EVERY, TemperatureProbe
+from trimtab.sample.probes.wiring import SEARCH_EVERY, TemperatureProbe
 
 
 def probe(**values: float) -> TemperatureProbe:
@@ -59,7 +59,9 @@ def test_other_names_do_not_count() -> None:
 
 def test_it_is_read_now_and_then() -> None:
     one = probe(tau=0.1)
-    assert [bool(one.look(step)[0]) for step in range(2 * EVERY)] == [step % EVERY == 0 for step in range(2 * EVERY)]
+    assert [bool(one.look(step)[0]) for step in range(2 * SEARCH_EVERY)] == [
+        step % SEARCH_EVERY == 0 for step in range(2 * SEARCH_EVERY)
+    ]
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from trimtab.sample import updates
-from trimtab.sample.meter import Meter
-from trimtab.sample.updates import UpdateProbe
+from trimtab.sample import thorough as updates
+from trimtab.sample.measure.meter import Meter
+from trimtab.sample.thorough import UpdateProbe
 
 
 def moved(params: list[torch.Tensor], amount: float) -> torch.Tensor:

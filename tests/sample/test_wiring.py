@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrizations
 
 from tests.sample.loops import attached, loss_of, mlp, train
+from trimtab.sample.probes.wiring import EARLY, EVERY, Wiring, number_of_values
 from trimtab.sample.rows import Rows, parameter_names
-from trimtab.sample.wiring import EARLY, EVERY, Wiring, number_of_values
 
 
 class Tied(nn.Module):

@@ -11,7 +11,7 @@ from torch import nn
 
 from tests.train.helpers import QUIET, loaders, trainer
 from trimtab.core.errors import InputError
-from trimtab.sample.host import to_device
+from trimtab.sample.transfer import to_device
 from trimtab.train.device import choose_device
 from trimtab.train.evaluation import evaluate_model
 from trimtab.train.recipe import run_recipe

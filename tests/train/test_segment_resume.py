@@ -13,9 +13,9 @@ import pytest
 import torch
 
 from tests.train.test_segment import RECIPE, TINY
+from trimtab.checkpoint.checkpointer import Checkpointer
+from trimtab.compat.checkpoint_pair import read_checkpoint
 from trimtab.core.errors import InputError
-from trimtab.recover.checkpointer import Checkpointer
-from trimtab.recover.documented import read_checkpoint
 from trimtab.train.recipe import Result, build_parts, run_recipe, settings_of
 from trimtab.train.recipes.segment import evaluate
 

@@ -60,7 +60,7 @@ def test_a30_clipping_that_differs_from_torch_is_caught(monkeypatch):
 
 
 def test_a30_a_guard_that_lets_nan_through_is_caught(monkeypatch):
-    from trimtab.guard import Guard
+    from trimtab.guard.guard import Guard
 
     def careless(self, loss, batch=None, *, optimizer=None):
         for one in self._optimizers.values():

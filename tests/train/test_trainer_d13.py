@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from tests.train.helpers import loaders, trainer
+from trimtab.checkpoint import read_checkpoint
 from trimtab.monitor.stability import StabilityMonitor
-from trimtab.recover import read_checkpoint
 from trimtab.train.settings import TrainConfig, UltraOptimizedConfig
 
 

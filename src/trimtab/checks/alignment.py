@@ -12,7 +12,7 @@ from torch import Tensor
 from trimtab.checks.leaves import is_label_like, leaves, mapped
 from trimtab.checks.probe import Probe
 from trimtab.checks.roles import same_values
-from trimtab.sample.host import number
+from trimtab.sample.transfer import number
 
 SHIFTS = (1, 0, -1, 2)
 """Slips of the pen; what lies farther off is a task: copying after a pause, for one."""

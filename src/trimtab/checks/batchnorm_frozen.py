@@ -11,7 +11,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from trimtab.checks.outcome import Line, failed, not_applicable, passed
 from trimtab.checks.probe import Probe
 from trimtab.checks.reached import learns
-from trimtab.core.found import listed
+from trimtab.core.window import listed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

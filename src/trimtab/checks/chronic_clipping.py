@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from statistics import median
 from typing import ClassVar
 
+from trimtab.advice.engine import fair_limit
 from trimtab.checks.initial_loss import FAR, chance_of, first_loss
 from trimtab.checks.outcome import Line, failed, not_applicable, passed
 from trimtab.checks.probe import Probe
-from trimtab.core.advice import fair_limit
 
 MOST = 3_000.0
 

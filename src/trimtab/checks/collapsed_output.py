@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from trimtab.checks.outcome import Line, failed, not_applicable, passed
 from trimtab.checks.probe import Probe
-from trimtab.sample.host import number
+from trimtab.sample.transfer import number
 
 SAME = 1e-6
 

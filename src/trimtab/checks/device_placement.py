@@ -10,7 +10,7 @@ from torch import Tensor
 
 from trimtab.checks.outcome import Line, failed, passed
 from trimtab.checks.probe import Probe
-from trimtab.core.found import listed
+from trimtab.core.window import listed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

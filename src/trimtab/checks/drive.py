@@ -15,12 +15,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trimtab.attach import _needs_closure
 from trimtab.checks.events import Call, Failure
 from trimtab.checks.target import Target
 from trimtab.checks.target_steps import raw_loss
 from trimtab.checks.watch import Watch
-from trimtab.sample.host import number
+from trimtab.guard.attach import _needs_closure
+from trimtab.sample.transfer import number
 
 OURS = str(Path(__file__).parents[1])
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}

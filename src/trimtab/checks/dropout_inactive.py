@@ -12,7 +12,7 @@ from trimtab.checks.drawn import dropout_in_eval
 from trimtab.checks.outcome import Line, failed, not_applicable, passed, warned
 from trimtab.checks.probe import Probe
 from trimtab.checks.reached import learns
-from trimtab.core.found import listed
+from trimtab.core.window import listed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trimtab.sample.host import number
-from trimtab.sample.lossfn import _PASSING as BETWEEN
+from trimtab.sample.probes.loss_function import _PASSING as BETWEEN
+from trimtab.sample.transfer import number
 
 MAX_NODES = 20_000
 KINDS = {

@@ -13,7 +13,7 @@ from trimtab.checks.course import course
 from trimtab.checks.graph import LossFacts
 from trimtab.checks.outcome import Line, not_applicable, passed, warned
 from trimtab.checks.probe import Probe
-from trimtab.sample.host import number
+from trimtab.sample.transfer import number
 
 FAR = 20.0
 """A first loss of so many times that of guessing is worth a word even if it falls."""

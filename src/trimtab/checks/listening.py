@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trimtab.sample.host import number
+from trimtab.sample.transfer import number
 
 
 def main_of(output: Any) -> Any:

@@ -9,7 +9,7 @@ from typing import ClassVar
 from trimtab.checks.graph import BOUNDED, LossFacts
 from trimtab.checks.outcome import Line, failed, not_applicable, passed
 from trimtab.checks.probe import Probe
-from trimtab.sample.host import number
+from trimtab.sample.transfer import number
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,7 +9,7 @@ from typing import ClassVar
 from trimtab.checks.outcome import Line, failed, not_applicable, passed
 from trimtab.checks.probe import Probe
 from trimtab.checks.reached import active, never, ran_without_grad, was_called, without_routed
-from trimtab.core.found import listed
+from trimtab.core.window import listed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

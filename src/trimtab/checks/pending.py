@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from trimtab.checks.events import Event, Gradients
-from trimtab.sample.host import number
+from trimtab.sample.transfer import number
 
 
 class Pending:

@@ -12,7 +12,7 @@ from trimtab.checks.alignment import _score, _stored
 from trimtab.checks.leaves import leaves, mapped
 from trimtab.checks.probe import Probe
 from trimtab.checks.roles import same_values
-from trimtab.sample.host import number
+from trimtab.sample.transfer import number
 
 NUM_STEPS, MIN_STEPS, TRAIN_S = 150, 60, 2.0
 NUM_ORDERS = 12

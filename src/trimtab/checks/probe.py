@@ -26,7 +26,7 @@ from trimtab.checks.scan import scan
 from trimtab.checks.target import Target
 from trimtab.checks.untouched import remembered, untouched
 from trimtab.checks.watch import Watch
-from trimtab.sample.wiring import _find, _split_twins, _ties
+from trimtab.sample.probes.wiring import _find, _split_twins, _ties
 
 MAX_CALLS = 40
 SCAN_S, TRIAL_S = 1.5, 3.0

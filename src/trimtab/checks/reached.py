@@ -11,7 +11,7 @@ from torch import Tensor
 from trimtab.checks.events import Call
 from trimtab.checks.leaves import leaves
 from trimtab.checks.probe import Probe
-from trimtab.core.routing import routed
+from trimtab.core.stats.idle_rows import routed
 
 Norm = float | None
 

@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, default_collate
 from trimtab.checks.leaves import leaves, mapped
 from trimtab.checks.outcome import Line, failed, not_applicable, passed
 from trimtab.checks.probe import Probe
-from trimtab.sample.host import number
+from trimtab.sample.transfer import number
 
 VISIBLE = 1e-3
 """Part of an output's size: products of other shapes differ by less."""

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from trimtab.checks.leaves import fresh, is_label_like, leaves, mark, num_samples
-from trimtab.sample.host import number
+from trimtab.sample.transfer import number
 
 NUM_KEPT = 8
 MAX_BATCHES = 400

@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
-from trimtab.act.seam import innermost
 from trimtab.checks.ahead import half_way
 from trimtab.checks.outcome import Line, failed, not_applicable, passed
 from trimtab.checks.probe import Probe
+from trimtab.guard.hooks import innermost
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from trimtab.checks.outcome import Line, failed, not_applicable, passed
 from trimtab.checks.probe import Probe
-from trimtab.sample.host import number
+from trimtab.sample.transfer import number
 
 NUM_STEPS = 6
 EQUAL = 1e-6

@@ -17,8 +17,8 @@ from typing import Any
 
 from torch import nn
 
-from trimtab import attach
 from trimtab.core.errors import InputError
+from trimtab.guard import attach
 
 log = logging.getLogger("trimtab")
 

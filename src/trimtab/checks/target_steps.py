@@ -12,7 +12,7 @@ from torch import Tensor
 
 from trimtab.checks.target import Target
 from trimtab.core.errors import InputError
-from trimtab.sample.host import to_device
+from trimtab.sample.transfer import to_device
 
 TARGET_KEYS = ("target", "targets", "label", "labels", "y")
 

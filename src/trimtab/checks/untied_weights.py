@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from trimtab.checks.outcome import Line, failed, not_applicable, passed
 from trimtab.checks.probe import Probe
-from trimtab.core.found import listed
+from trimtab.core.window import listed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,7 +18,7 @@ from trimtab.checks.events import Call, Event
 from trimtab.checks.graph import read_graph
 from trimtab.checks.listening import change_outside, distance, main_of, size_of, wrap, wrap_own
 from trimtab.checks.pending import Pending
-from trimtab.sample.host import number
+from trimtab.sample.transfer import number
 
 NUM_GRAPHS = 4
 """Calls whose graphs are read: they do not change from call to call."""

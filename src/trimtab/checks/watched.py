@@ -11,7 +11,7 @@ from trimtab.checks.probe import SCAN_S, Probe
 from trimtab.checks.scan import scan
 from trimtab.checks.target import Target
 from trimtab.checks.watch import Watch
-from trimtab.sample.wiring import _ties
+from trimtab.sample.probes.wiring import _ties
 
 
 def watched(

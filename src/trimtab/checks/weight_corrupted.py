@@ -13,7 +13,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 from trimtab.checks.outcome import Line, failed, not_applicable, passed
 from trimtab.checks.probe import Probe
-from trimtab.sample.host import number
+from trimtab.sample.transfer import number
 
 NUM_STEPS = 6
 BOUNDS = ((0.03, 5.0), (0.1, 2.0))

@@ -56,7 +56,7 @@ def fail(message: str) -> NoReturn:
 
 def console() -> Console:
     """Where people read: colours and width follow the terminal, NO_COLOR and FORCE_COLOR."""
-    from trimtab.report.console import SafeConsole
+    from trimtab.report.text import SafeConsole
 
     return SafeConsole()
 

@@ -14,9 +14,9 @@ from trimtab.cli._shell import DIFFERENT, OK, command, console, emit, fail
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from trimtab.recover.container import Damage
-    from trimtab.recover.pruning import Plan
-    from trimtab.recover.survey import Seen
+    from trimtab.checkpoint.format.container import Damage
+    from trimtab.checkpoint.inspect import Seen
+    from trimtab.checkpoint.retention import Plan
 
 NAME = "checkpoint"
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
@@ -39,8 +39,8 @@ def list_(folder: Folder = Path("checkpoints"), as_json: AsJson = False) -> int:
 
     Only what each says of itself is read; `trimtab checkpoint verify` reads every byte.
     """
-    from trimtab.recover.survey import survey, to_resume
-    from trimtab.report.checkpoints import render_list
+    from trimtab.checkpoint.inspect import survey, to_resume
+    from trimtab.report.checkpoint_text import render_list
 
     seen = survey(folder)
     kept = [one.snapshot for one in seen if not one.quarantined]
@@ -73,7 +73,7 @@ def verify(
 
     Without --step, all checkpoints of the folder. Exit code 0: all sound; 1: damage; 2: nothing to verify.
     """
-    from trimtab.recover.survey import find, of_run, see, survey
+    from trimtab.checkpoint.inspect import find, of_run, see, survey
 
     if step is not None:
         seen = [see(find(folder, step, run))]
@@ -101,9 +101,8 @@ def show(
     as_json: AsJson = False,
 ) -> int:
     """Show what a checkpoint holds: sections, tensors, versions, metrics. Of a folder, the one resume takes."""
-    from trimtab.recover.sheet import sheet_of, sheet_of_foreign
-    from trimtab.recover.survey import find, is_foreign
-    from trimtab.report.checkpoints import moment, render_sheet
+    from trimtab.checkpoint.inspect import find, is_foreign, sheet_of, sheet_of_foreign
+    from trimtab.report.checkpoint_text import moment, render_sheet
 
     sheet = sheet_of_foreign(path) if is_foreign(path) else sheet_of(find(path, step, run))
     if as_json:
@@ -128,8 +127,8 @@ def diff(
 
     Exit code 0: identical to the bit; 1: they differ; 2: one of them cannot be read.
     """
-    from trimtab.recover.difference import difference
-    from trimtab.report.checkpoints import render_difference
+    from trimtab.checkpoint.difference import difference
+    from trimtab.report.checkpoint_text import render_difference
 
     if third is None and second.isdigit() and not Path(second).exists():
         fail(f"{second} is one step; to compare two of {first}: trimtab checkpoint diff {first} {second} OTHER_STEP")
@@ -180,8 +179,8 @@ def prune(
     Those two are read in full first: where one is damaged, an earlier one stays. Limits hold for each run in the folder
     (--max-bytes for all together). Exit code 1: one could not be deleted.
     """
-    from trimtab.recover import pruning
-    from trimtab.recover.survey import is_checkpoint, run_named, survey
+    from trimtab.checkpoint import retention as pruning
+    from trimtab.checkpoint.inspect import is_checkpoint, run_named, survey
 
     keep = pruning.retention(keep_last, keep_best, keep_every, max_bytes)
     if is_checkpoint(folder):
@@ -214,9 +213,9 @@ def _verified(seen: list[Seen], out: Console | None) -> list[tuple[Seen, list[Da
     """Verify one after the other, and tell at once what was found: large ones take their time."""
     from rich.text import Text
 
-    from trimtab.recover import container
-    from trimtab.recover.survey import to_resume
-    from trimtab.report.checkpoints import byte_size, count
+    from trimtab.checkpoint.format import container
+    from trimtab.checkpoint.inspect import to_resume
+    from trimtab.report.checkpoint_text import byte_size, count
     from trimtab.report.text import wrapped
 
     results = []
@@ -242,9 +241,9 @@ def _named(one: Seen, damages: tuple[Damage, ...]) -> Iterator[Damage]:
     """The damage, with tensors of the optimizer by the names of their parameters."""
     from dataclasses import replace
 
+    from trimtab.checkpoint.format import container
+    from trimtab.checkpoint.inspect import tensor_names
     from trimtab.core.errors import CheckpointError
-    from trimtab.recover import container
-    from trimtab.recover.sheet import tensor_names
 
     try:
         sections = container.inspect(one.snapshot.path).sections.values()
@@ -261,10 +260,9 @@ def _named(one: Seen, damages: tuple[Damage, ...]) -> Iterator[Damage]:
 
 def _sections(path: Path) -> tuple[Path, Mapping[str, Any], bool]:
     """The state at a path, and whether trimtab wrote it."""
-    from trimtab.recover import container
-    from trimtab.recover.foreign import load_foreign
-    from trimtab.recover.outsiders import sections_of_foreign
-    from trimtab.recover.survey import find, is_foreign
+    from trimtab.checkpoint.format import container
+    from trimtab.checkpoint.format.foreign import load_foreign, sections_of_foreign
+    from trimtab.checkpoint.inspect import find, is_foreign
 
     if is_foreign(path):
         return path, sections_of_foreign(load_foreign(path), path), False
@@ -275,7 +273,7 @@ def _sections(path: Path) -> tuple[Path, Mapping[str, Any], bool]:
 def _show_pruned(chosen: Plan, failed: list[tuple[Seen, str]], folder: Path, dry_run: bool) -> None:
     from rich.text import Text
 
-    from trimtab.report.checkpoints import byte_size, count
+    from trimtab.report.checkpoint_text import byte_size, count
     from trimtab.report.text import wrapped
 
     out = console()
@@ -298,7 +296,7 @@ def _show_pruned(chosen: Plan, failed: list[tuple[Seen, str]], folder: Path, dry
 
 def _plain(one: Seen) -> dict[str, Any]:
     """One checkpoint for machines: flat, with its size and the time it was written."""
-    from trimtab.report.checkpoints import moment
+    from trimtab.report.checkpoint_text import moment
 
     about = {name: value for name, value in _fields(one.snapshot).items() if name != "extra"}
     return about | {

@@ -110,8 +110,8 @@ def is_script(word: str) -> bool:
 def _script(words_: list[str], options: Any, select: str, ignore: str, *, strict: bool, as_json: bool) -> int:
     from trimtab.checks.banner import environment
     from trimtab.core.config_read import words
-    from trimtab.launch.preflight import examine_script
-    from trimtab.launch.script import Program
+    from trimtab.run.preflight import examine_script
+    from trimtab.run.script import Program
 
     report, seen = examine_script(
         Program(target=words_[0], args=words_[1:]),

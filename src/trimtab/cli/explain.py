@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from rich.console import Console, RenderableType
     from rich.text import Text
 
-    from trimtab.core.advice import Recommendation
-    from trimtab.core.guides import Guide
+    from trimtab.advice.engine import Recommendation
+    from trimtab.advice.guides import Guide
 
 NAME = "explain"
 MOST_COLUMNS = 100
@@ -35,8 +35,8 @@ def run(
 
     With --problem: what to do about a symptom, step by step.
     """
+    from trimtab.advice.guides import GUIDES, find_guide
     from trimtab.core.errors import InputError
-    from trimtab.core.guides import GUIDES, find_guide
 
     if (rule is None) == (problem is None):
         raise InputError(
@@ -54,8 +54,8 @@ def run(
 
 
 def _rule(name: str, *, as_json: bool) -> None:
+    from trimtab.advice.recommendations import recommendations_for
     from trimtab.core.errors import ConfigError
-    from trimtab.core.recommendations import recommendations_for
     from trimtab.core.registry import find_rule
 
     try:

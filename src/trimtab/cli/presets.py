@@ -11,7 +11,7 @@ from trimtab.cli._shell import OK, command, console, emit, plain
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from trimtab.core.preset_record import Preset
+    from trimtab.core.presets import Preset
 
 NAME = "presets"
 LIMITS = {

@@ -53,7 +53,7 @@ def is_ready() -> bool:
 
 def run_what_is_ready() -> None:
     """Run the script that was asked for. What it raises is its own; that there is none is ours to say."""
-    from trimtab.launch.script import CannotStart
+    from trimtab.run.script import CannotStart
 
     try:
         _ready.pop()()
@@ -97,8 +97,8 @@ def run(
     script's own; what trimtab has to say goes to stderr, and a record to ./trimtab_runs. A script that was stopped for
     the health of its training (mode act or raise) ends with exit code 70.
     """
-    from trimtab.launch.fly import fly
-    from trimtab.launch.script import Program, run_program
+    from trimtab.run.runner import fly
+    from trimtab.run.script import Program, run_program
 
     words = list(program or ())
     if module is None and not words:
@@ -136,7 +136,7 @@ def _places(checkpoint: Path | None, resume: str | None) -> dict[str, Any]:
         if resume is not None:
             raise typer.BadParameter("--resume auto needs --checkpoint DIR: the folder to go on from")
         return {}
-    from trimtab.recover.checkpointer import Checkpointer
+    from trimtab.checkpoint.checkpointer import Checkpointer
 
     if (rank := os.environ.get("RANK", "0")).isdigit() and rank != "0":
         checkpoint /= f"rank{rank}"  # of several processes each has random numbers and a place in the data of its own

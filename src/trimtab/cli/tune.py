@@ -13,8 +13,7 @@ from trimtab.cli.report import RunArgument
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from trimtab.report.suggest import ClipAdvice
-    from trimtab.report.suggest_warmup import WarmupAdvice
+    from trimtab.report.suggest import ClipAdvice, WarmupAdvice
     from trimtab.train.lr_range import LrRange
 
 NAME = "tune"
@@ -89,7 +88,7 @@ def warmup(
 ) -> int:
     """Suggest a warm-up, or none, from how a run began."""
     from trimtab.record.reader import find_run, read_run
-    from trimtab.report.suggest_warmup import suggest_warmup
+    from trimtab.report.suggest import suggest_warmup
 
     folder = find_run(run_dir)
     advice = suggest_warmup(read_run(folder))
@@ -141,8 +140,7 @@ def _draw(out: Console, found: LrRange, width: int) -> None:
     """The mean curve over the rates. What lies far above the start is cut off, or nothing else could be seen."""
     from rich.text import Text
 
-    from trimtab.report.chart import MARK, chart
-    from trimtab.report.curve import make_curve
+    from trimtab.report.chart import MARK, chart, make_curve
 
     if not found.losses:
         return

@@ -10,7 +10,7 @@ import math
 
 import numpy as np
 
-from trimtab.core.trail import F64, Trail
+from trimtab.core.stats.trail import F64, Trail
 from trimtab.core.window import Window
 
 THROWN = 3.0

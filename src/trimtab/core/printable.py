@@ -10,7 +10,7 @@ import json
 import logging
 import unicodedata
 
-LOGGERS = ("trimtab", "trimtab.recover", "trimtab.record")
+LOGGERS = ("trimtab", "trimtab.checkpoint", "trimtab.record")
 """All that trimtab logs to: a filter of a logger is not asked about the messages of its children."""
 
 

@@ -1,4 +1,4 @@
-"""What a rule may look at: the newest sample, and bounded history from before it."""
+"""What a rule may look at, the newest sample and bounded history from before it; and how a rule words what it found."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from dataclasses import asdict, dataclass
 from statistics import median
 from typing import Any
 
-from trimtab.core.baseline import RowBaseline
-from trimtab.core.cusum import Cusum
-from trimtab.core.level import Level
-from trimtab.core.rowruns import RowRuns
 from trimtab.core.schedule import Schedule
-from trimtab.core.series import Series
-from trimtab.core.types import Column, Kind, Sample
+from trimtab.core.stats.baseline import RowBaseline
+from trimtab.core.stats.cusum import Cusum
+from trimtab.core.stats.idle_rows import RowRuns
+from trimtab.core.stats.level import Level
+from trimtab.core.stats.series import Series
+from trimtab.core.types import Column, Finding, Kind, Rule, Sample
 
 TRACKED = ("loss", "grad_norm", "val_loss", "update_ratio", "in_rms")
 LEVELS = ("loss", "grad_norm")
@@ -261,3 +261,23 @@ class Window:
 def _median(values: list[float]) -> float:
     """The middle one of them, as `statistics.median` gives it; NaN where there is none."""
     return median(values) if values else math.nan
+
+
+def found(rule: Rule, window: Window, message: str, subject: tuple[str, ...] = (), **evidence: float | None) -> Finding:
+    """A finding of `rule` about the newest sample; evidence that is None is left out."""
+    return Finding(
+        code=rule.code,
+        name=rule.name,
+        step=window.now.step,
+        severity=rule.severity,
+        message=message,
+        subject=subject,
+        evidence={key: float(value) for key, value in evidence.items() if value is not None},
+    )
+
+
+def listed(names: tuple[str, ...], num: float | None = None) -> str:
+    """Names for a sentence: the first few, and how many more there are."""
+    total = int(num) if num is not None else len(names)
+    head = ", ".join(names[:3])
+    return f"{head} and {total - 3} more" if total > 3 and len(names) >= 3 else head

@@ -12,7 +12,7 @@ from trimtab.drill.declare import fault
 from trimtab.drill.one_run import Run
 from trimtab.drill.outcome import Fault, NotApplicableError
 from trimtab.drill.tools import middle, on_gradient, spoilt
-from trimtab.launch.optimizers import params_of
+from trimtab.run.discover import params_of
 
 AMP: list[Fault] = []
 

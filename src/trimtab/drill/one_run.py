@@ -21,10 +21,9 @@ from trimtab.core.errors import InputError, TrainingStopped
 from trimtab.core.types import Finding
 from trimtab.drill.after import fingerprint, number_of, place, sick
 from trimtab.drill.outcome import Fault, NotApplicableError, Result, Task, Told
-from trimtab.guard import Guard
-from trimtab.launch.clipping import wrap_clip_grad_norm
-from trimtab.launch.losses import Losses
-from trimtab.launch.optimizers import marks_of, params_of
+from trimtab.guard.guard import Guard
+from trimtab.run.discover import marks_of, params_of
+from trimtab.run.patch_training import Losses, wrap_clip_grad_norm
 
 
 class Run:

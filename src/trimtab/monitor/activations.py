@@ -14,11 +14,10 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from trimtab.core.errors import InputError
-from trimtab.sample.activations import Hook, bounds_of, mark_of, recorded, unit_dim
-from trimtab.sample.activity import Activity, empty, take_in
-from trimtab.sample.batch import tensors_in
-from trimtab.sample.hooks import own_hook
-from trimtab.sample.host import to_host
+from trimtab.sample.probes.activations import Activity, Hook, bounds_of, empty, mark_of, recorded, take_in, unit_dim
+from trimtab.sample.probes.batch import tensors_in
+from trimtab.sample.transfer import to_host
+from trimtab.torchutil.patch import own_hook
 
 log = logging.getLogger("trimtab")
 

@@ -9,10 +9,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from trimtab.act.scaler import scale_of
 from trimtab.core.types import Column
-from trimtab.sample import measure
-from trimtab.sample.host import number, to_host
+from trimtab.sample.measure import reference as measure
+from trimtab.sample.transfer import number, to_host
+from trimtab.torchutil.scaler import scale_of
 
 MIN_SCALE = 2.0
 """A scale below this has been backed off again and again: the documented criterion."""

@@ -15,9 +15,9 @@ from trimtab.monitor import judgement
 from trimtab.monitor.norms import clip_gradients_by_global_norm
 from trimtab.monitor.snapshot import GradSnapshot, snapshot
 from trimtab.record import lines
-from trimtab.record.metrics import statistics_metrics
+from trimtab.record.csv_sink import statistics_metrics
 from trimtab.record.training_tags import tag_sender
-from trimtab.sample.meter import Meter
+from trimtab.sample.measure.meter import Meter
 
 log = logging.getLogger("trimtab")
 

@@ -12,7 +12,7 @@ from typing import Any
 from torch import Tensor
 
 from trimtab.core.errors import InputError
-from trimtab.sample.host import number
+from trimtab.sample.transfer import number
 
 TRAIN_LOSS_NAN_INF = "train_loss_nan_inf"
 VAL_LOSS_NAN_INF = "val_loss_nan_inf"

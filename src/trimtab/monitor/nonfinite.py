@@ -11,8 +11,8 @@ from torch import Tensor
 from torch.nn.parameter import is_lazy
 
 from trimtab.core.errors import InputError
-from trimtab.sample import measure
-from trimtab.sample.host import number, to_host
+from trimtab.sample.measure import reference as measure
+from trimtab.sample.transfer import number, to_host
 
 log = logging.getLogger("trimtab")
 

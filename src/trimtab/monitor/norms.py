@@ -12,11 +12,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from trimtab.act import reflex
 from trimtab.core.errors import InputError
+from trimtab.guard import protect as reflex
 from trimtab.monitor.snapshot import Source, named_tensors, snapshot, wide_norms
-from trimtab.sample import measure
-from trimtab.sample.host import number, to_host
+from trimtab.sample.measure import reference as measure
+from trimtab.sample.transfer import number, to_host
 
 log = logging.getLogger("trimtab")
 

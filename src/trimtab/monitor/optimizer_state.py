@@ -14,9 +14,9 @@ from torch.optim import Optimizer
 
 from trimtab.core.errors import InputError
 from trimtab.monitor.snapshot import Source, named_tensors, wide_norms
-from trimtab.sample import measure
-from trimtab.sample.host import to_host
+from trimtab.sample.measure import reference as measure
 from trimtab.sample.rows import parameter_names
+from trimtab.sample.transfer import to_host
 
 HEALTHY_RATIO = (1e-5, 1e-2)
 """Between these a step moves a weight matrix neither too little to learn nor so much that it forgets; 1e-3 is usual."""

@@ -14,9 +14,9 @@ from torch.nn.parameter import is_lazy
 
 from trimtab.core.errors import InputError
 from trimtab.core.types import ABSENT, FROZEN, Column
-from trimtab.sample import measure
-from trimtab.sample.host import to_host
-from trimtab.sample.meter import Meter
+from trimtab.sample.measure import reference as measure
+from trimtab.sample.measure.meter import Meter
+from trimtab.sample.transfer import to_host
 
 F64 = NDArray[np.float64]
 Source = nn.Module | Tensor | Iterable[Tensor] | Iterable[tuple[str, Tensor]]

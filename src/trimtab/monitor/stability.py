@@ -11,12 +11,11 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from trimtab.act.reflex import SAFE_EPS
-from trimtab.act.scaler import scale_of, unscale
 from trimtab.core.config import PolicyConfig
 from trimtab.core.contain import Contained
 from trimtab.core.errors import InputError
 from trimtab.core.types import Outcome
+from trimtab.guard.protect import SAFE_EPS
 from trimtab.monitor.loss_history import ISSUES, LossHistory, check_training_stability
 from trimtab.monitor.model_health import HEALTH_KEYS, RECENT, get_training_stats, monitor_training_health
 from trimtab.monitor.nonfinite import check_nan_inf, find_nonfinite, handle_nan_inf, report_nonfinite
@@ -24,7 +23,8 @@ from trimtab.monitor.norms import clip_gradients_by_global_norm
 from trimtab.monitor.snapshot import snapshot
 from trimtab.monitor.stability_remedies import FACTORS, StabilityKeeper, handle_training_instability, keeper_of
 from trimtab.record import lines, training_tags
-from trimtab.sample.host import number
+from trimtab.sample.transfer import number
+from trimtab.torchutil.scaler import scale_of, unscale
 
 __all__ = [
     "FACTORS",

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from trimtab.core.errors import InputError
 from trimtab.monitor.loss_history import SMALLEST_SCALE
-from trimtab.sample.host import number, to_host
+from trimtab.sample.transfer import number, to_host
 
 GRADIENT_NORM_THRESHOLD = 300.0
 MIN_GRADIENT_NORM = 1e-12

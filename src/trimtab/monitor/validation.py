@@ -11,12 +11,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from trimtab.act.scaler import scale_of
-from trimtab.attach import labelled
 from trimtab.core.errors import InputError
+from trimtab.guard.attach import labelled
 from trimtab.monitor.model_health import mismatch
 from trimtab.monitor.nonfinite import find_nonfinite
-from trimtab.sample.host import number
+from trimtab.sample.transfer import number
+from trimtab.torchutil.scaler import scale_of
 
 log = logging.getLogger("trimtab")
 

@@ -1,11 +1,4 @@
-"""The lines of `run.jsonl`: one strictly valid JSON object each, `t` (type) and `seq` first.
-
-JSON has no NaN and no infinity. A non-finite number is written as `null`, so that a numeric column stays numeric for
-DuckDB, polars and `JSON.parse`, and is named in the line's `nf` map: by scalar name in a sample line
-(`"nf":{"loss":"nan"}`), by JSON pointer in every other (`"nf":{"/findings/0/evidence/z":"-inf"}`).
-
-Keys of nested data become strings and tuples become lists, as JSON has it; numpy scalars become Python's.
-"""
+"""The lines of `run.jsonl`: one strictly valid JSON object each, written here and read back without trust."""
 
 from __future__ import annotations
 
@@ -16,16 +9,21 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from trimtab.core.errors import RecordError
+from trimtab.core.files import JSON_MEMORY, json_memory
 from trimtab.core.types import (
     Action,
     BrainState,
     Closing,
+    Column,
     Decision,
     Finding,
+    Kind,
     Layout,
     Outcome,
     RunInfo,
     Sample,
+    Severity,
     Verdict,
 )
 
@@ -188,3 +186,227 @@ def event_line(record: Event, seq: int) -> bytes:
         return _line("decision", seq, body | {"actions": [_action(a) for a in record.actions]})
     body = {name: getattr(record, name) for name in ("at", "applied", "detail", "optimizer")}
     return _line("outcome", seq, body | {"action": _action(record.action)})
+
+
+DAMAGE = (ValueError, KeyError, TypeError, IndexError, OverflowError, AttributeError, RecursionError)
+MAX_LINE = 32_000_000
+"""Bytes; the longest lines are states of the detectors, of a few thousand."""
+_LONG = 100_000
+_INT64 = 2**63
+
+
+class SampleLine(NamedTuple):
+    """A sample without its table: what one `sample` line holds."""
+
+    seq: int
+    step: int
+    branch: int
+    layout: int
+    phase: str
+    num_floats: int
+    scalars: dict[str, float]
+    notes: dict[str, tuple[str, ...]]
+
+
+def _restore(data: dict[str, Any]) -> None:
+    for pointer, text in data.pop("nf", {}).items():
+        at: Any = data
+        *parents, last = [key.replace("~1", "/").replace("~0", "~") for key in pointer.split("/")[1:]]
+        for key in parents:
+            at = at[int(key)] if isinstance(at, list) else at[key]
+        at[int(last) if isinstance(at, list) else last] = float(text)
+
+
+def _refuse(text: str) -> Any:
+    raise ValueError(f"{text} is not JSON")
+
+
+_DECODER = json.JSONDecoder(parse_constant=_refuse)  # built once: json.loads would build one for every line
+
+
+def parse_line(line: bytes) -> dict[str, Any]:
+    """One line as a dict with `t` and `seq`; ValueError for anything that is not a line of ours."""
+    if len(line) > _LONG and (len(line) > MAX_LINE or json_memory(line) > JSON_MEMORY):
+        raise ValueError(f"{len(line)} bytes with more values than any line of ours")
+    try:
+        data = _DECODER.decode(line.decode())
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
+    if not isinstance(data, dict) or not isinstance(data.get("t"), str):
+        raise ValueError("no record of trimtab")
+    _int(data, "seq")
+    return data
+
+
+def check_version(data: Mapping[str, Any], where: object) -> None:
+    """Raise RecordError where a run line was written by a newer, incompatible trimtab."""
+    version = data.get("version")
+    major = version[0] if isinstance(version, list) and version else 0
+    if isinstance(major, int) and major > MAJOR:
+        raise RecordError(
+            f"{where} has record format {major}, this trimtab reads formats up to {MAJOR}: "
+            "upgrade trimtab (pip install -U trimtab) to read it"
+        )
+
+
+def _int(data: Mapping[str, Any], name: str) -> int:
+    value = data.get(name)
+    if type(value) is not int or not -_INT64 <= value < _INT64:
+        raise ValueError(f"{name} is {value!r}, expected a whole number")
+    return value
+
+
+def _numbers(data: Mapping[str, Any], name: str) -> dict[str, float]:
+    """A mapping of names to numbers; whoever shows them formats them as such."""
+    found = _dict(data, name)
+    for key, value in found.items():
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise ValueError(f"{name}.{key} is {value!r}, expected a number")
+        float(value)  # OverflowError for one that is none any more
+    return found
+
+
+def _counts(data: Mapping[str, Any], name: str) -> dict[str, int]:
+    found = _dict(data, name)
+    return {key: _int(found, key) for key in found}
+
+
+def _text(data: Mapping[str, Any], name: str) -> str:
+    value = data.get(name)
+    if not isinstance(value, str):
+        raise ValueError(f"{name} is {value!r}, expected text")
+    return value
+
+
+def _dict(data: Mapping[str, Any], name: str) -> dict[str, Any]:
+    value = data.get(name)
+    if not isinstance(value, dict):
+        raise ValueError(f"{name} is {value!r}, expected a mapping")
+    return value
+
+
+def _texts(data: Mapping[str, Any], name: str) -> tuple[str, ...]:
+    value = data.get(name)
+    if not isinstance(value, list) or not all(isinstance(v, str) for v in value):
+        raise ValueError(f"{name} is {value!r}, expected texts")
+    return tuple(value)
+
+
+def _list(data: Mapping[str, Any], name: str) -> list[Any]:
+    value = data.get(name)
+    if not isinstance(value, list):
+        raise ValueError(f"{name} is {value!r}, expected a list")
+    return value
+
+
+def to_info(data: dict[str, Any]) -> RunInfo | None:
+    """What a run line says about the run; None where it only states the format."""
+    if "run_id" not in data:
+        return None
+    _restore(data)
+    return RunInfo(
+        run_id=_text(data, "run_id"),
+        started=_text(data, "started"),
+        config=_dict(data, "config"),
+        versions={name: str(value) for name, value in _dict(data, "versions").items()},
+        model=_text(data, "model"),
+        num_parameters=_int(data, "num_parameters"),
+        optimizers=_texts(data, "optimizers"),
+        rules=_texts(data, "rules"),
+    )
+
+
+def to_layout(data: dict[str, Any]) -> Layout:
+    """The layout of a layout line."""
+    layout = Layout(
+        names=_texts(data, "names"),
+        kinds=tuple(Kind(k) for k in _texts(data, "kinds")),
+        numel=tuple(int(n) for n in _list(data, "numel")),
+        columns=tuple(Column(c) for c in _texts(data, "columns")),
+        optimizer=_text(data, "optimizer"),
+    )
+    if not len(layout.names) == len(layout.kinds) == len(layout.numel):
+        raise ValueError("a layout needs as many kinds and sizes as names")
+    return layout
+
+
+def to_sample_line(data: dict[str, Any]) -> SampleLine:
+    """The scalars and keys of a sample line."""
+    scalars = _dict(data, "scalars")
+    for name, text in data.get("nf", {}).items():
+        scalars[name] = float(text)
+    notes = data.get("notes", {})
+    return SampleLine(
+        _int(data, "seq"),
+        _int(data, "step"),
+        _int(data, "branch"),
+        _int(data, "layout"),
+        _text(data, "phase"),
+        _int(data, "tab"),
+        {name: float(value) for name, value in scalars.items()},
+        {name: _texts(notes, name) for name in notes},
+    )
+
+
+def to_lost(data: dict[str, Any]) -> Lost:
+    """What a record says is missing from it."""
+    first, last = (None if data.get(name) is None else _int(data, name) for name in ("first", "last"))
+    return Lost(_int(data, "samples"), _int(data, "others"), first, last, _text(data, "why"))
+
+
+def to_event(data: dict[str, Any]) -> Event:
+    """The verdict, decision, outcome, state or closing of a line."""
+    _restore(data)
+    kind = data["t"]
+    if kind == "state":
+        return BrainState(step=_int(data, "step"), state=_dict(data, "state"), optimizer=_text(data, "optimizer"))
+    if kind == "close":
+        return Closing(
+            steps=_counts(data, "steps"),
+            rejected=_int(data, "rejected"),
+            findings=_int(data, "num_findings"),
+            reason=_text(data, "reason"),
+            dropped=_counts(data, "dropped"),
+        )
+    if kind == "verdict":
+        return Verdict(
+            step=_int(data, "step"),
+            seen_at=_int(data, "seen_at"),
+            findings=tuple(_to_finding(f) for f in _list(data, "findings")),
+            optimizer=_text(data, "optimizer"),
+            phase=_text(data, "phase"),
+        )
+    if kind == "decision":
+        return Decision(
+            about=_int(data, "about"),
+            at=_int(data, "at"),
+            actions=tuple(_to_action(a) for a in _list(data, "actions")),
+            because=_texts(data, "because"),
+            optimizer=_text(data, "optimizer"),
+        )
+    return Outcome(
+        at=_int(data, "at"),
+        action=_to_action(_dict(data, "action")),
+        applied=bool(data["applied"]),
+        detail=_text(data, "detail"),
+        optimizer=_text(data, "optimizer"),
+    )
+
+
+def _to_finding(data: Mapping[str, Any]) -> Finding:
+    return Finding(
+        code=_text(data, "code"),
+        name=_text(data, "name"),
+        step=_int(data, "step"),
+        severity=Severity(_int(data, "severity")),
+        message=_text(data, "message"),
+        subject=_texts(data, "subject"),
+        evidence=_numbers(data, "evidence"),
+        streak=_int(data, "streak"),
+        advice=_texts(data, "advice"),
+        optimizer=_text(data, "optimizer"),
+    )
+
+
+def _to_action(data: Mapping[str, Any]) -> Action:
+    return Action(kind=_text(data, "kind"), args=_numbers(data, "args"))

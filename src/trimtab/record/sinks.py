@@ -13,9 +13,8 @@ from typing import Any, TextIO, cast
 from trimtab.core.errors import InputError
 from trimtab.core.journal import IncidentLines, Said
 from trimtab.core.types import Finding, Outcome, Record, Sample, Severity, Sink, Verdict
-from trimtab.record.csv_sink import CsvSink
+from trimtab.record.csv_sink import CsvSink, metrics
 from trimtab.record.line_sink import LineSink, from_text
-from trimtab.record.metrics import metrics
 from trimtab.record.say import say
 from trimtab.record.writer import RunWriter
 

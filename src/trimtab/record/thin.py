@@ -17,7 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trimtab.core.types import Column, Layout, Verdict
-from trimtab.record import decode, tables
+from trimtab.record import format as decode
+from trimtab.record import tables
 from trimtab.record.format import thinned_line
 
 TEMPORARY = ".thinning"

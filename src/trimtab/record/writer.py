@@ -21,7 +21,8 @@ from typing import NamedTuple
 
 from trimtab.core.errors import RecordError
 from trimtab.core.types import BrainState, Closing, Decision, Layout, Outcome, Record, RunInfo, Sample, Verdict
-from trimtab.record import decode, tables
+from trimtab.record import format as decode
+from trimtab.record import tables
 from trimtab.record.format import (
     FIRST_BYTES,
     LINES_NAME,

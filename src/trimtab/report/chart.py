@@ -1,12 +1,14 @@
-"""Charts of block characters: finite-safe, logarithmic where the range is wide, with marks under the bad steps."""
+"""Scalars over a run: thinned so that nothing bad is lost, reduced to curves, and drawn in block characters."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 
-from trimtab.report.curve import Curve
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
 
 BLOCKS = " ▁▂▃▄▅▆▇█"
 WIDE = 50.0
@@ -96,3 +98,112 @@ def _scale(values: Sequence[float], height: int) -> Callable[[float], int]:
 
 def _label(value: float) -> str:
     return f"{value:.3g}"
+
+
+MAX_POINTS = 240
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Curve:
+    """A scalar's key values over its finite part, and at most `MAX_POINTS` points that keep every peak."""
+
+    first_step: int
+    last_step: int
+    num: int
+    num_nonfinite: int
+    first: float
+    last: float
+    lowest: float
+    highest: float
+    median: float
+    steps: tuple[int, ...]
+    values: tuple[float, ...]
+
+
+def make_curve(steps: ArrayLike, values: ArrayLike) -> Curve | None:
+    """Reduce a series to a `Curve`; None where there is no value at all."""
+    at = np.asarray(steps, dtype=np.int64).ravel()
+    all_values = np.asarray(values, dtype=np.float64).ravel()
+    if all_values.size == 0:
+        return None
+    finite = all_values[np.isfinite(all_values)]
+    some = finite if finite.size else np.array([math.nan])
+    kept = pick_peaks(all_values, MAX_POINTS)
+    return Curve(
+        first_step=int(at[0]),
+        last_step=int(at[-1]),
+        num=int(all_values.size),
+        num_nonfinite=int(all_values.size - finite.size),
+        first=float(some[0]),
+        last=float(some[-1]),
+        lowest=float(some.min()),
+        highest=float(some.max()),
+        median=float(np.median(some)),
+        steps=tuple(int(s) for s in at[kept]),
+        values=tuple(float(v) for v in all_values[kept]),
+    )
+
+
+def pick_peaks(values: NDArray[np.float64], num: int) -> list[int]:
+    """Choose at most `num` indices, one per stretch: its highest finite value, or a non-finite one if there is any.
+
+    A mean would hide the one bad step that a person looks for.
+    """
+    edges = np.linspace(0, values.size, min(num, values.size) + 1).astype(int)
+    picked: list[int] = []
+    for low, high in pairwise(edges):
+        part = values[low:high]
+        bad = np.flatnonzero(~np.isfinite(part))
+        picked.append(int(low + (bad[0] if bad.size else np.argmax(part))))
+    return picked
+
+
+def tail_median(values: Sequence[float] | NDArray[np.float64], num: int) -> float:
+    """The median of the last `num` finite values; NaN where there is none."""
+    array = np.asarray(values, dtype=np.float64)
+    finite = array[np.isfinite(array)][-num:]
+    return float(np.median(finite)) if finite.size else math.nan
+
+
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
+
+NUM_STRETCHES = 800
+REACH = 50
+"""So many steps before and after a finding every point is kept."""
+MAX_CLOSE = 20
+"""Around so many findings: a run that is bad all over need not be kept twice."""
+
+
+def pick_points(steps: Ints, values: Floats, near: Sequence[int] = (), *, num_stretches: int = NUM_STRETCHES) -> Ints:
+    """Choose indices in order: of each stretch its lowest, its highest and its first non-finite value.
+
+    The first and the last point stay, and so does every point close to one of the steps in `near`. A series that is
+    short enough stays whole.
+
+    Example:
+        >>> values = np.zeros(1000)
+        >>> values[500] = 7.0
+        >>> picked = pick_points(np.arange(1000), values, num_stretches=10)
+        >>> len(picked), 500 in picked
+        (12, True)
+    """
+    num = len(values)
+    if num <= 2 * num_stretches:
+        return np.arange(num)
+    starts = np.linspace(0, num, num_stretches, endpoint=False).astype(np.int64)
+    stretch = np.repeat(np.arange(num_stretches), np.diff(np.append(starts, num)))
+    finite = np.isfinite(values)
+    high, low = np.where(finite, values, -np.inf), np.where(finite, values, np.inf)
+    keep = np.zeros(num, dtype=bool)
+    keep[[0, -1]] = True
+    for wanted in (
+        finite & (high == np.maximum.reduceat(high, starts)[stretch]),
+        finite & (low == np.minimum.reduceat(low, starts)[stretch]),
+        ~finite,
+    ):
+        found = np.flatnonzero(wanted)
+        keep[found[np.unique(stretch[found], return_index=True)[1]]] = True
+    for step in sorted(set(near))[:MAX_CLOSE]:
+        keep |= np.abs(steps - step) <= REACH
+    return np.flatnonzero(keep)

@@ -4,19 +4,25 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import json
+import math
 import shlex
+from collections.abc import Iterable, Iterator, Mapping
+from datetime import datetime
 from functools import cache
 from importlib.resources import files
+from itertools import groupby
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
 from jinja2 import Environment, StrictUndefined
 
+from trimtab.core.config import Config
+from trimtab.core.types import RunInfo
 from trimtab.record.reader import Run
-from trimtab.report import page_words
-from trimtab.report.figures import make_figures
-from trimtab.report.page_data import page_data, to_script
-from trimtab.report.summary import Summary, summarise
+from trimtab.report.figures import Figures, HeatMap, Panel, make_figures
+from trimtab.report.summary import CLOSED, NOT_CLOSED, Deed, Health, Incident, Summary, Track, summarise
 
 NAME = "report.html"
 SCRIPTS = ("tools.js", "charts.js", "heat.js")
@@ -33,15 +39,15 @@ def to_html(run: Run, summary: Summary | None = None) -> str:
         _template().render(
             **_assets(),
             summary=summary,
-            verdict=page_words.verdict(summary),
-            tiles=page_words.tiles(summary),
-            notices=list(page_words.notices(summary, figures)),
-            facts=list(page_words.facts(summary, run.info)),
-            settings=list(page_words.changed_settings(run.info.config)) if run.info is not None else [],
-            sections=[page_words.section(f, summary) for f in figures],
-            incidents=summary.incidents[: page_words.MAX_INCIDENTS],
-            deeds_of=lambda incident: list(page_words.done(page_words.deeds_of(incident, summary))),
-            other_deeds=list(page_words.done(page_words.unrelated(summary))),
+            verdict=verdict(summary),
+            tiles=tiles(summary),
+            notices=list(notices(summary, figures)),
+            facts=list(facts(summary, run.info)),
+            settings=list(changed_settings(run.info.config)) if run.info is not None else [],
+            sections=[section(f, summary) for f in figures],
+            incidents=summary.incidents[:MAX_INCIDENTS],
+            deeds_of=lambda incident: list(done(deeds_of(incident, summary))),
+            other_deeds=list(done(unrelated(summary))),
             codes=list(dict.fromkeys(t.finding.code for i in summary.incidents for t in i.troubles)),
             folder=shlex.quote(str(run.folder)),
             data=to_script(page_data(summary, figures)),
@@ -87,7 +93,274 @@ def _hash(text: str) -> str:
 @cache
 def _template() -> Any:
     env = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    env.filters["number"] = page_words.number
-    env.filters["count"] = page_words.count
+    env.filters["number"] = number
+    env.filters["count"] = count
     source = (files("trimtab.report") / "page" / "page.html.j2").read_text(encoding="utf-8")
     return env.from_string(source)
+
+
+MAX_MARKS = 500
+
+
+def page_data(summary: Summary, figures: Iterable[Figures]) -> dict[str, Any]:
+    """Everything `charts.js` draws: one section per optimizer, with what was found and done in it."""
+    numbered = list(enumerate(summary.incidents, start=1))
+    return {
+        "sections": [
+            {
+                "optimizer": f.optimizer,
+                "first": f.first_step,
+                "last": f.last_step,
+                "panels": [_panel(p) for p in f.panels],
+                "heat": _heat(f.heat) if f.heat is not None else None,
+                "incidents": [_incident(n, i) for n, i in numbered if i.optimizer == f.optimizer][:MAX_MARKS],
+                "deeds": [_deed(d) for d in summary.deeds if d.optimizer == f.optimizer][:MAX_MARKS],
+            }
+            for f in figures
+        ]
+    }
+
+
+def to_script(data: Any) -> str:
+    """JSON for a `<script type="application/json">`: `<` is escaped, so nothing in it can end the element.
+
+    Example:
+        >>> to_script({"name": "</script>"})
+        '{"name":"\\\\u003c/script>"}'
+    """
+    text = json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    return text.replace("<", "\\u003c").encode("utf-8", "replace").decode()
+
+
+def _panel(panel: Panel) -> dict[str, Any]:
+    return {
+        "title": panel.title,
+        "log": panel.log,
+        "series": [
+            {
+                "name": s.name,
+                "as": s.drawn_as,
+                "num": s.num,
+                "bad": s.num_bad,
+                "steps": _base64(s.steps, "<f8"),
+                "values": _base64(s.values, "<f8"),
+            }
+            for s in panel.series
+        ],
+    }
+
+
+def _heat(heat: HeatMap) -> dict[str, Any]:
+    return {
+        "names": heat.names,
+        "first": heat.first_step,
+        "width": heat.width,
+        "columns": heat.codes.shape[1],
+        "codes": _base64(heat.codes, "u1"),
+        "low": [round(float(v), 3) for v in heat.low],
+        "high": [round(float(v), 3) for v in heat.high],
+    }
+
+
+def _incident(number: int, incident: Incident) -> dict[str, Any]:
+    return {
+        "number": number,
+        "from": incident.onset,
+        "to": incident.last_step,
+        "severity": incident.severity.name.lower(),
+        "steps": sorted({t.finding.step for t in incident.troubles}),
+        "text": "\n".join(
+            f"step {t.finding.step}: {t.finding.code} {t.finding.name}: {t.finding.message}"
+            for t in incident.troubles[:6]
+        ),
+    }
+
+
+def _deed(deed: Deed) -> dict[str, Any]:
+    became = "" if deed.applied is None else ", done" if deed.applied else ", could not be done"
+    detail = f": {deed.detail}" if deed.detail else ""
+    return {
+        "at": deed.at,
+        "text": f"before step {deed.at}: {deed.words} because of {', '.join(deed.because)}{became}{detail}",
+    }
+
+
+def _base64(values: Any, kind: str) -> str:
+    return base64.b64encode(np.ascontiguousarray(values, dtype=kind).tobytes()).decode("ascii")
+
+
+MAX_INCIDENTS = 200
+MAX_DEEDS = 100
+
+_TONES = {
+    Health.EMPTY: ("unclear", "!"),
+    Health.HEALTHY: ("good", "✓"),
+    Health.RECOVERED: ("good", "✓"),
+    Health.SICK: ("bad", "✕"),
+    Health.STOPPED: ("bad", "■"),
+    Health.INTERRUPTED: ("unclear", "!"),
+    Health.UNFINISHED: ("unclear", "…"),
+}
+
+
+class Fact(NamedTuple):
+    """A name and its value, for a list of definitions."""
+
+    name: str
+    value: str
+
+
+class Done(NamedTuple):
+    """One thing that was done, as often as it was done alike."""
+
+    when: str
+    what: str
+    because: str
+    became: str
+    detail: str
+
+
+def number(value: object) -> str:
+    """A number short enough to read; anything else as it is.
+
+    Example:
+        >>> number(1234567.0), number(0.000123456), number(float("nan")), number("x")
+        ('1.235e+06', '0.0001235', 'NaN', 'x')
+    """
+    if isinstance(value, bool | int) or not isinstance(value, float):
+        return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
+    if math.isnan(value):
+        return "NaN"
+    return f"{value:.4g}" if math.isfinite(value) else "Inf" if value > 0 else "-Inf"
+
+
+def count(num: int, what: str) -> str:
+    """So many of something: `1 step`, `2,000 steps`."""
+    return f"{num:,} {what}" if num == 1 else f"{num:,} {what}s"
+
+
+def verdict(summary: Summary) -> dict[str, str]:
+    """The word at the top, its sign and its colour."""
+    tone, sign = _TONES[summary.health]
+    return {"tone": tone, "sign": sign, "word": summary.health.value.capitalize()}
+
+
+def tiles(summary: Summary) -> list[Fact]:
+    """The few numbers that are shown large."""
+    loss = summary.tracks[0].loss
+    shown = [Fact("steps", f"{sum(t.num_steps for t in summary.tracks):,}")]
+    if loss is not None:
+        shown.append(Fact("loss, first → last", f"{loss.first:.3g} → {loss.last:.3g}"))
+    val = summary.tracks[0].val_loss
+    if val is not None:
+        shown.append(Fact("best validation loss", f"{val.lowest:.3g}"))
+    shown.append(Fact("incidents", f"{len(summary.incidents):,}"))
+    shown.append(Fact("updates kept out", f"{summary.num_rejected:,}"))
+    return shown
+
+
+def notices(summary: Summary, figures: tuple[Figures, ...]) -> Iterator[str]:
+    """What the reader must know before looking at anything."""
+    if not figures:
+        yield "No training step was recorded: the run ended before its first step, or has not made one yet."
+    elif all(t.loss is None for t in summary.tracks):
+        yield "No loss was recorded. With guard.step(loss) it is, and far more can be found."
+    if summary.ending == NOT_CLOSED:
+        yield "The record was not closed: the run was killed, or is still going. This page shows it up to here."
+    elif summary.ending != CLOSED:
+        yield f"The run ended with: {summary.ending}"
+
+
+def facts(summary: Summary, info: RunInfo | None) -> Iterator[Fact]:
+    """What was trained, and by what."""
+    size = f", {summary.num_parameters:,} parameters" if summary.num_parameters else ""
+    yield Fact("Model", f"{summary.model}{size}")
+    labels = [name for name in (info.optimizers if info is not None else ()) if name]
+    if labels:
+        yield Fact("Optimizers" if len(labels) > 1 else "Optimizer", ", ".join(labels))
+    if summary.mode:
+        yield Fact("Mode", summary.mode)
+    if summary.started:
+        yield Fact("Started", _time(summary.started))
+    yield Fact("Run", summary.run_id)
+    if info is not None and info.versions:
+        yield Fact("Versions", ", ".join(f"{name} {version}" for name, version in info.versions.items()))
+
+
+def _time(text: str) -> str:
+    try:
+        return datetime.fromisoformat(text).strftime("%Y-%m-%d %H:%M:%S %Z").strip()
+    except ValueError:
+        return text
+
+
+def changed_settings(config: Mapping[str, Any]) -> Iterator[Fact]:
+    """The settings of a run that are not the defaults.
+
+    Example:
+        >>> list(changed_settings({"mode": "act", "clip": {"norm": 1.0}, "full_every": 50}))
+        [Fact(name='clip.norm', value='1.0')]
+    """
+    default = _flat(Config().to_dict())
+    for name, value in _flat(config).items():
+        if name not in ("mode", "dir") and value != default.get(name):  # those two are told elsewhere
+            yield Fact(name, ", ".join(map(str, value)) if isinstance(value, list | tuple) else str(value))
+
+
+def _flat(config: Mapping[str, Any], lead: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, value in config.items():
+        flat |= _flat(value, f"{lead}{key}.") if isinstance(value, Mapping) else {f"{lead}{key}": value}
+    return flat
+
+
+def section(figures: Figures, summary: Summary) -> dict[str, Any]:
+    """The texts around the charts of one optimizer."""
+    track = next((t for t in summary.tracks if t.optimizer == figures.optimizer), None)
+    return {
+        "optimizer": figures.optimizer,
+        "marked": any(i.optimizer == figures.optimizer for i in summary.incidents),
+        "panels": [{"title": p.title, "note": p.note, "words": _words(p.title, track)} for p in figures.panels],
+        "rows": len(figures.heat.names) if figures.heat is not None else 0,
+        "width": figures.heat.width if figures.heat is not None else 1,
+    }
+
+
+def _words(title: str, track: Track | None) -> str:
+    """What a chart shows, for those who cannot see it."""
+    curve = {"Loss": track.loss, "Gradient norm": track.grad_norm}.get(title) if track is not None else None
+    if curve is None:
+        return f"{title} over the steps of the run."
+    bad = f", {count(curve.num_nonfinite, 'non-finite value')}" if curve.num_nonfinite else ""
+    return (
+        f"{title} over {count(curve.num, 'step')}: first {curve.first:.3g}, lowest {curve.lowest:.3g}, "
+        f"highest {curve.highest:.3g}, last {curve.last:.3g}{bad}."
+    )
+
+
+def _belongs(deed: Deed, incident: Incident) -> bool:
+    return deed.optimizer == incident.optimizer and incident.onset <= deed.about <= incident.last_step
+
+
+def deeds_of(incident: Incident, summary: Summary) -> list[Deed]:
+    """What was done about an incident."""
+    return [d for d in summary.deeds if _belongs(d, incident)]
+
+
+def unrelated(summary: Summary) -> list[Deed]:
+    """What was done without any of the incidents that are shown."""
+    return [d for d in summary.deeds if not any(_belongs(d, i) for i in summary.incidents[:MAX_INCIDENTS])]
+
+
+def done(deeds: list[Deed]) -> Iterator[Done]:
+    """One line per deed; the same over and over is one line."""
+    for _, group in groupby(deeds[:MAX_DEEDS], key=lambda d: (d.kind, dict(d.args), d.because, d.applied, d.detail)):
+        alike = list(group)
+        deed = alike[0]
+        when = f"before step {deed.at}"
+        if len(alike) > 1:
+            when = f"before steps {deed.at} to {alike[-1].at}, {len(alike)} times"
+        became = {None: "no outcome on record", True: "done", False: "could not be done"}[deed.applied]
+        yield Done(when, deed.words, ", ".join(deed.because), became, deed.detail)
+    if len(deeds) > MAX_DEEDS:
+        yield Done("later", f"and {len(deeds) - MAX_DEEDS} more", "", "", "--json lists all of them")

@@ -7,10 +7,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from trimtab.advice.recommendations import adviser_for
 from trimtab.core.config import Config
 from trimtab.core.errors import RecordError, TrimtabError
 from trimtab.core.pipeline import Brain
-from trimtab.core.recommendations import adviser_for
 from trimtab.core.types import Decision, Finding, Verdict
 from trimtab.record.reader import Run, find_run, read_run
 

@@ -1,21 +1,21 @@
-"""A summary as text a person takes in at a glance: on a terminal with colours, in a pipe without."""
+"""A summary as text a person takes in at a glance, and the console that it is printed on."""
 
 from __future__ import annotations
 
 import io
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import groupby
+from typing import Any
 
-from rich.console import Group, RenderableType
+from rich.console import Console, ConsoleOptions, Group, RenderableType
+from rich.segment import Segment
 from rich.text import Text
 
+from trimtab.core.printable import printable
 from trimtab.core.types import Severity
-from trimtab.report.chart import BAD, MARK, chart, is_wide
-from trimtab.report.console import SafeConsole
-from trimtab.report.curve import Curve
-from trimtab.report.incidents import Incident, Trouble
-from trimtab.report.summary import Deed, Health, Summary, Track
+from trimtab.report.chart import BAD, MARK, Curve, chart, is_wide
+from trimtab.report.summary import Deed, Health, Incident, Summary, Track, Trouble
 
 COLOURS = {
     Health.EMPTY: "yellow",
@@ -185,3 +185,24 @@ def wrapped(text: str, width: int, lead: str, style: str = "") -> Text:
 
 def _count(num: int, what: str) -> str:
     return f"{num:,} {what}" if num == 1 else f"{num:,} {what}s"
+
+
+class SafeConsole(Console):
+    """A rich console that escapes control characters in all it prints, and takes `[bold]` for the text it is.
+
+    Example:
+        >>> import sys
+        >>> SafeConsole(file=sys.stdout, width=40).print("a[red]b" + chr(27) + "[2J")
+        a[red]b\\x1b[2J
+    """
+
+    def __init__(self, **how: Any) -> None:
+        super().__init__(**({"highlight": False, "emoji": False, "markup": False} | how))
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+        """What rich renders, with unsafe text escaped; colours and cursor movements are not text."""
+        for segment in super().render(renderable, options):
+            if segment.control or segment.text.isprintable():
+                yield segment
+            else:
+                yield Segment(printable(segment.text), segment.style)

@@ -6,11 +6,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
-from trimtab.core.found import found
 from trimtab.core.harm import is_fixed_objective
 from trimtab.core.schedule import rates_of
 from trimtab.core.types import Finding, Severity
-from trimtab.core.window import Window
+from trimtab.core.window import Window, found
 
 
 def _coef(scalars: Mapping[str, float]) -> float | None:

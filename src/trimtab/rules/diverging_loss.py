@@ -7,11 +7,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
-from trimtab.core.found import found
 from trimtab.core.harm import gradients_left, is_fixed_objective, weights_thrown
 from trimtab.core.schedule import SPAN, rates_of
 from trimtab.core.types import Finding, Severity
-from trimtab.core.window import Window
+from trimtab.core.window import Window, found
 
 LATE, EARLY = 16, 32
 

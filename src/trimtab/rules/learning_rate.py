@@ -7,10 +7,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
-from trimtab.core.found import found
 from trimtab.core.schedule import LEAP, MIN_HISTORY, rates_of
 from trimtab.core.types import Finding, Severity
-from trimtab.core.window import Window
+from trimtab.core.window import Window, found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,10 +8,9 @@ from typing import ClassVar
 
 import numpy as np
 
-from trimtab.core.found import found, listed
-from trimtab.core.routing import is_trunk, routed
+from trimtab.core.stats.idle_rows import is_trunk, routed
 from trimtab.core.types import ABSENT, FROZEN, Column, Finding, Kind, Severity
-from trimtab.core.window import Window
+from trimtab.core.window import Window, found, listed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

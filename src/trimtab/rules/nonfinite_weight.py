@@ -8,9 +8,8 @@ from typing import ClassVar
 
 import numpy as np
 
-from trimtab.core.found import found, listed
 from trimtab.core.types import Column, Finding, Kind, Severity
-from trimtab.core.window import Window
+from trimtab.core.window import Window, found, listed
 
 NUM_NAMED = 8
 

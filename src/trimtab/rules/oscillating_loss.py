@@ -6,9 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
-from trimtab.core.found import found
 from trimtab.core.types import Finding, Severity
-from trimtab.core.window import Window
+from trimtab.core.window import Window, found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

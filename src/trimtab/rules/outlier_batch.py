@@ -7,9 +7,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
-from trimtab.core.found import found
 from trimtab.core.types import Column, Finding, Kind, Severity
-from trimtab.core.window import Window
+from trimtab.core.window import Window, found
 
 ROW_GROWTH = 10.0
 """So many times its usual norm the gradient of some tensor has every now and then."""

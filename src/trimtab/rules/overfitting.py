@@ -8,9 +8,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import ClassVar
 
-from trimtab.core.found import found
 from trimtab.core.types import Finding, Severity
-from trimtab.core.window import Window
+from trimtab.core.window import Window, found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

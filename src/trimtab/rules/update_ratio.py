@@ -7,10 +7,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
-from trimtab.core.found import found
 from trimtab.core.schedule import rates_of
 from trimtab.core.types import Finding, Kind, Severity
-from trimtab.core.window import Window
+from trimtab.core.window import Window, found
 
 DEAD = 0.02
 """Share of the first gradient norm below which hardly any gradient comes through."""

@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from trimtab.sample.host import to_host
+from trimtab.sample.transfer import to_host
 
 log = logging.getLogger("trimtab")
 WAIT_S = 30.0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -11,18 +12,17 @@ import torch
 from torch import Tensor, nn
 
 from trimtab.core.contain import Contained
-from trimtab.sample.activations import ActivationTap
-from trimtab.sample.averaged import AveragedProbe
-from trimtab.sample.batch import CHANCE_EVERY
-from trimtab.sample.forward import ForwardTap, inert
-from trimtab.sample.hooks import own_hook
-from trimtab.sample.ledger import Ledger
-from trimtab.sample.roots import roots_of
-from trimtab.sample.rows import Rows
-from trimtab.sample.sentinel import Sentinel
-from trimtab.sample.step import Step
-from trimtab.sample.temperature import TemperatureProbe
-from trimtab.sample.wiring import Wiring
+from trimtab.core.types import Layout
+from trimtab.sample.probes.activations import ActivationTap
+from trimtab.sample.probes.averaged import AveragedProbe
+from trimtab.sample.probes.batch import CHANCE_EVERY
+from trimtab.sample.probes.forward import ForwardTap, inert
+from trimtab.sample.probes.ledger import Ledger
+from trimtab.sample.probes.sentinel import Sentinel
+from trimtab.sample.probes.wiring import TemperatureProbe, Wiring
+from trimtab.sample.rows import Rows, roots_of
+from trimtab.sample.thorough import FullLook
+from trimtab.torchutil.patch import own_hook
 
 LISTEN, LISTEN_EVERY, SPREAD_EVERY = 3, 20, 10
 """In which steps the scale and the sign of the loss are found out, from the gradient that comes back to the output."""
@@ -170,3 +170,27 @@ class _OnLoad:
 def _merge(step: Step, found: tuple[Mapping[str, float | Tensor], dict[str, tuple[str, ...]]]) -> None:
     step.scalars |= found[0]
     step.notes |= found[1]
+
+
+NO_TABLE = torch.zeros(0, 1, dtype=torch.float32, device="cpu")
+
+
+@dataclass(slots=True)
+class Step:
+    """One attempted optimizer step, from its gradients to its sample."""
+
+    number: int
+    cadence: bool
+    layout: Layout
+    loss: Tensor | float | None
+    scalars: dict[str, float | Tensor]
+    table: Tensor = NO_TABLE
+    device_names: tuple[str, ...] = ()  # of the values that stand behind the table in one device buffer
+    look: FullLook | None = None
+    withheld: Any = None
+    rejected: bool = False
+    bad_buffers: list[tuple[int, int]] = field(default_factory=list)
+    undo_flag: Tensor | None = None  # set where the device decides: the host does not know yet
+    notes: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    frozen: tuple[int, ...] = ()
+    captured: bool = False  # recorded into a CUDA graph: there is nobody to tell

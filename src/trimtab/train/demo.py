@@ -20,7 +20,7 @@ from torch.nn.functional import cross_entropy
 
 from trimtab.core.types import Finding
 from trimtab.data import load_digits
-from trimtab.guard import Guard
+from trimtab.guard.guard import Guard
 
 NUM_TRAIN = 1440
 BATCH = 32

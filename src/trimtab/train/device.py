@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from trimtab.core.errors import InputError
-from trimtab.sample.host import to_device
+from trimtab.sample.transfer import to_device
 
 __all__ = ["AUTO", "choose_device", "to_device"]
 

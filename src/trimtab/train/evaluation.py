@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from trimtab.core.errors import InputError
-from trimtab.sample.host import to_device
 from trimtab.sample.observed import batch_size
+from trimtab.sample.transfer import to_device
 
 log = logging.getLogger("trimtab")
 LossFn = Callable[[Any, Any], Tensor]

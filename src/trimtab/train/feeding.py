@@ -7,8 +7,8 @@ from typing import Any
 
 from torch.utils.data import DataLoader
 
+from trimtab.checkpoint.loader import resumable
 from trimtab.core.errors import InputError
-from trimtab.recover.loader import resumable
 
 
 def readable(loader: Any, *, guarded: bool = True) -> Any:

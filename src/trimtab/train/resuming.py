@@ -9,10 +9,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from trimtab.checkpoint import state
+from trimtab.checkpoint.checkpointer import Checkpointer
+from trimtab.checkpoint.format.container import entries, read
+from trimtab.compat import checkpoint_pair as documented
 from trimtab.core.errors import CheckpointError, InputError
-from trimtab.recover import documented, state
-from trimtab.recover.checkpointer import Checkpointer
-from trimtab.recover.container import entries, read
 from trimtab.train.course import Course
 from trimtab.train.device import AUTO
 from trimtab.train.rig import Rig

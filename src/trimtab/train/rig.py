@@ -10,13 +10,13 @@ from typing import Any
 import torch
 from torch import nn
 
+from trimtab.checkpoint.checkpointer import Checkpointer
 from trimtab.core.config import PolicyConfig
-from trimtab.guard import Guard
+from trimtab.guard.guard import Guard
 from trimtab.monitor.stability import StabilityMonitor
 from trimtab.record.line_sink import LineSink
 from trimtab.record.lines import epoch_metrics
 from trimtab.record.training_tags import TrainingTagsSink
-from trimtab.recover.checkpointer import Checkpointer
 from trimtab.train.averaging import make_average
 from trimtab.train.course import Course
 from trimtab.train.meter import Meter

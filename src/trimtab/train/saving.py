@@ -9,8 +9,8 @@ from typing import Any
 
 from torch import nn
 
+from trimtab.compat import checkpoint_pair as documented
 from trimtab.core.errors import CheckpointError
-from trimtab.recover import documented
 from trimtab.train.history import History
 from trimtab.train.rig import Rig
 from trimtab.train.stages import Stage

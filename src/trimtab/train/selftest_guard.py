@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from trimtab.guard import Guard
+from trimtab.guard.guard import Guard
 from trimtab.record.reader import read_run
 from trimtab.report.replay import replay
 from trimtab.train.selftest_kit import Facts, Group, Part, expect, loss_of, network

@@ -12,11 +12,11 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from trimtab.compat import checkpoint_pair as documented
 from trimtab.core.errors import InputError
 from trimtab.core.types import Snapshot
 from trimtab.monitor.stability import get_training_stats, monitor_training_health
-from trimtab.recover import documented
-from trimtab.sample.host import to_device
+from trimtab.sample.transfer import to_device
 from trimtab.train.averaging import averaged_or
 from trimtab.train.corrections import correct_epoch
 from trimtab.train.course import Course

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, kl_div, log_softmax
 
-from trimtab.sample.host import to_device
+from trimtab.sample.transfer import to_device
 from trimtab.train.metrics import classification_metrics
 from trimtab.train.recipes.pairs_data import ANSWERS
 

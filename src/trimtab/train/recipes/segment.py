@@ -16,10 +16,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
+from trimtab.compat import checkpoint_pair as documented
 from trimtab.core.config import MODES
 from trimtab.core.errors import InputError
 from trimtab.nn.checkpointing import add_gradient_checkpointing
-from trimtab.recover import documented
 from trimtab.train.averaging import averaged_or
 from trimtab.train.device import choose_device
 from trimtab.train.evaluation import evaluate_model

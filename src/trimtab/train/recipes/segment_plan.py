@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from trimtab.compat import checkpoint_pair as documented
 from trimtab.core.errors import CheckpointError, InputError
 from trimtab.core.presets import get_preset
-from trimtab.recover import documented
 from trimtab.train.recipe import Settings
 from trimtab.train.saving import BEST
 from trimtab.train.stages import Stage

@@ -1,0 +1,652 @@
+"""A checkpoint is one directory: written so that at every moment it is wholly there or not at all, read and verified so
+that damage is named, and judged in the one file that changes."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import json
+import logging
+import os
+import queue
+import stat
+import threading
+import time
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from secrets import token_hex
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor
+
+from trimtab.checkpoint.directory import (
+    HOST,
+    Entry,
+    clean,
+    entries,
+    explained,
+    explaining,
+    make_parents,
+    move_away,
+    name_of,
+    prepare,
+    quarantine,
+    remove,
+    size_of,
+    step_of,
+    temporary,
+)
+from trimtab.checkpoint.format import manifest, tree
+from trimtab.checkpoint.format.filesystem import DISK, Disk
+from trimtab.checkpoint.format.manifest import (
+    MANIFEST,
+    MARKER,
+    MAX_JSON,
+    STATUS,
+    Contents,
+    Damage,
+    Manifest,
+    Section,
+    Status,
+    Stored,
+    Written,
+    memory_for,
+    parse_json,
+)
+from trimtab.checkpoint.format.tensors import SAFE_NAMES, Json, flat
+from trimtab.core.errors import CheckpointError, InputError
+from trimtab.core.files import json_memory
+from trimtab.core.printable import printable
+
+__all__ = [
+    "Contents",
+    "Damage",
+    "Entry",
+    "Manifest",
+    "Section",
+    "Status",
+    "Written",
+    "clean",
+    "damage_of",
+    "entries",
+    "get_status",
+    "inspect",
+    "look_at",
+    "name_of",
+    "prepare",
+    "quarantine",
+    "read",
+    "remove",
+    "set_status",
+    "size_of",
+    "step_of",
+    "write",
+]
+
+
+_MARKER_BYTES = 65
+_SIMILAR = 8
+
+
+@explaining("the checkpoint could not be read")
+def read(path: Path, *, verify: bool = True, sections: Collection[str] | None = None, disk: Disk = DISK) -> Contents:
+    """Read a checkpoint, or only some `sections` of it; CheckpointError names every damaged file.
+
+    With `verify`, marker, manifest, sizes and the SHA-256 of every file that is needed are checked before anything is
+    handed out. Without, only what costs nothing is. Tensors are mapped from the files: they may be changed (the file is
+    not), and their values are read from the disk when they are first needed.
+    """
+    path = Path(path)
+    found = inspect(path, disk=disk)
+    wanted = dict(found.sections) if sections is None else {name: _section(found, name, path) for name in sections}
+    if verify:
+        damages = _damages(path, wanted, disk)
+        if damages:
+            raise _damaged(path, damages)
+    state = {name: _load(path, section) for name, section in wanted.items()}
+    return Contents(manifest=found, sections=state, status=get_status(path, disk=disk))
+
+
+def inspect(path: Path, *, disk: Disk = DISK) -> Manifest:
+    """The manifest of a checkpoint whose marker, manifest and file sizes are right; CheckpointError otherwise."""
+    path = Path(path)
+    found, damages = look_at(path, disk=disk)
+    if found is None or damages:
+        raise _damaged(path, damages)
+    return found
+
+
+def look_at(path: Path, *, disk: Disk = DISK) -> tuple[Manifest | None, tuple[Damage, ...]]:
+    """The manifest, if marker and manifest are right, and what is damaged by the sizes of the files."""
+    found, damages = _manifest(Path(path), disk)
+    if found is None:
+        return None, tuple(damages)
+    checked = (check_file(Path(path), section, disk, deep=False) for section in found.sections.values())
+    return found, tuple(damage for damage in checked if damage is not None)
+
+
+def damage_of(path: Path, *, disk: Disk = DISK) -> tuple[Damage, ...]:
+    """Everything that is wrong with a checkpoint, after reading all of it; empty for a sound one."""
+    path = Path(path)
+    found, damages = _manifest(path, disk)
+    if found is not None:
+        damages += _damages(path, found.sections, disk)
+    try:
+        if lost := damage_of_status(disk.read(path / STATUS, MAX_JSON)):
+            damages.append(Damage(file=STATUS, what=lost))
+    except OSError as error:
+        damages.append(Damage(file=STATUS, what=reason_of(error, path / STATUS)))
+    return tuple(damages)
+
+
+def _manifest(path: Path, disk: Disk) -> tuple[Manifest | None, list[Damage]]:
+    if not os.path.isdir(path):
+        what = "is no directory" if os.path.lexists(path) else "does not exist"
+        return None, [Damage(file=".", what=what)]
+    files: dict[str, bytes] = {}
+    damages = []
+    for name, limit in ((MARKER, _MARKER_BYTES), (MANIFEST, MAX_JSON)):
+        try:
+            files[name] = disk.read(path / name, limit)
+        except OSError as error:
+            damages.append(Damage(file=name, what=reason_of(error, path / name)))
+    if damages:
+        return None, damages
+    digest = manifest.digest_of(files[MANIFEST])
+    blamed = _blame(files[MARKER], digest)
+    if blamed is not None:
+        return None, [blamed]
+    try:
+        return manifest.parse(files[MANIFEST], digest, size_of(path)), []
+    except CheckpointError as error:
+        return None, [Damage(file=MANIFEST, what=str(error))]
+
+
+def _blame(marker: bytes, digest: str) -> Damage | None:
+    """Which of the two is damaged, if they differ: a changed manifest has a wholly different digest."""
+    if marker == f"{digest}\n".encode():
+        return None
+    text = marker.decode("latin-1").rstrip("\n")
+    same = sum(a == b for a, b in zip(text, digest, strict=False))
+    if len(marker) != _MARKER_BYTES or same >= len(digest) - _SIMILAR or not manifest.is_digest(text):
+        return Damage(file=MARKER, what="is not the SHA-256 that was written")
+    return Damage(file=MANIFEST, what=f"its SHA-256 is {digest[:12]}…; {MARKER} has {text[:12]}…")
+
+
+def _damages(path: Path, sections: Any, disk: Disk) -> list[Damage]:
+    filed = [section for section in sections.values() if section.file is not None]
+    if not filed:
+        return []
+    with ThreadPoolExecutor(min(len(filed), os.cpu_count() or 1)) as pool:
+        found = pool.map(lambda section: check_file(path, section, disk, deep=True), filed)
+        return [damage for damage in found if damage is not None]
+
+
+def _load(path: Path, section: Section) -> Any:
+    tensors: dict[str, Tensor] = {}
+    if section.file is not None:
+        try:
+            check_header(path, section)
+            with torch.device("cpu"):  # older releases of safetensors follow the default device
+                tensors = load_file(path / section.file)
+        except (SafetensorError, OSError, ValueError, RuntimeError) as error:
+            raise _damaged(path, [Damage(file=section.file, what=str(error)[:300])]) from error
+    try:
+        return tree.unflatten(section.tree, tensors)
+    except CheckpointError as error:
+        raise _damaged(path, [Damage(file=MANIFEST, what=str(error))]) from error
+
+
+def _section(found: Manifest, name: str, path: Path) -> Section:
+    if name not in found.sections:
+        raise CheckpointError(f"{path} has no section {name!r}; it has {', '.join(found.sections) or 'none'}")
+    return found.sections[name]
+
+
+def _damaged(path: Path, damages: Collection[Damage]) -> CheckpointError:
+    told = "; ".join(map(str, damages))
+    return CheckpointError(f"{path} cannot be used: {told}; use another checkpoint (nothing was loaded)")
+
+
+log = logging.getLogger("trimtab.checkpoint")
+
+
+def write(
+    parent: Path,
+    name: str,
+    sections: Mapping[str, Any],
+    *,
+    step: int,
+    branch: int = 0,
+    run: str = "",
+    sequence: int = 0,
+    history: Sequence[int] = (),
+    meta: Mapping[str, Any] | None = None,
+    status: str = "candidate",
+    reason: str = "",
+    disk: Disk = DISK,
+) -> Written:
+    """Write `sections` as the checkpoint `parent/name`; it is on the disk when this returns.
+
+    The values must not change meanwhile. On any error CheckpointError says which file and why, and everything that was
+    there before is as it was. A name that exists is refused, unless what is there is damaged: that goes to quarantine.
+    `run`, `sequence` and `history` are what a `Checkpointer` orders by.
+
+    Example:
+        >>> import tempfile
+        >>> import torch
+        >>> from trimtab.checkpoint.format import container
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     done = container.write(Path(folder), "step-00000005", {"model": {"w": torch.ones(2)}}, step=5)
+        ...     container.read(done.path).sections["model"]
+        {'w': tensor([1., 1.])}
+    """
+    parent = Path(parent)
+    final = parent / name
+    if not name or Path(name).name != name or name.startswith("."):
+        raise CheckpointError(f"{name!r} is no name for a checkpoint: use one such as 'step-00000500'")
+    head = {"step": step, "branch": branch, "run": run, "sequence": sequence, "history": list(history)}
+    body, tensors = _describe(sections, head, meta or {})
+    state = encode_status(status, reason)
+    needed = sum(num_bytes_of(each) for each in tensors.values())
+    try:
+        make_parents(parent, disk)
+        _make_way(final, disk)
+        with temporary(parent, name, disk) as folder:
+            digest, num_bytes = _fill(folder, body, tensors, state, disk)
+            disk.rename(folder, final)
+            try:
+                disk.sync_dir(parent)
+            except BaseException:  # what may be gone after a power failure must not look saved
+                move_away(final, folder, disk)
+                raise
+    except CheckpointError:
+        raise
+    except OSError as error:
+        if error.errno in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR) and os.path.lexists(final):
+            raise _taken(final) from error  # somebody else was faster
+        raise explained(error, final, needed) from error
+    return Written(path=final, digest=digest, num_bytes=num_bytes)
+
+
+def _describe(
+    sections: Mapping[str, Any], told: Mapping[str, Json], meta: Mapping[str, Any]
+) -> tuple[dict[str, Json], dict[str, dict[str, Tensor]]]:
+    """The manifest without what is known only when the files are written, and the tensors of each section."""
+    trees: dict[str, Json] = {}
+    tensors: dict[str, dict[str, Tensor]] = {}
+    for section, state in sections.items():
+        manifest.file_of(section)
+        trees[section], found = tree.flatten(state, section)
+        tensors[section] = in_file_order(found)
+    notes, strangers = tree.flatten(dict(meta), "meta")
+    if strangers:
+        raise CheckpointError(f"meta.{next(iter(strangers))} holds a tensor or an array: those belong into a section")
+    head = {"format": manifest.FORMAT, **told, "created": max(time.time(), 0.0)}
+    return {**head, "writer": f"pid {os.getpid()} on {HOST}", "sections": trees, "meta": notes}, tensors
+
+
+def _fill(
+    folder: Path, body: dict[str, Json], tensors: Mapping[str, Mapping[str, Tensor]], state: bytes, disk: Disk
+) -> tuple[str, int]:
+    files: dict[str, TensorFile] = {}
+    try:
+        for name, found in tensors.items():
+            if found:
+                files[name] = TensorFile(found)
+        for name, file in files.items():
+            file.write(folder / manifest.file_of(name), disk)
+        for file in files.values():  # only now: the disk has been at work on them meanwhile
+            file.sync(disk)
+    except BaseException:
+        for file in files.values():
+            file.give_up()
+        raise
+    sums = {name: (file.num_bytes, *file.finish()) for name, file in files.items()}
+    for name, skeleton in body["sections"].items():
+        num_bytes, sha256, marks = sums.get(name, (0, "", {"": ""}))
+        section = Section(
+            tree=skeleton,
+            file=manifest.file_of(name) if name in sums else None,
+            num_bytes=num_bytes,
+            sha256=sha256,
+            header=marks[""],
+            tensors=table_of(tensors[name], marks),
+        )
+        body["sections"][name] = manifest.encode_section(section)
+    data = manifest.dump(body, sum(file.num_bytes for file in files.values()))
+    digest = manifest.digest_of(data)
+    disk.write_file(folder / MANIFEST, data)
+    disk.write_file(folder / STATUS, state)
+    disk.write_file(folder / MARKER, f"{digest}\n".encode())
+    disk.sync_dir(folder)
+    return digest, len(data) + sum(file.num_bytes for file in files.values())
+
+
+def _make_way(final: Path, disk: Disk) -> None:
+    """See to it that nobody has the name; what is damaged beyond use is moved to quarantine."""
+    if not os.path.lexists(final):
+        return
+    damages = [damage for damage in damage_of(final, disk=disk) if damage.file != STATUS]
+    if not damages:
+        raise _taken(final)
+    moved = quarantine(final, disk=disk)
+    log.warning("%s is damaged (%s): moved to %s, and saved anew", final, damages[0], moved)
+
+
+def _taken(final: Path) -> CheckpointError:
+    owner = ""
+    with contextlib.suppress(CheckpointError):
+        owner = f", written by {inspect(final).writer}"
+    return CheckpointError(
+        f"{final} exists already{owner}: nothing was changed; "
+        "do two runs save to one directory? Give each its own, or remove that checkpoint first"
+    )
+
+
+STATES = ("candidate", "good", "bad")
+_BY_TRUST = ("bad", "candidate", "good")
+_MAX_BYTES = 1 << 20
+_MAX_REASON = 10_000
+
+
+def get_status(path: Path, *, disk: Disk = DISK) -> Status:
+    """What is thought of the checkpoint at `path`; `bad`, and not `known`, where that cannot be read."""
+    file = Path(path) / STATUS
+    try:
+        return decode_status(disk.read(file, _MAX_BYTES))
+    except OSError as error:
+        told = reason_of(error, file).removeprefix(f"{STATUS} ")
+        return Status(state="bad", reason=f"{STATUS} {told}: whether it was condemned is not known", known=False)
+
+
+def set_status(path: Path, state: str, reason: str = "", *, disk: Disk = DISK) -> None:
+    """Change what is thought of the checkpoint at `path`: at once, and on the disk when this returns.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     set_status(Path(folder), "bad", "loss is NaN")
+        ...     get_status(Path(folder))
+        Status(state='bad', reason='loss is NaN', known=True)
+    """
+    path = Path(path)
+    data = encode_status(state, reason)
+    fresh = path / f".{STATUS}-{os.getpid()}-{token_hex(4)}"
+    try:
+        try:
+            disk.write_file(fresh, data)
+            disk.replace(fresh, path / STATUS)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                disk.unlink(fresh)
+            raise
+        disk.sync_dir(path)
+    except CheckpointError:
+        raise
+    except OSError as error:
+        told = CheckpointError(f"{path} could not be marked {state}: {error.strerror or error}; it is as it was")
+        told.errno = error.errno
+        raise told from error
+
+
+def encode_status(state: str, reason: str) -> bytes:
+    """The bytes of a status file: two sealed lines that say the same."""
+    if state not in STATES:
+        raise InputError(f"a checkpoint is one of {', '.join(STATES)}; {state!r} was given")
+    return _sealed({"state": state, "reason": str(reason)[:_MAX_REASON], "changed": time.time()}) * 2
+
+
+def decode_status(data: bytes) -> Status:
+    """Read a status file; CheckpointError where neither of its copies is what was written.
+
+    Copies that are both sealed and differ were not written by us: the one that trusts the checkpoint least counts.
+    """
+    found = [one for line in _copies(data) if (one := _opened(line)) is not None]
+    if not found:
+        raise CheckpointError(f"{STATUS} is not what was written")
+    return min(found, key=lambda one: _BY_TRUST.index(one.state))
+
+
+def damage_of_status(data: bytes) -> str:
+    """What is wrong with a status file that may still be readable; empty where nothing is."""
+    status, half = decode_status(data), len(data) // 2
+    lines = [data] if _opened(data) is not None else [data[:half], data[half:]]  # one line: written by 0.1.0
+    if all(_opened(line) == status for line in lines):
+        return ""
+    return f"one of its two copies is not what was written; the other says {status.state}"
+
+
+def _copies(data: bytes) -> Iterator[bytes]:
+    """Where a copy can be: a half of the file, even if the line break in its middle is gone, or a line."""
+    half = len(data) // 2
+    yield from (data[:half], data[half:])
+    yield from data.splitlines(keepends=True)
+
+
+def _opened(line: bytes) -> Status | None:
+    """What a sealed line says; None where it is not exactly as it was written."""
+    try:
+        body = parse_json(line, STATUS)
+    except CheckpointError:
+        return None
+    body.pop("sum", None)
+    state, reason = body.get("state"), body.get("reason")
+    if line != _sealed(body) or state not in STATES or not isinstance(reason, str):
+        return None
+    return Status(state=state, reason=printable(reason))
+
+
+def _sealed(body: dict[str, object]) -> bytes:
+    check = hashlib.sha256(json.dumps(body).encode()).hexdigest()[:16]
+    return json.dumps({**body, "sum": check}).encode() + b"\n"
+
+
+_BLOCK = 1 << 20
+
+
+def check_file(path: Path, section: Section, disk: Disk, *, deep: bool) -> Damage | None:
+    """What is wrong with the file of `section`; with `deep`, all of it is read."""
+    if section.file is None:
+        return None
+    file = path / section.file
+    try:
+        info = os.lstat(file)
+        if not stat.S_ISREG(info.st_mode):
+            return Damage(file=section.file, what="is not a regular file")
+        if info.st_size != section.num_bytes:
+            what = f"has {info.st_size} bytes instead of {section.num_bytes}"
+            return Damage(file=section.file, what=what + _cut(section, info.st_size))
+        if deep and _sha256(file, disk) != section.sha256:
+            return Damage(file=section.file, what=_first_difference(file, section, disk))
+    except OSError as error:
+        return Damage(file=section.file, what=reason_of(error, file))
+    return None
+
+
+def check_header(path: Path, section: Section) -> None:
+    """Compare the table at the beginning of a tensor file with the manifest, before anything trusts it."""
+    with DISK.open(path / str(section.file)) as file:
+        length = int.from_bytes(file.read(8), "little")
+        if length > min(MAX_JSON, section.num_bytes):
+            raise CheckpointError(f"declares a header of {length} bytes in a file of {section.num_bytes}")
+        header = parse_json(file.read(length), "its header", section.num_bytes)
+    header.pop("__metadata__", None)
+    for key, item in section.tensors.items():
+        told = header.pop(key, None)
+        if not isinstance(told, dict) or (told.get("dtype"), told.get("shape")) != (item.dtype, item.shape):
+            raise CheckpointError(f"tensor {key[:80]!r} should be {item.dtype} {item.shape}, its header says {told}")
+    if header:
+        raise CheckpointError(f"holds tensor {next(iter(header))[:80]!r}, which the manifest does not know")
+
+
+def reason_of(error: OSError, path: Path) -> str:
+    """Why a file cannot be read, without repeating its path."""
+    if error.errno == errno.ENOENT:
+        return "is missing"
+    if error.strerror:
+        return f"cannot be read: {error.strerror}"
+    return str(error).removeprefix(f"{path} ")
+
+
+def _sha256(file: Path, disk: Disk) -> str:
+    digest = hashlib.sha256()
+    for block in _blocks(file, disk):
+        digest.update(block)
+    return digest.hexdigest()
+
+
+def _blocks(file: Path, disk: Disk) -> Iterator[memoryview]:
+    buffer = bytearray(_BLOCK)
+    view = memoryview(buffer)
+    with disk.open(file) as opened:
+        while count := disk.read_into(opened, buffer, file):
+            yield view[:count]
+
+
+def _ends(section: Section) -> Iterator[tuple[str, int, str]]:
+    """Name, end in the file, and mark: of the header, then of each tensor."""
+    end = section.num_bytes - sum(item.num_bytes for item in section.tensors.values())
+    yield "the header", end, section.header
+    for key, item in section.tensors.items():
+        end += item.num_bytes
+        yield f"tensor {key!r}", end, item.mark
+
+
+def _first_difference(file: Path, section: Section, disk: Disk) -> str:
+    """The hash was noted at the end of each tensor, so the first note that differs tells where the damage begins."""
+    digest, position = hashlib.sha256(), 0
+    ends = _ends(section)
+    name, end, mark = next(ends)
+    for block in _blocks(file, disk):
+        while len(block) >= end - position:
+            digest.update(block[: end - position])
+            block, position = block[end - position :], end
+            if digest.copy().hexdigest()[:16] != mark:
+                return f"{name} is not what was written (the SHA-256 differs)"
+            following = next(ends, None)
+            if following is None:
+                break
+            name, end, mark = following
+        digest.update(block)
+        position += len(block)
+    return "the SHA-256 differs from the manifest's"
+
+
+def _cut(section: Section, size: int) -> str:
+    first = next((name for name, end, _ in _ends(section) if end > size), None)
+    return f": {first} is cut off" if first is not None else ""
+
+
+_ON_THE_WAY = 8  # copies from a device that may wait to be hashed
+
+_Item = tuple[str, memoryview]
+
+
+def in_file_order(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Widest dtypes first, as safetensors does it, so that every tensor is aligned."""
+    return dict(sorted(tensors.items(), key=lambda item: -item[1].element_size()))
+
+
+def header_of(tensors: Mapping[str, Tensor]) -> bytes:
+    """The length and the JSON that a safetensors file begins with, for tensors in this order."""
+    header: dict[str, object] = {"__metadata__": {"format": "pt"}}
+    end = 0
+    for key, tensor in tensors.items():
+        start, end = end, end + tensor.nbytes
+        header[key] = {"dtype": SAFE_NAMES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [start, end]}
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-(8 + len(text)) % 64)
+    if len(text) > MAX_JSON or json_memory(text) > memory_for(num_bytes_of(tensors)):
+        raise CheckpointError(
+            f"the names of {len(tensors)} tensors take {len(text)} bytes, more than is read back: store fewer of them"
+        )
+    return len(text).to_bytes(8, "little") + text
+
+
+class TensorFile:
+    """A safetensors file to be: hashed on a thread of its own (hashlib lets go of the interpreter) while it is written.
+
+    Hashing begins at once, for all the files of a checkpoint, and goes on while the disk is waited for. Nothing is
+    copied but what is on another device, so nobody may change the values meanwhile.
+    """
+
+    def __init__(self, tensors: Mapping[str, Tensor]) -> None:
+        self._tensors = tensors
+        self._header = header_of(tensors)
+        self.num_bytes = len(self._header) + num_bytes_of(tensors)
+        self._local = all(tensor.device.type == "cpu" for tensor in tensors.values())
+        self._queue: queue.Queue[_Item | None] = queue.Queue(0 if self._local else _ON_THE_WAY)
+        self._digest = hashlib.sha256()
+        self._marks: dict[str, str] = {}
+        self._given_up = False
+        self._path = Path()
+        self._fd: int | None = None
+        self._thread = threading.Thread(target=self._hash, name="trimtab-sha256", daemon=True)
+        self._thread.start()
+        self._queue.put(("", memoryview(self._header)))
+        self._items = list(_views(tensors)) if self._local else []
+        for item in self._items:
+            self._queue.put(item)
+
+    def write(self, path: Path, disk: Disk) -> None:
+        """Hand all of it to the system, which may begin to store it."""
+        self._path, self._fd = path, (fd := disk.create(path))
+        if self._local:
+            disk.write(fd, [memoryview(self._header), *(data for _, data in self._items)], path)
+        else:
+            disk.write(fd, [memoryview(self._header)], path)
+            for item in _views(self._tensors):  # one copy at a time
+                self._queue.put(item)
+                disk.write(fd, [item[1]], path)
+
+    def sync(self, disk: Disk) -> None:
+        """Wait until it is stored."""
+        assert self._fd is not None
+        disk.fsync(self._fd, self._path)
+        self._close()
+
+    def finish(self) -> tuple[str, dict[str, str]]:
+        """Wait for the SHA-256 of the file; it comes with how it began after the header and after each tensor."""
+        self._queue.put(None)
+        self._thread.join()
+        return self._digest.hexdigest(), self._marks
+
+    def give_up(self) -> None:
+        """End the thread without an answer."""
+        self._given_up = True
+        self._close()
+        self.finish()
+
+    def _close(self) -> None:
+        if self._fd is not None:
+            os.close(self._fd)
+            self._fd = None
+
+    def _hash(self) -> None:
+        while (item := self._queue.get()) is not None:
+            key, data = item
+            if not self._given_up:
+                self._digest.update(data)
+                self._marks[key] = self._digest.copy().hexdigest()[:16]
+
+
+def _views(tensors: Mapping[str, Tensor]) -> Iterator[_Item]:
+    for key, tensor in tensors.items():
+        data = flat(tensor.detach().cpu()).view(torch.uint8)
+        yield key, memoryview(data.numpy())  # type: ignore[arg-type]  # an array is a buffer
+
+
+def table_of(tensors: Mapping[str, Tensor], marks: Mapping[str, str]) -> dict[str, Stored]:
+    """What the manifest says about the tensors of a file."""
+    return {key: Stored(SAFE_NAMES[t.dtype], list(t.shape), marks[key]) for key, t in tensors.items()}
+
+
+def num_bytes_of(tensors: Mapping[str, Tensor]) -> int:
+    """Bytes of all values."""
+    return sum(tensor.nbytes for tensor in tensors.values())

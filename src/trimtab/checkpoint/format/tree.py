@@ -1,0 +1,233 @@
+"""Any nested state as JSON and tensors, and back: exact, and nothing is executed on the way back.
+
+What JSON has, stays as it is: None, bool, str, int below 2**63, finite float, list, and a dict whose keys are strings.
+Everything else is an object with the key `$` that names its kind: `{"$": "tuple", "v": [1, 2]}`. A tensor is
+`{"$": "tensor", "key": "layer.0.weight"}` and its values are in the second half of what `flatten` returns.
+"""
+
+from __future__ import annotations
+
+import base64
+import math
+import struct
+from collections import Counter, OrderedDict, defaultdict, deque
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from trimtab.checkpoint.format import arrays, tensors
+from trimtab.checkpoint.format.tensors import Json, Made, Shelf, refusal
+from trimtab.core.errors import CheckpointError
+
+MAX_DEPTH = 100
+"""Containers within containers; beyond it a state most likely holds itself, and a file is most likely hostile."""
+
+_FACTORIES: dict[str, Callable[[], Any] | None] = {"": None, "list": list, "dict": dict, "int": int, "float": float}
+_INT_LIMIT = 2**63
+_LONG_BYTES = 1024  # longer ones go to the tensor file: base64 makes them a third larger and slow to parse
+_DAMAGE = (LookupError, TypeError, ValueError, AttributeError, RuntimeError, ArithmeticError, struct.error)
+
+
+def flatten(state: Any, path: str = "") -> tuple[Json, dict[str, Tensor]]:
+    """Split `state` into JSON-able data and the tensors it refers to by key; `path` is its name in messages.
+
+    The tensors are contiguous, detached, on the device they were on, and share memory with the state wherever they can.
+    Memory that several tensors share is in them once. `requires_grad` is not kept.
+
+    Example:
+        >>> tree, stored = flatten({"w": torch.ones(2), "betas": (0.9, 0.999)})
+        >>> tree
+        {'w': {'$': 'tensor', 'key': 'w'}, 'betas': {'$': 'tuple', 'v': [0.9, 0.999]}}
+        >>> unflatten(tree, stored)
+        {'w': tensor([1., 1.]), 'betas': (0.9, 0.999)}
+    """
+    shelf = Shelf()
+    tree = _encode(state, path, shelf, 0)
+    prefix = f"{path}." if path else ""
+    return tree, tensors.place(shelf, prefix)
+
+
+def unflatten(tree: Json, stored: Mapping[str, Tensor]) -> Any:
+    """Build the state that `flatten` took apart; CheckpointError where `tree` does not describe one."""
+    try:
+        return _decode(tree, stored, Made(stored), 0)
+    except CheckpointError:
+        raise
+    except _DAMAGE as error:
+        raise CheckpointError(
+            f"the description of the state makes no sense ({type(error).__name__}: {str(error)[:200]}); "
+            "the file is damaged or was not written by trimtab: use another checkpoint"
+        ) from error
+
+
+def _encode(value: Any, path: str, shelf: Shelf, depth: int) -> Json:
+    kind = type(value)
+    if value is None or kind is bool:
+        return value
+    if kind is str:
+        return _encode_str(value)
+    if kind is int:
+        return value if -_INT_LIMIT < value < _INT_LIMIT else {"$": "int", "v": hex(value)}
+    if kind is float:
+        return value if math.isfinite(value) else {"$": "float", "v": struct.pack(">d", value).hex()}
+    if isinstance(value, Tensor):
+        return tensors.encode(value, path, shelf)
+    if isinstance(value, (np.ndarray, np.generic)):
+        return arrays.encode(value, path, shelf)
+    if depth >= MAX_DEPTH:
+        raise refusal(path, f"more than {MAX_DEPTH} containers deep", "does it hold itself?")
+    if kind is list:
+        return _encode_items(value, path, shelf, depth)
+    if kind is dict:
+        if "$" not in value and all(type(key) is str for key in value) and _no_surrogates(value):
+            dot = f"{path}." if path else ""
+            return {key: _encode(item, f"{dot}{key}", shelf, depth + 1) for key, item in value.items()}
+        return {"$": "dict", "v": _encode_pairs(value, path, shelf, depth)}
+    if kind in _ENCODERS:
+        name, parts = _ENCODERS[kind]
+        return {"$": name, **parts(value, path, shelf, depth)}
+    remedy = "store plain data and tensors: give it a state_dict() and store that"
+    raise refusal(path, f"a {kind.__module__}.{kind.__qualname__}".replace("builtins.", ""), remedy)
+
+
+def _encode_str(value: str) -> Json:
+    if value.isascii() or _no_surrogates((value,)):
+        return value
+    return {"$": "str", "v": value.encode("utf-8", "surrogatepass").hex()}  # JSON would join two halves into one
+
+
+def _no_surrogates(strings: Any) -> bool:
+    try:
+        "".join(strings).encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _encode_items(value: Any, path: str, shelf: Shelf, depth: int) -> list[Json]:
+    kinds = set(map(type, value))
+    if kinds == {int} and min(value) > -_INT_LIMIT and max(value) < _INT_LIMIT:
+        return list(value)  # a generator's state or an epoch's order: thousands of numbers, no path needed for any
+    if kinds == {float} and all(map(math.isfinite, value)):
+        return list(value)
+    dot = f"{path}." if path else ""
+    return [_encode(item, f"{dot}{i}", shelf, depth + 1) for i, item in enumerate(value)]
+
+
+def _encode_pairs(value: Mapping[Any, Any], path: str, shelf: Shelf, depth: int) -> list[Json]:
+    dot = f"{path}." if path else ""
+    return [
+        [_encode(key, f"{dot}{key!r:.80} (a key)", shelf, depth + 1), _encode(item, f"{dot}{key}", shelf, depth + 1)]
+        for key, item in value.items()
+    ]
+
+
+def _items(value: Any, path: str, shelf: Shelf, depth: int) -> dict[str, Json]:
+    return {"v": _encode_items(value, path, shelf, depth)}
+
+
+def _pairs(value: Any, path: str, shelf: Shelf, depth: int) -> dict[str, Json]:
+    return {"v": _encode_pairs(value, path, shelf, depth)}
+
+
+def _defaultdict(value: Any, path: str, shelf: Shelf, depth: int) -> dict[str, Json]:
+    name = next((name for name, factory in _FACTORIES.items() if factory is value.default_factory), None)
+    if name is None:
+        raise refusal(path, f"a defaultdict of {value.default_factory!r}", "use list, dict, int or float")
+    return {"factory": name, **_pairs(value, path, shelf, depth)}
+
+
+def _bytes(value: bytes, path: str, shelf: Shelf, depth: int) -> dict[str, Json]:
+    if len(value) <= _LONG_BYTES:
+        return {"v": base64.b64encode(value).decode()}
+    return {"tensor": tensors.encode(torch.frombuffer(bytearray(value), dtype=torch.uint8), path, shelf)}
+
+
+def _set(value: Any, path: str, shelf: Shelf, depth: int) -> dict[str, Json]:
+    items = list(value)
+    try:
+        items.sort()
+    except TypeError:
+        items.sort(key=repr)  # of mixed types: any order will do, if it is the same each time
+    return {"v": _encode_items(items, path, shelf, depth)}
+
+
+_ENCODERS: dict[type, tuple[str, Callable[[Any, str, Shelf, int], dict[str, Json]]]] = {
+    tuple: ("tuple", _items),
+    OrderedDict: ("OrderedDict", _pairs),
+    Counter: ("Counter", _pairs),  # MultiStepLR keeps its milestones in one
+    defaultdict: ("defaultdict", _defaultdict),
+    set: ("set", _set),
+    frozenset: ("frozenset", _set),
+    deque: ("deque", lambda v, p, s, d: {"maxlen": v.maxlen, **_items(v, p, s, d)}),
+    bytes: ("bytes", _bytes),
+    complex: ("complex", lambda v, p, s, d: {"v": struct.pack(">dd", v.real, v.imag).hex()}),
+    range: ("range", lambda v, p, s, d: {"v": [_encode(i, p, s, d) for i in (v.start, v.stop, v.step)]}),
+    slice: ("slice", lambda v, p, s, d: {"v": [_encode(i, p, s, d + 1) for i in (v.start, v.stop, v.step)]}),
+    torch.Size: ("torch.Size", lambda v, p, s, d: {"v": list(v)}),
+    torch.dtype: ("torch.dtype", lambda v, p, s, d: {"v": tensors.dtype_name(v)}),
+    torch.device: ("torch.device", lambda v, p, s, d: {"v": str(v)}),
+}
+
+
+def _decode(tree: Json, stored: Mapping[str, Tensor], made: Made, depth: int) -> Any:
+    if tree is None or isinstance(tree, (bool, str, int, float)):
+        return tree
+    if depth > MAX_DEPTH:
+        raise ValueError(f"more than {MAX_DEPTH} containers deep")
+    if isinstance(tree, list):
+        return [_decode(item, stored, made, depth + 1) for item in tree]
+    if "$" not in tree:
+        return {key: _decode(item, stored, made, depth + 1) for key, item in tree.items()}
+    kind = tree["$"]
+    if kind == "tensor" or kind == "sparse":
+        return tensors.decode(tree, stored, made)
+    if kind == "ndarray" or kind == "numpy":
+        return arrays.decode(tree, stored, made)
+    if kind == "bytes" and "tensor" in tree:
+        return tensors.decode(tree["tensor"], stored, made).numpy().tobytes()
+    if kind in _SIMPLE:
+        return _SIMPLE[kind](tree["v"])
+    if kind in _PAIRS:
+        pairs = [
+            (made.check_key(_decode(k, stored, made, depth + 1)), _decode(v, stored, made, depth + 1))
+            for k, v in tree["v"]
+        ]
+        return _PAIRS[kind](pairs, tree)
+    if kind in _ITEMS:
+        items = [_decode(item, stored, made, depth + 1) for item in tree["v"]]
+        if kind in ("set", "frozenset"):
+            items = [made.check_key(item) for item in items]
+        return _ITEMS[kind](items, tree)
+    raise ValueError(f"a kind {str(kind)[:40]!r} does not exist")
+
+
+_SIMPLE: dict[str, Callable[[Any], Any]] = {
+    "int": lambda v: int(v, 16),
+    "float": lambda v: struct.unpack(">d", bytes.fromhex(v))[0],
+    "complex": lambda v: complex(*struct.unpack(">dd", bytes.fromhex(v))),
+    "str": lambda v: bytes.fromhex(v).decode("utf-8", "surrogatepass"),
+    "bytes": lambda v: base64.b64decode(v, validate=True),
+    "torch.dtype": tensors.dtype_named,
+    "torch.device": torch.device,
+}
+
+_PAIRS: dict[str, Callable[[list[tuple[Any, Any]], dict[str, Any]], Any]] = {
+    "dict": lambda pairs, tree: dict(pairs),
+    "OrderedDict": lambda pairs, tree: OrderedDict(pairs),
+    "Counter": lambda pairs, tree: Counter(dict(pairs)),
+    "defaultdict": lambda pairs, tree: defaultdict(_FACTORIES[tree["factory"]], pairs),
+}
+
+_ITEMS: dict[str, Callable[[list[Any], dict[str, Any]], Any]] = {
+    "tuple": lambda items, tree: tuple(items),
+    "set": lambda items, tree: set(items),
+    "frozenset": lambda items, tree: frozenset(items),
+    "deque": lambda items, tree: deque(items, tree["maxlen"]),
+    "range": lambda items, tree: range(*items),
+    "slice": lambda items, tree: slice(*items),
+    "torch.Size": lambda items, tree: torch.Size(items),
+}

@@ -1,0 +1,510 @@
+"""All that training needs to go on exactly: taken from the objects as sections, and put back, all of it or nothing."""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import logging
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
+from dataclasses import dataclass, fields, is_dataclass
+from enum import Enum
+from functools import cache
+from pathlib import PurePath
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from trimtab.checkpoint import modules, optimizers, rng, schedulers
+from trimtab.checkpoint.compare import copied, different, kind_of, listed, missing_and_extra, refuse
+from trimtab.checkpoint.loader import ResumableLoader
+from trimtab.checkpoint.modules import plain_name
+from trimtab.core.errors import CheckpointError
+
+log = logging.getLogger("trimtab")
+
+LOST = {
+    "model": "its weights stay as they are here",
+    "optimizer": "its moments and step counts stay as they are here",
+    "scheduler": "the learning rate may jump",
+    "scaler": "the loss scale stays as it is here",
+    "ema": "the average stays as it is here",
+    "loader": "the data does not go on where it stopped",
+    "guard": "its baselines stay as they are here",
+    "extra": "its values stay as they are here",
+    "rng": "dropout, shuffling and augmentation draw other numbers than they would have",
+}
+"""What it means that a part is not loaded."""
+
+
+def capture(
+    *,
+    model: Any = None,
+    optimizer: Any = None,
+    scheduler: Any = None,
+    scaler: Any = None,
+    ema: Any = None,
+    loader: Any = None,
+    guard: Any = None,
+    extra: Mapping[str, Any] | None = None,
+    gradients: bool = False,
+) -> dict[str, Any]:
+    """The state of everything given, and of every generator of random numbers, as sections of plain data and tensors.
+
+    The tensors are the live ones: copy them (`to_host`) where training goes on before they are written. `model` is a
+    module or a dict of them, `optimizer` and `scheduler` may be lists or dicts; `extra` holds plain data or objects
+    with `state_dict`. With `gradients`, a state taken between two micro-batches resumes exactly.
+
+    Example:
+        >>> import torch
+        >>> from trimtab.checkpoint import state
+        >>> model = torch.nn.Linear(2, 1)
+        >>> sections = state.to_host(state.capture(model=model, extra={"epoch": 3}))
+        >>> sorted(sections), sorted(sections["model"])
+        (['extra', 'model', 'rng'], ['bias', 'weight'])
+        >>> _ = torch.nn.init.zeros_(model.weight)
+        >>> state.restore(sections, model=model)
+        >>> bool((model.weight == sections["model"]["weight"]).all())
+        True
+    """
+    sections: dict[str, Any] = {}
+    model = modules.whole(model)
+    if guard is not None:
+        sections["guard"] = guard.state_dict()  # first: it judges what is still under way
+    if model is not None:
+        sections["model"] = modules.tensors_of(model)
+    if optimizer is not None:
+        sections["optimizer"] = optimizers.capture(optimizer, model)
+    if scheduler is not None:
+        sections["scheduler"] = schedulers.capture(scheduler)
+    if scaler is not None:
+        sections["scaler"] = scaler.state_dict()
+    if ema is not None:
+        sections["ema"] = modules.tensors_of(ema) if isinstance(ema, nn.Module) else ema.state_dict()
+    if hasattr(loader, "state_dict"):
+        sections["loader"] = loader.state_dict()
+    elif loader is not None:
+        _tell_no_position(_kind(loader))
+    if extra is not None:
+        sections["extra"] = {name: _state_of(value) for name, value in extra.items()}
+    if gradients and model is not None:
+        sections["gradients"] = gradients_of(model)
+    sections["rng"] = rng.capture()
+    return sections
+
+
+def restore(
+    sections: Mapping[str, Any],
+    *,
+    model: Any = None,
+    optimizer: Any = None,
+    scheduler: Any = None,
+    scaler: Any = None,
+    ema: Any = None,
+    loader: Any = None,
+    guard: Any = None,
+    extra: MutableMapping[str, Any] | None = None,
+    gradients: bool = True,
+    strict: bool = True,
+) -> None:
+    """Put a captured state into these objects, or raise a `CheckpointError` that says what differs and change nothing.
+
+    Parameters and buffers stay the same objects; what is loaded shares no memory with `sections`. A part that was saved
+    but is not given is told in the log (info). One that is given but was not saved is an error that names what was;
+    with `strict=False` it is warned about and stays as it is. What a guard knows of the run may always be missing.
+    Plain values of `extra` are replaced by the saved ones. Random numbers are put back last.
+    """
+    model = modules.whole(model)
+    given = {"model": model, "optimizer": optimizer, "scheduler": scheduler, "scaler": scaler, "ema": ema}
+    given |= {"guard": guard, "extra": extra, "loader": loader if hasattr(loader, "load_state_dict") else None}
+    optional = ("guard", "scaler") if is_switched_off(scaler) else ("guard",)
+    _check_what_is_missing(sections, given, strict, optional)
+    if loader is not None and given["loader"] is None and "loader" in sections:
+        log.warning("a %s cannot take the place in the data that the checkpoint has: %s", _kind(loader), LOST["loader"])
+    parts = list(parts_of(sections, given, model, extra, gradients))
+    refuse([line for part in parts for line in _differences(part)])
+
+    before = rng.capture()
+    undo: list[tuple[str, Callable[[], None]]] = [("rng", lambda: rng.restore(before))]
+    for part in parts:
+        try:
+            undo.append((part.name, part.keep()))
+            part.load()
+        except Exception as error:
+            stuck = _put_back(undo)
+            after = f"and {listed(stuck)} could not be put back as it was" if stuck else "nothing was changed"
+            raise CheckpointError(
+                f"{part.name} could not be loaded ({type(error).__name__}: {error}); {after}. "
+                "Build it as it was when the checkpoint was saved, or leave it out"
+            ) from error
+
+
+def _differences(part: Part) -> list[str]:
+    try:
+        return part.differences()
+    except (KeyError, TypeError, AttributeError, ValueError, IndexError) as error:
+        return [f"{part.name}: what the checkpoint holds makes no sense here ({type(error).__name__}: {error})"]
+
+
+def _put_back(undo: list[tuple[str, Callable[[], None]]]) -> list[str]:
+    """Undo what was done, newest first; the names of the parts that would not go back."""
+    stuck = []
+    for name, back in reversed(undo):
+        try:
+            back()
+        except Exception as error:  # foreign code that fails again must not keep the others from going back
+            log.warning("%s could not be put back (%s: %s)", name, type(error).__name__, error)
+            stuck.append(name)
+    return stuck
+
+
+@cache
+def _tell_no_position(kind: str) -> None:
+    """Once is enough: it is asked with every checkpoint."""
+    log.warning(
+        "a %s cannot say where it is: checkpoints hold no position in the data; wrap it in ResumableLoader", kind
+    )
+
+
+def _kind(value: Any) -> str:
+    return type(value).__name__
+
+
+def _state_of(value: Any) -> Any:
+    """An object's own state, or the plain value itself."""
+    return value.state_dict() if hasattr(value, "state_dict") else value
+
+
+def _check_what_is_missing(
+    sections: Mapping[str, Any], given: Mapping[str, Any], strict: bool, optional: Sequence[str]
+) -> None:
+    """Compare what was saved with what is asked for.
+
+    A guard learns again what it knew of the run, and a scaler that is switched off has nothing to lose.
+    """
+    absent = [name for name, one in given.items() if one is not None and name not in sections]
+    unused = [name for name, one in given.items() if one is None and name in sections]
+    needed = [name for name in absent if name not in optional and (strict or name == "model")]
+    if needed:
+        held = listed(map(str, sections), 20) or "nothing"
+        raise CheckpointError(
+            f"the checkpoint has no {' and no '.join(needed)}; it holds {held}. Nothing was changed: leave "
+            f"{'them' if len(needed) > 1 else 'it'} out, or resume with strict=False "
+            f"({'; '.join(LOST[name] for name in needed)})"
+        )
+    for name in absent if "rng" in sections else [*absent, "rng"]:
+        told = log.info if name in optional else log.warning
+        told("%s is not in the checkpoint: %s", name, LOST[name])
+    if unused:
+        told_lost = "; ".join(LOST[name] for name in unused)
+        log.info("%s: in the checkpoint, and not asked for: %s", listed(unused, len(unused)), told_lost)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """One section of a checkpoint and the object it goes into."""
+
+    name: str
+    differences: Callable[[], list[str]]
+    load: Callable[[], None]
+    keep: Callable[[], Callable[[], None]]
+    """Called before `load`; what it returns undoes it."""
+
+
+def parts_of(
+    sections: Mapping[str, Any],
+    given: Mapping[str, Any],
+    model: nn.Module | None,
+    extra: MutableMapping[str, Any] | None,
+    with_gradients: bool,
+) -> Iterator[Part]:
+    """The parts that are both given and saved, in the order of loading.
+
+    What runs foreign code comes first and can be undone; tensors whose shapes were checked are copied after it.
+    """
+    there = {name: one for name, one in given.items() if one is not None and name in sections}
+    if extra is not None and "extra" in sections:
+        yield extra_part(extra, sections["extra"])
+    if "scaler" in there and _scaler_fits(there["scaler"], sections["scaler"]):
+        yield plain_part("scaler", there["scaler"], sections["scaler"])
+    if "scheduler" in there:
+        yield scheduler_part(there["scheduler"], sections["scheduler"])
+    for name in ("guard", "loader"):
+        if name in there:
+            yield plain_part(name, there[name], sections[name])
+    if "optimizer" in there:
+        yield optimizer_part(there["optimizer"], sections["optimizer"], model)
+    if "ema" in there:
+        averaged = isinstance(there["ema"], nn.Module)
+        yield (module_part if averaged else plain_part)("ema", there["ema"], sections["ema"])
+    if "model" in there:
+        yield module_part("model", there["model"], sections["model"])
+        if with_gradients and "gradients" in sections:
+            yield gradient_part(there["model"], sections["gradients"])
+    if "rng" in sections:
+        yield rng_part(sections["rng"])
+
+
+def plain_part(name: str, one: Any, saved: Any) -> Part:
+    """Anything with `state_dict` and `load_state_dict`; one that has `differences` is asked for them first."""
+
+    def keep() -> Callable[[], None]:
+        if isinstance(one, ResumableLoader):
+            return one.keep()
+        before = copied(one.state_dict())
+        return lambda: one.load_state_dict(before)
+
+    def differences() -> list[str]:
+        ask = getattr(one, "differences", None)
+        if not hasattr(one, "load_state_dict"):
+            return [f"{name}: it is a {type(one).__name__}, which has no load_state_dict"]
+        return list(ask(saved)) if callable(ask) else []
+
+    return Part(name=name, differences=differences, load=lambda: one.load_state_dict(copied(saved)), keep=keep)
+
+
+def module_part(name: str, module: nn.Module, saved: Mapping[str, Any]) -> Part:
+    """A model, or the average of one."""
+    return Part(
+        name=name,
+        differences=lambda: modules.differences(name, module, saved),
+        load=lambda: modules.load(name, module, saved),
+        keep=lambda: modules.keep(module),
+    )
+
+
+def optimizer_part(optimizer: Any, saved: Mapping[str, Any], model: nn.Module | None) -> Part:
+    """One optimizer or several."""
+    return Part(
+        name="optimizer",
+        differences=lambda: optimizers.differences(optimizer, saved, model),
+        load=lambda: optimizers.load(optimizer, saved),
+        keep=lambda: optimizers.keep(optimizer),
+    )
+
+
+def scheduler_part(scheduler: Any, saved: Mapping[str, Any]) -> Part:
+    """One scheduler or several."""
+    return Part(
+        name="scheduler",
+        differences=lambda: schedulers.differences(scheduler, saved),
+        load=lambda: schedulers.load(scheduler, saved),
+        keep=lambda: schedulers.keep(scheduler),
+    )
+
+
+def gradient_part(model: nn.Module, saved: Mapping[str, Any]) -> Part:
+    """Gradients accumulated so far."""
+
+    def keep() -> Callable[[], None]:
+        before = copied(gradients_of(model))
+        return lambda: load(model, before)
+
+    return Part(
+        name="gradients",
+        differences=lambda: differences(model, saved),
+        load=lambda: load(model, saved),
+        keep=keep,
+    )
+
+
+def rng_part(saved: Mapping[str, Any]) -> Part:
+    """The generators of random numbers."""
+
+    def differences() -> list[str]:
+        try:
+            rng.check(saved)
+        except CheckpointError as error:
+            return [f"rng: {error}"]
+        return []
+
+    return Part(name="rng", differences=differences, load=lambda: rng.restore(saved), keep=lambda: lambda: None)
+
+
+def extra_part(extra: MutableMapping[str, Any], saved: Mapping[str, Any]) -> Part:
+    """The user's own: objects are loaded, plain values replaced; names that were never saved stay as they are."""
+    known = [name for name in extra if name in saved]
+    objects = {name: extra[name] for name in known if hasattr(extra[name], "load_state_dict")}
+
+    def load() -> None:
+        for name in known:
+            if name in objects:
+                objects[name].load_state_dict(copied(saved[name]))
+            else:
+                extra[name] = copied(saved[name])
+
+    def keep() -> Callable[[], None]:
+        values, states = dict(extra), {name: copied(one.state_dict()) for name, one in objects.items()}
+
+        def put_back() -> None:
+            extra.update(values)
+            for name, state in states.items():
+                objects[name].load_state_dict(state)
+
+        return put_back
+
+    for line in missing_and_extra("extra", extra, known, "entries"):
+        log.warning("%s; they stay as they are", line)
+    return Part(name="extra", differences=list, load=load, keep=keep)
+
+
+def is_switched_off(scaler: Any) -> bool:
+    """Whether it is a GradScaler that does nothing, and has no state."""
+    return hasattr(scaler, "is_enabled") and not scaler.is_enabled()
+
+
+def _scaler_fits(scaler: Any, saved: Mapping[str, Any]) -> bool:
+    """A scaler that is switched off has no state, and one that is on refuses an empty one."""
+    enabled = not is_switched_off(scaler)
+    if enabled != bool(saved):
+        now, then = ("on", "off") if enabled else ("off", "on")
+        log.warning("scaler: it was %s when the checkpoint was saved and is %s now; its state is not loaded", then, now)
+    return enabled and bool(saved)
+
+
+_Key = tuple[Any, ...]
+_Tensors = dict[_Key, Tensor]
+_PLAIN = frozenset({int, float, bool, str, bytes, type(None)})
+
+
+@torch.no_grad()
+def to_host(sections: Mapping[str, Any], into: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """A deep copy of `sections` on the CPU, in one pass; tensors that are one stay one.
+
+    `into` is an earlier copy that is no longer needed: its memory is used again where it fits, because fresh memory
+    costs more than the copying.
+    """
+    made = _Made(seen={}, spare={} if into is None else _by_path(into, ()), sources=[], targets=[])
+    copied = {name: _copied(value, (name,), made) for name, value in sections.items()}
+    if any(source.is_cuda for source in made.sources):
+        for target, source in zip(made.targets, made.sources, strict=True):
+            target.copy_(source, non_blocking=True)
+    elif made.sources:
+        torch._foreach_copy_(made.targets, made.sources)  # training waits: one call instead of hundreds
+    for device in {source.device for source in made.sources if source.is_cuda}:
+        torch.cuda.synchronize(device)  # copies to the host were only queued
+    return copied
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Made:
+    """What was found on the way: tensors met before, memory to be used again, and what is to be copied where."""
+
+    seen: _Tensors
+    spare: _Tensors
+    sources: list[Tensor]
+    targets: list[Tensor]
+
+
+def _copied(value: Any, path: _Key, made: _Made) -> Any:
+    kind = type(value)
+    if kind in _PLAIN:
+        return value
+    if isinstance(value, Tensor):
+        return _copied_tensor(value.detach(), path, made)
+    if isinstance(value, dict):
+        whole = copy.copy(value)  # an OrderedDict or defaultdict keeps its kind
+        whole.update((key, _copied(one, (*path, key), made)) for key, one in value.items())
+        return whole
+    if kind in (list, tuple):
+        return kind(_copied(one, (*path, index), made) for index, one in enumerate(value))
+    return copy.deepcopy(value)
+
+
+def _copied_tensor(tensor: Tensor, path: _Key, made: _Made) -> Tensor:
+    if tensor.layout is not torch.strided or tensor.is_quantized:
+        return tensor.to("cpu", copy=True)
+    key = (tensor.device, tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride())
+    if key in made.seen and tensor.numel():
+        return made.seen[key]
+    old = made.spare.get(path)
+    pinned = tensor.is_cuda
+    if old is not None and old.dtype is tensor.dtype and old.shape == tensor.shape and old.is_pinned() == pinned:
+        target = old
+    else:
+        target = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu", pin_memory=pinned)
+    made.sources.append(tensor)
+    made.targets.append(target)
+    made.seen[key] = target
+    return target
+
+
+def _by_path(value: Any, path: _Key) -> _Tensors:
+    """Tensors by where they are; one that is found at two places counts once, or it would be overwritten."""
+    found: _Tensors = {}
+    taken: set[int] = set()
+    waiting: list[tuple[_Key, Any]] = [(path, value)]
+    while waiting:
+        at, one = waiting.pop()
+        if isinstance(one, Tensor):
+            if one.layout is torch.strided and one.device.type == "cpu" and id(one) not in taken:
+                taken.add(id(one))
+                found[at] = one
+        elif isinstance(one, Mapping):
+            waiting.extend(((*at, key), inner) for key, inner in one.items())
+        elif type(one) in (list, tuple):
+            waiting.extend(((*at, index), inner) for index, inner in enumerate(one))
+    return found
+
+
+def gradients_of(model: nn.Module) -> dict[str, Tensor]:
+    """The gradients there are, by the plain name of their parameter; a tied parameter counts once."""
+    return {
+        plain_name(model, name): parameter.grad.detach()
+        for name, parameter in model.named_parameters()
+        if parameter.grad is not None
+    }
+
+
+def differences(model: nn.Module, saved: Mapping[str, Tensor]) -> list[str]:
+    """Why these gradients do not belong to this model."""
+    here = {plain_name(model, name): parameter for name, parameter in model.named_parameters()}
+    lines = missing_and_extra("gradients", (), (name for name in saved if name not in here), "gradients")
+    for name, gradient in saved.items():
+        if name in here and gradient.shape != here[name].shape:
+            lines.append(different("gradients", name, kind_of(here[name]), kind_of(gradient)))
+    return lines
+
+
+@torch.no_grad()
+def load(model: nn.Module, saved: Mapping[str, Tensor]) -> None:
+    """Give every parameter the gradient it had, and none where it had none."""
+    for name, parameter in model.named_parameters():
+        gradient = saved.get(plain_name(model, name))
+        if gradient is None:
+            parameter.grad = None
+        elif parameter.grad is not None and _alike(parameter.grad, gradient):
+            parameter.grad.copy_(gradient)  # the same object: a flat gradient buffer keeps its views
+        else:
+            parameter.grad = gradient.detach().to(parameter.device, copy=True)
+
+
+def _alike(one: Tensor, other: Tensor) -> bool:
+    return kind_of(one) == kind_of(other) and one.layout is other.layout is torch.strided
+
+
+def as_plain(value: Any) -> Any:
+    """Turn dataclasses, namespaces, named tuples, enums and paths into dicts and plain values, however deep.
+
+    Everything else stays as it is; what cannot be stored is refused when it is written, with its path.
+
+    Example:
+        >>> as_plain(SimpleNamespace(lr=0.1, out=PurePath("runs/a"), betas=(0.9, 0.99)))
+        {'lr': 0.1, 'out': 'runs/a', 'betas': (0.9, 0.99)}
+    """
+    if is_dataclass(value) and not isinstance(value, type):
+        return {field.name: as_plain(getattr(value, field.name)) for field in fields(value)}
+    if isinstance(value, argparse.Namespace | SimpleNamespace):
+        return {name: as_plain(one) for name, one in vars(value).items()}
+    if isinstance(value, Mapping):
+        return {as_plain(name): as_plain(one) for name, one in value.items()}
+    if isinstance(value, Enum):
+        return as_plain(value.value)
+    if isinstance(value, PurePath):
+        return value.as_posix()
+    if isinstance(value, tuple) and hasattr(value, "_asdict"):
+        return as_plain(value._asdict())
+    if type(value) in (list, tuple):
+        return type(value)(as_plain(one) for one in value)
+    return value

@@ -1,0 +1,1 @@
+"""What exists because a source document names it: thin faces over the mechanisms, under the documented names."""

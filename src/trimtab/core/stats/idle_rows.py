@@ -1,0 +1,106 @@
+"""How long each parameter has been without a gradient, and what the names of idle parameters say."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trimtab.core.types import F32, FROZEN
+
+
+class RowRuns:
+    """Per named row: steps in a row without a gradient, steps in a row with a zero one, how often it had a real one.
+
+    A row that is frozen on purpose counts as neither.
+    """
+
+    def __init__(self) -> None:
+        self.names: tuple[str, ...] = ()
+        self.absent: NDArray[np.int64] = np.zeros(0, np.int64)
+        self.zero: NDArray[np.int64] = np.zeros(0, np.int64)
+        self.real: NDArray[np.int64] = np.zeros(0, np.int64)
+        self.gaps: NDArray[np.int64] = np.zeros(0, np.int64)
+        self.calm = True
+
+    def push(self, names: tuple[str, ...], norms: F32) -> None:
+        """Take in the norms of one step."""
+        if names is not self.names and names != self.names:
+            self._rename(names)
+        if self.calm and norms.size and norms.min() > 0:
+            self.real += 1  # the usual case: every row has a gradient, as before
+            return
+        absent, zero = (norms < 0) & (norms != FROZEN), norms == 0
+        real = ~absent & ~zero & (norms != FROZEN)
+        # A row that comes and goes (routed, alternating) is known by the number of times it came back.
+        self.gaps += real & ((self.absent > 0) | (self.zero > 0))
+        self.absent = np.where(absent, self.absent + 1, 0)
+        self.zero = np.where(zero, self.zero + 1, 0)
+        self.real += real
+        self.calm = not (absent.any() or zero.any())
+
+    def _rename(self, names: tuple[str, ...]) -> None:
+        known = {n: i for i, n in enumerate(self.names)}
+        places = [known.get(n, -1) for n in names]
+        for field in ("absent", "zero", "real", "gaps"):
+            old: NDArray[np.int64] = getattr(self, field)
+            setattr(self, field, np.array([old[i] if i >= 0 else 0 for i in places], np.int64))
+        self.names = names
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything needed to go on exactly here, as plain data."""
+        return {
+            "names": list(self.names),
+            **{f: [int(v) for v in getattr(self, f)] for f in ("absent", "zero", "real", "gaps")},
+        }
+
+    @classmethod
+    def from_state(cls, state: Mapping[str, Any]) -> RowRuns:
+        """The counts that `state_dict` described."""
+        new = cls()
+        new.names = tuple(state["names"])
+        for field in ("absent", "zero", "real", "gaps"):
+            setattr(new, field, np.array(state[field], np.int64))
+        new.calm = not (new.absent.any() or new.zero.any())
+        return new
+
+
+def routed(names: tuple[str, ...], sizes: NDArray[np.float64], alive: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """Which rows belong to a numbered module that has a twin with gradients: an expert that was not chosen.
+
+    Twins have the same parameters, by name and size, under another number.
+    """
+    units: dict[tuple[str, str], list[int]] = {}
+    for i, name in enumerate(names):
+        parts = name.split(".")
+        at = next((k for k, part in enumerate(parts) if part.isdigit()), None)
+        if at is not None:
+            units.setdefault((".".join(parts[:at]), parts[at]), []).append(i)
+
+    def looks(rows: list[int], start: int) -> frozenset[tuple[str, float]]:
+        return frozenset((names[i][start:], sizes[i]) for i in rows)
+
+    shapes = {key: (key[0], looks(rows, len(".".join(key)))) for key, rows in units.items()}
+    busy = {shapes[key] for key, rows in units.items() if alive[rows].all()}
+    out = np.zeros(len(names), np.bool_)
+    for key, rows in units.items():
+        out[rows] = shapes[key] in busy
+    return out
+
+
+def is_trunk(names: tuple[str, ...], stuck: NDArray[np.bool_], present: NDArray[np.bool_]) -> bool:
+    """Whether everything in front of some layer is cut off: of the whole model, or of each of its towers."""
+    if not present.any():
+        return False
+    if np.flatnonzero(stuck).max() < np.flatnonzero(present).min():
+        return True
+    towers: dict[str, list[int]] = {}
+    for i, name in enumerate(names):
+        towers.setdefault(name.partition(".")[0], []).append(i)
+    deep = [rows for rows in towers.values() if len(rows) >= 4]
+    return len(deep) > 1 and all(
+        stuck[rows[0]] and present[rows[-1]] and np.flatnonzero(stuck[rows]).max() < np.flatnonzero(present[rows]).min()
+        for rows in deep
+    )

@@ -1,0 +1,253 @@
+"""Where a guard is attached: what can be guarded, the lanes and hooks of each optimizer, and how to leave again."""
+
+from __future__ import annotations
+
+import inspect
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
+from typing import Any
+
+from torch import Tensor, nn
+from torch.optim.lr_scheduler import LRScheduler
+
+from trimtab.checkpoint.quarantine import Quarantine
+from trimtab.core.config import Config
+from trimtab.core.contain import Contained
+from trimtab.core.errors import AttachError, InputError
+from trimtab.core.types import Decision, Sample, Verdict
+from trimtab.guard.batches import Batches
+from trimtab.guard.buffers import BufferShadow
+from trimtab.guard.hooks import ScalerSeam, Seam, innermost
+from trimtab.guard.lane import Lane
+from trimtab.guard.ranks import Together
+from trimtab.guard.rollback import Ring
+from trimtab.sample.observed import Observed
+from trimtab.sample.probes.activations import ActivationTap
+from trimtab.sample.probes.batch import Epoch
+from trimtab.sample.probes.forward import ForwardTap
+from trimtab.sample.reduce import Peers
+from trimtab.sample.rows import Parts, Rows, parameter_names, roots_of
+from trimtab.sample.watch import Watch
+from trimtab.torchutil.patch import own_hook
+
+MIN_EPOCH = 8
+_GUARDED: weakref.WeakSet[Any] = weakref.WeakSet()
+
+
+def check_model(model: Any) -> nn.Module:
+    """The model, if it can be guarded; several in a dict are guarded together, under their names."""
+    if isinstance(model, Mapping) and not isinstance(model, nn.Module):
+        wrong = {key: one for key, one in model.items() if not isinstance(one, nn.Module)}
+        if wrong or not model:
+            told = ", ".join(f"{key!r} is a {type(one).__name__}" for key, one in wrong.items()) or "it is empty"
+            raise InputError(f"model is a dict, and {told}; expected names with a torch.nn.Module each")
+        model = Parts({str(key): one for key, one in model.items()})
+    if not isinstance(model, nn.Module):
+        raise InputError(f"model is a {type(model).__name__}; expected a torch.nn.Module")
+    if not any(True for _ in model.parameters()):
+        raise InputError(
+            f"the model ({type(model).__name__}) has no parameters; expected at least one. "
+            "Build its layers (and run one forward pass if they are lazy) before the guard."
+        )
+    return model
+
+
+def labelled(optimizer: Any) -> dict[str, Any]:
+    """The optimizers to guard by label: one is labelled "", several by their key or place."""
+    if isinstance(optimizer, LRScheduler):
+        raise InputError(f"optimizer is the scheduler {type(optimizer).__name__}; pass scheduler.optimizer instead")
+    if isinstance(optimizer, Mapping):
+        found = {str(k): v for k, v in optimizer.items()}
+    elif isinstance(optimizer, Sequence) and not isinstance(optimizer, str):
+        found = {str(i): v for i, v in enumerate(optimizer)}
+    else:
+        found = {"": optimizer}
+    if not found:
+        raise InputError("optimizer is empty; expected an optimizer, or a list or dict of them")
+    if len(found) == 1:
+        found = {"": next(iter(found.values()))}
+    inner = {label: innermost(o) for label, o in found.items()}
+    if len({id(o) for o in inner.values()}) != len(inner):
+        raise InputError("the same optimizer is given twice; expected each once")
+    return inner
+
+
+def is_guarded(optimizer: Any) -> bool:
+    """Whether an open guard has it already."""
+    return optimizer in _GUARDED
+
+
+def check_optimizer(optimizer: Any, model: nn.Module, label: str) -> None:
+    """Refuse an optimizer that does not move this model, or that is guarded already."""
+    where = f"optimizer {label!r}" if label else "the optimizer"
+    if is_guarded(optimizer):
+        raise AttachError(f"{where} is already guarded; close() the other guard first, or use that one")
+    mine = {id(p) for p in model.parameters()}
+    params: list[Tensor] = [p for group in optimizer.param_groups for p in group["params"]]
+    if not any(id(p) in mine for p in params):
+        raise InputError(
+            f"none of the {len(params)} parameters of {where} ({type(optimizer).__name__}) belong to the model "
+            f"({type(model).__name__}); expected an optimizer built from model.parameters(). "
+            "Build it after the model is complete and on its device."
+        )
+
+
+@cache
+def _needs_closure(kind: Any) -> bool:
+    closure = inspect.signature(kind.step).parameters.get("closure")
+    return closure is not None and closure.default is inspect.Parameter.empty
+
+
+def choose(optimizers: Mapping[str, Any], wanted: Any, closure: bool) -> list[Any]:
+    """The optimizers a step is for: of those meant by `wanted`, none may miss a closure it needs."""
+    chosen = _meant(optimizers, wanted)
+    for one in chosen:
+        kind: Any = type(one)
+        if not closure and _needs_closure(kind):
+            raise InputError(
+                f"{type(one).__name__} needs a closure and got a loss; call guard.step(closure), where closure() "
+                "zeroes the gradients, computes the loss, calls backward() and returns the loss"
+            )
+    return chosen
+
+
+def _meant(optimizers: Mapping[str, Any], wanted: Any) -> list[Any]:
+    """The only one there is; of several one of them, a wrapper of one, its key, or "all"."""
+    known = ", ".join(repr(k) for k in optimizers)
+    if wanted is None:
+        if len(optimizers) == 1:
+            return list(optimizers.values())
+        first = next(iter(optimizers))
+        raise InputError(
+            f"this guard has {len(optimizers)} optimizers ({known}) and the step does not say which it is for; call "
+            f'guard.step(loss, optimizer={first!r}), or optimizer="all" to step every one of them'
+        )
+    if isinstance(wanted, str | int):
+        if str(wanted) in optimizers:
+            return [optimizers[str(wanted)]]
+        if wanted == "all":
+            return list(optimizers.values())
+    elif any(one is innermost(wanted) for one in optimizers.values()):
+        return [innermost(wanted)]
+    raise InputError(
+        f'optimizer {wanted!r} is not one of this guard\'s; expected one of them, a key of {known}, or "all"'
+    )
+
+
+def _length(loader: Any) -> int | None:
+    """How many batches an epoch has; None where it does not say, or too few to tell a repetition from chance."""
+    try:
+        num = len(loader)
+    except TypeError:
+        return None
+    return num if num >= MIN_EPOCH else None
+
+
+class Attachment:
+    """The lanes of all optimizers and every hook that leads to them; `remove` takes every hook off again."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizers: Mapping[str, Any],
+        *,
+        scaler: Any,
+        ema: Any,
+        loader: Any,
+        quarantine: Quarantine,
+        config: Config,
+        lag: int,
+        observed: Observed,
+        contained: Contained,
+        deliver: Callable[[Lane, Sample], Verdict | None],
+        act: Callable[[Lane, Decision], None],
+    ) -> None:
+        self._model = model
+        shadow = BufferShadow(model)
+        tap = ForwardTap(model, lambda: self._forward_begins(shadow), contained)
+        tap.batch.epoch = Epoch(_length(loader))
+        observed.on_loss, observed.on_batch = tap.loss, tap.told
+        activations = ActivationTap(model, contained) if config.activations else None
+        self.lanes = {
+            label: Lane(
+                one,
+                label=label,
+                config=config,
+                lag=lag,
+                rows=self._row_maker(one, label, optimizers, with_others=i == 0),
+                observed=observed,
+                shadow=shadow,
+                tap=tap,
+                watch=Watch(
+                    model,
+                    one,
+                    tap,
+                    ema=ema,
+                    optimizers=list(optimizers.values()),
+                    first=i == 0,
+                    activations=activations,
+                    contained=contained,
+                ),
+                deliver=deliver,
+                act=act,
+            )
+            for i, (label, one) in enumerate(optimizers.items())
+        }
+        if config.mode == "act":
+            ring = Ring(model, optimizers, ema, self.lanes, config.policy)
+            self._make_ready_to_go_back(ring, Batches(loader, lag, quarantine), observed)
+        self._undo = [Seam(lane.optimizer, lane, contained).remove for lane in self.lanes.values()]
+        if scaler is not None:
+            by_optimizer = {id(lane.optimizer): lane for lane in self.lanes.values()}
+            self._undo.append(ScalerSeam(scaler, by_optimizer, contained).remove)
+            for lane in self.lanes.values():
+                lane.scaler = scaler
+        for root in roots_of(model):
+            hook = root.register_forward_pre_hook(tap, with_kwargs=True)
+            self._undo.append(own_hook(hook, listed=False).remove)
+        self._undo.append(tap.remove)
+        if activations is not None:
+            self._undo.append(activations.remove)
+        _GUARDED.update(optimizers.values())
+
+    def _forward_begins(self, shadow: BufferShadow) -> None:
+        """The first training forward after a step: what comes of it are gradients of the weights there are now."""
+        shadow.renew()
+        for lane in self.lanes.values():
+            lane.stale = False
+
+    def _make_ready_to_go_back(self, ring: Ring, batches: Batches, observed: Observed) -> None:
+        """States in memory and the samples of the last steps, for the remedies that need them."""
+        on_batch = observed.on_batch
+
+        def told(batch: Any) -> None:
+            on_batch(batch)
+            batches.told(batch)
+
+        observed.on_batch = told
+        peers = Peers(self._model)
+        for i, lane in enumerate(self.lanes.values()):
+            lane.ring, lane.together = ring, Together(peers)
+            lane.batches = batches if i == 0 else None
+
+    def _row_maker(
+        self, optimizer: Any, label: str, optimizers: Mapping[str, Any], *, with_others: bool
+    ) -> Callable[[], Rows]:
+        def make() -> Rows:
+            moved = {id(p) for o in optimizers.values() for g in o.param_groups for p in g["params"]}
+            # Parameters that no optimizer moves are weighed by the first lane: their norm is part of the whole.
+            others = [p for p in self._model.parameters() if id(p) not in moved] if with_others else []
+            return Rows(optimizer, parameter_names(self._model), label=label, others=others)
+
+        return make
+
+    def remove(self) -> None:
+        """Leave no trace on the model, the optimizers or the scaler."""
+        for undo in self._undo:
+            undo()
+        self._undo.clear()
+        for lane in self.lanes.values():
+            lane.multiplier.remove()
+            lane.watch.remove()
+            _GUARDED.discard(lane.optimizer)

@@ -1,0 +1,311 @@
+"""The orchestrator: sample, reflex, step, then verdict, decision, action, record. Read it top to bottom."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from torch import Tensor, nn
+
+from trimtab.advice.recommendations import adviser_for
+from trimtab.checkpoint.signals import reason_of
+from trimtab.core.config import Config, resolve
+from trimtab.core.contain import Contained
+from trimtab.core.errors import InputError, TrimtabError
+from trimtab.core.journal import IncidentLines, Journal
+from trimtab.core.pipeline import Brain
+from trimtab.core.types import BrainState, Closing, Decision, Finding, Outcome, Sample, Severity, Snapshot, Verdict
+from trimtab.guard import attach
+from trimtab.guard.batches import quarantine_of
+from trimtab.guard.checkpoints import Keeper, claimed, epochs_of, open_keepers, resume_from
+from trimtab.guard.hooks import uncompiled
+from trimtab.guard.lane import Lane
+from trimtab.guard.ranks import REFUSED
+from trimtab.guard.recording import health_of, lag_for, load_state, open_recorder, run_info, state_of, under_way
+from trimtab.record.line_sink import with_lines
+from trimtab.remedies import BUILTIN
+from trimtab.remedies.skip_data import SkipData
+from trimtab.remedies.stop import stopped
+from trimtab.sample.observed import Observed, scalar_loss
+from trimtab.torchutil.scaler import scale_of, unscale
+
+log = logging.getLogger("trimtab")
+STATE_EVERY = 1_000
+
+
+class Guard:
+    """Watches a training run, keeps bad updates out of the weights, and says what is wrong.
+
+    Example:
+        >>> import torch, trimtab
+        >>> model = torch.nn.Linear(4, 1)
+        >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        >>> with trimtab.Guard(model, optimizer, clip=1.0, run_dir=False) as guard:
+        ...     for x in torch.randn(3, 8, 4):
+        ...         loss = model(x).square().mean()
+        ...         loss.backward()
+        ...         _ = guard.step(loss)
+        ...         optimizer.zero_grad()
+        >>> guard.findings, guard.rejected
+        ([], 0)
+
+    `model` may be a dict of modules, `optimizer` a list or dict. `config` is a `Config`, a dict or a TOML path; None
+    reads `[tool.trimtab]`.
+    `clip` is the largest gradient norm, `{"norm": 1.0, "per_group": True}`, `{"value": 0.5}`, `"agc"`, `"percentile"`,
+    or `"zscore"`. `preset` names settings that all others lie over. `ema` is an averaged copy to watch; `loader` tells
+    how long an epoch is. `mode` is `observe` (change nothing), `advise` (reject non-finite updates; the default), `act`
+    or `raise`. `lag` is how many steps later the host judges a step: 0 on CPU, 1 on accelerators. With `scaler`, `step`
+    unscales, steps and updates. `sinks` take `.log()`, `.add_scalar()` or `write`/`close` objects; `on_finding` is
+    called with every new finding. `run_dir`: None records to `trimtab_runs/<id>`, False nowhere. `checkpoint` is a path
+    or a `Checkpointer`: the state of all that was given here, saved every `checkpoint_every` steps (500; 0: only when
+    the process is asked to end, or ends in an error). A folder that another run saves to is refused.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module | Mapping[str, nn.Module],
+        optimizer: Any,
+        config: Config | Mapping[str, Any] | str | os.PathLike[str] | None = None,
+        *,
+        clip: Any = None,
+        mode: str | None = None,
+        preset: str | None = None,
+        lag: int | None = None,
+        scheduler: Any = None,
+        scaler: Any = None,
+        ema: Any = None,
+        loader: Any = None,
+        step_fn: Callable[..., Any] | None = None,
+        checkpoint: Any = None,
+        checkpoint_every: int | None = None,
+        sinks: Iterable[Any] = (),
+        on_finding: Callable[[Finding], object] | None = None,
+        run_dir: str | os.PathLike[str] | bool | None = None,
+    ) -> None:
+        self.config = resolve(config, preset=preset, clip=clip, mode=mode, lag=lag, checkpoint_every=checkpoint_every)
+        self.verdict: Verdict | None = None
+        self.run_dir = None
+        self._disabled = os.environ.get("TRIMTAB_DISABLE", "") not in ("", "0")
+        self._model, self._scaler, self._on_finding = attach.check_model(model), scaler, on_finding
+        self._optimizers = attach.labelled(optimizer)
+        for label, one in self._optimizers.items():
+            attach.check_optimizer(one, self._model, label)
+        self._contained, self._observed, self._journal = Contained(), Observed(), Journal()
+        self._lines = IncidentLines()
+        self._closed = self._stopping = False
+        self._loader, self._epochs = loader, 0
+        self.quarantine = quarantine_of(loader)
+        self._keepers: list[Keeper] = []
+        self._lanes: dict[str, Lane] = {}
+        self._brains = {label: Brain.from_config(self.config, adviser_for(self.config)) for label in self._optimizers}
+        if self._disabled:
+            log.warning("TRIMTAB_DISABLE is set: this guard only passes steps on")
+            return
+        checkpointer = claimed(checkpoint)  # before anything is attached or recorded: the folder may be in use
+        info = partial(run_info, self.config, self._model, self._optimizers)
+        self._recorder, self.run_dir = open_recorder(self.config, run_dir, with_lines(self.config, sinks), info)
+        self._attachment = attach.Attachment(
+            self._model,
+            self._optimizers,
+            scaler=scaler,
+            ema=ema,
+            loader=loader,
+            quarantine=self.quarantine,
+            config=self.config,
+            lag=lag_for(self.config, self._model),
+            observed=self._observed,
+            contained=self._contained,
+            deliver=self._think,
+            act=self._act,
+        )
+        self._lanes = self._attachment.lanes
+        kept = {"model": self._model, "optimizer": self._optimizers, "scheduler": scheduler, "scaler": scaler}
+        kept |= {"ema": ema, "loader": loader, "guard": self}
+        self._keepers = open_keepers(checkpointer, kept, self.config, self._lanes, self.run_dir)
+
+    @classmethod
+    def attach(cls, model: nn.Module | Mapping[str, nn.Module], optimizer: Any, *args: Any, **kwargs: Any) -> Guard:
+        """Guard a loop that calls `optimizer.step()` itself, by hooks alone. Takes the arguments of `Guard`."""
+        return cls(model, optimizer, *args, **kwargs)
+
+    # -- one step ------------------------------------------------------------------------------------------------
+
+    @uncompiled
+    def step(self, loss: Any, batch: Any = None, *, optimizer: Any = None) -> Verdict | None:
+        """Take the place of `optimizer.step()`: returns the newest verdict, or None while there is none.
+
+        `loss` is the scalar tensor that `backward()` was called on, or a closure for optimizers that need one. Of
+        several optimizers `optimizer` names the one to step, by its key or itself; `"all"` steps every one.
+        """
+        if self._closed:
+            raise InputError("this guard is closed; build a new one, or call optimizer.step() yourself")
+        closure = loss if callable(loss) and not isinstance(loss, Tensor) else None
+        chosen = self._contained.call(
+            "choosing the optimizer",
+            attach.choose,
+            self._optimizers,
+            optimizer,
+            closure is not None,
+            default=list(self._optimizers.values()),
+        )
+        if closure is None:
+            self._contained.call("reading the loss", self._observed.told, loss, batch, {}, True)
+        elif self._contained.call("reading the scale", scale_of, self._scaler) is not None:
+            raise InputError("a closure cannot be combined with a GradScaler; run without scaler, for example in bf16")
+        for one in chosen:
+            if self._scaler is None:
+                one.step() if closure is None else one.step(closure)
+            else:
+                self._contained.call("unscaling", unscale, self._scaler, one)  # first: measure and clip true gradients
+                self._scaler.step(one)
+        if self._scaler is not None:
+            self._scaler.update()
+        return self.verdict
+
+    @uncompiled
+    def observe(self, loss: Any = None, batch: Any = None, **scalars: Any) -> None:
+        """Tell, before the step, what hooks cannot see: the loss (of each micro-batch), the batch, other scalars."""
+        self._contained.call("reading what was observed", self._observed.told, loss, batch, scalars, False)
+
+    @uncompiled
+    def validate(self, loss: Any, **metrics: Any) -> Verdict | None:
+        """Report a validation: its loss and any metrics."""
+        self._contained.call("judging a validation", self._validated, loss, metrics)
+        return self.verdict
+
+    def _validated(self, loss: Any, metrics: Mapping[str, Any]) -> None:
+        scalars = {f"val/{k}": scalar_loss(v, strict=False) for k, v in metrics.items()}
+        scalars["val_loss"] = scalar_loss(loss, strict=False)
+        for lane in list(self._lanes.values())[:1]:
+            lane.validated(scalars)
+
+    def _think(self, lane: Lane, sample: Sample) -> Verdict:
+        """Host side of the picture: sample -> verdict -> decision -> action -> record."""
+        brain = self._brains[lane.label]
+        verdict, decision = brain.advance(sample, seen_at=max(lane.attempts - 1, sample.step))
+        for record in brain.records(sample):
+            self._recorder.put(record)
+        self.verdict = verdict
+        if verdict.findings:
+            self._recorder.put(verdict)
+            if (line := self._lines.of(verdict)) is not None:
+                log.warning("%s", line)
+            for finding in self._journal.add(verdict):
+                if self._on_finding is not None:
+                    self._contained.call("the on_finding callback", self._on_finding, finding)
+        if decision.actions:
+            lane.decided(decision)
+        for keeper in self._keepers:
+            self._contained.call("certifying checkpoints", keeper.heard, verdict)
+        if (sample.step + 1) % STATE_EVERY == 0 and sample.phase == "train":
+            state = BrainState(step=sample.step + 1, state=brain.state_dict(), optimizer=lane.label)
+            self._recorder.put(state)
+        grave = verdict.worst is not None and verdict.worst.severity >= Severity.ERROR
+        if (lane.stop_requested or (self.config.mode == "raise" and grave)) and not self._stopping:
+            self._stopping = True  # closing judges what is still under way: the first reason to stop is the one told
+            self.close(reason="stopped")
+            raise stopped(verdict)
+        return verdict
+
+    def _act(self, lane: Lane, decision: Decision) -> None:
+        self._recorder.put(decision)
+        for outcome in carry_out(decision, lane, self._contained):
+            self._recorder.put(self._brains[lane.label].did(outcome))
+
+    # -- state and end -------------------------------------------------------------------------------------------
+
+    @property
+    def findings(self) -> list[Finding]:
+        """What was found so far: one finding per incident, its streak growing while it lasts."""
+        return self._journal.findings
+
+    @property
+    def rejected(self) -> int:
+        """How many updates were kept out of the weights."""
+        return sum(lane.rejected for lane in self._lanes.values())
+
+    def health(self) -> dict[str, Any]:
+        """How the run is doing now, in one dict: booleans per part, and what is open."""
+        return health_of(self._brains, self._lanes, self.findings)
+
+    def resume(
+        self, prefer: str = "newest", *, step: int | None = None, run: str | None = None, strict: bool = True
+    ) -> Snapshot | None:
+        """Go on from the newest sound checkpoint (`prefer="good"`: a certified one); None where there is none.
+
+        `epoch` then says how many epochs are complete: `for epoch in range(guard.epoch, 5)`. `step`, `run` and `strict`
+        are those of `Checkpointer.resume`.
+        """
+        return resume_from(self._keepers, prefer=prefer, step=step, run=run, strict=strict)
+
+    @property
+    def epoch(self) -> int:
+        """How many epochs are complete, after `resume` too: counted by a `ResumableLoader`, else what you set it to."""
+        counted = epochs_of(self._loader)
+        return self._epochs if counted is None else counted
+
+    @epoch.setter
+    def epoch(self, complete: int) -> None:
+        self._epochs = int(complete)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Plain data to go on from exactly here. Samples still under way are judged first."""
+        return {**state_of(self._lanes, self._brains, self.quarantine), "epoch": self.epoch}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on where `state_dict` was taken. Samples that are put aside now stay so."""
+        load_state(state, self._lanes, self._brains, self.quarantine)
+        self._epochs = int(state.get("epoch", 0))
+
+    def close(self, reason: str = "closed") -> None:
+        """Judge what is still under way, finish the record, and remove every hook. Closing twice is harmless."""
+        if self._closed or self._disabled:
+            return
+        self._closed = True
+        try:
+            for lane in self._lanes.values():
+                lane.drain()
+            next(iter(self._lanes.values())).drain(error=under_way())
+        finally:
+            self._attachment.remove()
+            for keeper in self._keepers:
+                self._contained.call("closing checkpoints", keeper.close, reason)
+            num, lost = len(self.findings), dict(self._recorder.dropped)
+            self._recorder.put(
+                Closing(steps=self._steps(), rejected=self.rejected, findings=num, reason=reason, dropped=lost)
+            )
+            self._recorder.close()
+            for keeper in self._keepers:
+                keeper.release_signals()
+
+    def _steps(self) -> dict[str, int]:
+        return {label: lane.attempts for label, lane in self._lanes.items()}
+
+    def __enter__(self) -> Guard:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        try:
+            self.close(reason="closed" if error is None else reason_of(error))
+        except TrimtabError:
+            if kind is None:  # the error on its way out is the one that matters
+                raise
+
+
+def carry_out(decision: Decision, lane: Any, contained: Contained) -> Iterator[Outcome]:
+    """Do what was decided, one action after the other; a remedy that breaks is an outcome too."""
+    for action in decision.actions:
+        failed = Outcome(at=decision.at, action=action, applied=False, detail="the remedy failed; see the log")
+        remedy = BUILTIN[action.kind]
+        together = getattr(lane, "together", None)
+        if together is not None and together.refuses(action):
+            yield Outcome(at=decision.at, action=action, applied=False, detail=REFUSED, optimizer=lane.label)
+            continue
+        if action.kind == "skip_data" and not SkipData.can(lane):
+            continue  # nobody told which samples these are: there is nothing to put on record
+        outcome: Outcome | None = contained.call(f"the remedy ({action})", remedy.apply, action, lane, decision.at)
+        yield replace(outcome or failed, optimizer=lane.label)

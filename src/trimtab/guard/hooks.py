@@ -1,0 +1,306 @@
+"""Where trimtab meets the loop: hooks around `optimizer.step`, its closure included, and around a GradScaler that skips
+it."""
+
+from __future__ import annotations
+
+import functools
+import math
+import sys
+from collections.abc import Callable, Mapping
+from types import FrameType
+from typing import Any, Protocol, TypeVar, cast
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from trimtab.core.contain import Contained
+from trimtab.core.errors import InputError, TrimtabError
+from trimtab.guard.protect import Owned
+from trimtab.sample.measure import reference as measure
+from trimtab.sample.transfer import number
+from trimtab.torchutil.patch import own_hook, wrap_method_of
+
+Method = TypeVar("Method", bound=Callable[..., Any])
+
+
+class Passenger(Protocol):
+    """What a seam calls: before and after every step, and when a scaler skipped one."""
+
+    @property
+    def attempts(self) -> int:
+        """How many steps it has seen."""
+        ...
+
+    def before(self) -> None:
+        """Gradients are ready; the step comes next."""
+        ...
+
+    def after(self) -> None:
+        """The step is over."""
+        ...
+
+    def skipped(self) -> None:
+        """A GradScaler decided not to step."""
+        ...
+
+    def told(self, loss: Any) -> None:
+        """A closure returned this loss."""
+        ...
+
+    def release(self) -> bool:
+        """Give withheld gradients back; True if this step's update was rejected."""
+        ...
+
+    def revoked(self) -> None:
+        """A closure-driven step ended in non-finite weights and was undone."""
+        ...
+
+    def abandon(self) -> None:
+        """Undo whatever was begun: the step goes through unguarded."""
+        ...
+
+
+def innermost(optimizer: Any) -> Any:
+    """The optimizer whose hooks are really called: wrappers such as Accelerate's never run their own."""
+    while not hasattr(optimizer, "_optimizer_step_pre_hooks") and hasattr(optimizer, "optimizer"):
+        optimizer = optimizer.optimizer
+    if not hasattr(optimizer, "param_groups") or not callable(getattr(optimizer, "step", None)):
+        raise InputError(
+            f"optimizer is a {type(optimizer).__name__} without param_groups or step(); "
+            "expected a torch.optim.Optimizer, or a list or dict of them"
+        )
+    return optimizer
+
+
+def on_stack(frame: FrameType | None) -> bool:
+    """Whether a call that began in this frame is still under way."""
+    at: FrameType | None = sys._getframe(1) if frame is not None else None
+    while at is not None:
+        if at is frame:
+            return True
+        at = at.f_back
+    return False
+
+
+def outside_graphs(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function as compiled code may call it: the graph ends before it and goes on after it.
+
+    That costs no more than PyTorch's own break in every optimizer's step.
+    """
+    disabled: Callable[..., Any] = torch.compiler.disable(function)  # type: ignore[no-untyped-call]
+    return disabled
+
+
+def uncompiled(method: Method) -> Method:
+    """A method that a compiled function may call: it never becomes part of a graph."""
+
+    held: dict[str, Callable[..., Any]] = {}  # made once: PyTorch 2.6 compiles again for each new function it meets
+
+    @functools.wraps(method)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if torch.compiler.is_compiling():
+            if "outside" not in held:
+                held["outside"] = outside_graphs(method)
+            return held["outside"](*args, **kwargs)
+        return method(*args, **kwargs)
+
+    return cast("Method", call)
+
+
+_PASSED_THROUGH = (__file__, "torch/_dynamo/", "torch\\_dynamo\\")
+"""Frames of these files lie between an optimizer and what its hooks do."""
+
+
+def stepping_frame(frame: FrameType) -> FrameType:
+    """The frame of the optimizer that called a hook."""
+    while frame.f_back is not None and any(part in frame.f_code.co_filename for part in _PASSED_THROUGH):
+        frame = frame.f_back
+    return frame
+
+
+class Seam:
+    """The hooks on one optimizer; `remove` leaves no trace.
+
+    They are the outermost frames of ours in a step: if anything fails behind them, whatever was begun is undone and the
+    step goes through unguarded. Errors that trimtab raises on purpose pass.
+    """
+
+    def __init__(self, optimizer: Any, passenger: Passenger, contained: Contained) -> None:
+        self._optimizer = optimizer
+        self._passenger, self._contained = passenger, contained
+        self._closures = ClosureGuard(optimizer, contained)
+        self._undo: list[Callable[[], None]] = []
+        self._outer: FrameType | None = None
+        self._pre_outside, self._post_outside = outside_graphs(self._before), outside_graphs(self._after)
+        if isinstance(optimizer, Optimizer) and hasattr(optimizer, "_optimizer_step_pre_hooks"):
+            self._undo.append(own_hook(optimizer.register_step_pre_hook(self._pre)).remove)
+            self._undo.append(own_hook(optimizer.register_step_post_hook(self._post)).remove)
+        else:
+            self._undo.append(wrap_method_of(optimizer, "step", self._step))
+
+    def _pre(self, optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if torch.compiler.is_compiling():  # nothing of ours becomes part of a compiled step
+            return self._pre_outside(args, kwargs)
+        return self._before(args, kwargs)
+
+    def _post(self, optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if torch.compiler.is_compiling():
+            self._post_outside()
+        else:
+            self._after()
+
+    def _before(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        try:
+            return self._begin(stepping_frame(sys._getframe(1)), args, kwargs)
+        except TrimtabError:
+            raise
+        except Exception as error:
+            self._failed("measuring a step", error)
+            return None
+
+    def _after(self) -> None:
+        try:
+            self._end(stepping_frame(sys._getframe(1)))
+        except TrimtabError:
+            raise
+        except Exception as error:
+            self._failed("finishing a step", error)
+
+    def _begin(self, caller: FrameType, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        # PyTorch wraps `step` of every class that was ever instantiated, so a subclass that calls `super().step()` runs
+        # the hooks twice. A step that raised left its frame here too, but that frame is no longer on the stack.
+        if on_stack(self._outer):
+            return None
+        self._outer = caller
+        closure = args[1] if len(args) > 1 else kwargs.get("closure")
+        if closure is None:
+            self._passenger.before()
+            return None
+        guarded = self._closures.wrap(closure, self._passenger)
+        if len(args) > 1:
+            return (args[0], guarded, *args[2:]), kwargs
+        return args, {**kwargs, "closure": guarded}
+
+    def _end(self, caller: FrameType) -> None:
+        if caller is not self._outer and not caller.f_code.co_name.startswith("torch_dynamo_resume_in_"):
+            return
+        self._outer = None
+        self._closures.finish(self._passenger)
+        self._passenger.after()
+
+    def _failed(self, what: str, error: Exception) -> None:
+        self._contained.report(what, error)
+        self._contained.call("cleaning up after a failure", self._passenger.abandon)
+
+    def _step(self, inner: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """For a class that only looks like an optimizer: the same hooks around its `step`."""
+        optimizer = self._optimizer
+        changed = self._pre(optimizer, (optimizer, *args), kwargs)
+        if changed is not None:
+            (_, *args), kwargs = changed
+        out = inner(*args, **kwargs)
+        self._post(optimizer, (optimizer, *args), kwargs)
+        return out
+
+    def remove(self) -> None:
+        """Take every hook off."""
+        for undo in self._undo:
+            undo()
+        self._undo.clear()
+        self._outer = None
+
+
+class ScalerSeam:
+    """Sees the steps that a GradScaler skips: an optimizer that is not fused is then never called at all."""
+
+    def __init__(self, scaler: Any, passengers: Mapping[int, Passenger], contained: Contained) -> None:
+        self._passengers, self._contained = passengers, contained
+        self._undo = wrap_method_of(scaler, "step", self._step)
+
+    def _step(self, inner: Callable[..., Any], optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+        found = self._contained.call("finding a scaled optimizer", self._find, optimizer)
+        out = inner(optimizer, *args, **kwargs)
+        if found is not None:
+            self._contained.call("counting a skipped step", self._skipped, *found)
+        return out
+
+    def _find(self, optimizer: Any) -> tuple[Passenger, int] | None:
+        passenger = self._passengers.get(id(innermost(optimizer)))
+        return None if passenger is None else (passenger, passenger.attempts)
+
+    def _skipped(self, passenger: Passenger, before: int) -> None:
+        if passenger.attempts == before:
+            try:
+                passenger.skipped()
+            except Exception:
+                passenger.abandon()
+                raise
+
+    def remove(self) -> None:
+        """Give the scaler its own step back."""
+        self._undo()
+
+
+class ClosureGuard:
+    """Wraps the closures of one optimizer.
+
+    torch.optim's classes call it once, before anything else (LBFGS excepted): gating after that one call is exact.
+    Others may call it several times or move weights first (LBFGS's line search, SAM). They are copied before the step
+    and put back if it ends in non-finite weights. A class that is seen to call once, first, is not copied again.
+    """
+
+    def __init__(self, optimizer: Any, contained: Contained) -> None:
+        self._optimizer, self._contained = optimizer, contained
+        kind = type(optimizer)
+        self._calls_once = kind.__module__.startswith("torch.optim") and "LBFGS" not in kind.__name__
+        self._learning = not self._calls_once and "LBFGS" not in kind.__name__
+        self._owned: Owned | None = None
+        self._calls = 0
+        self._moved_first = False
+
+    def wrap(self, closure: Callable[[], Any], passenger: Passenger) -> Callable[[], Any]:
+        """The closure the optimizer gets to call."""
+        params = self._params()
+        self._owned = None if self._calls_once else Owned(self._optimizer, params)
+        self._calls, self._moved_first = 0, False
+        versions = [p._version for p in params] if self._learning else []
+
+        def guarded() -> Any:
+            if self._calls == 0 and self._learning:
+                self._moved_first = versions != [p._version for p in params]
+            loss = closure()
+            self._calls += 1
+            if self._calls == 1:
+                self._contained.call("measuring a step", self._called, loss, passenger)
+            return loss
+
+        return guarded
+
+    @staticmethod
+    def _called(loss: Any, passenger: Passenger) -> None:
+        try:
+            passenger.told(loss)
+            passenger.before()
+        except Exception:
+            passenger.abandon()
+            raise
+
+    def finish(self, passenger: Passenger) -> None:
+        """After the step: put everything back if it ended in non-finite weights, and learn how the class behaves."""
+        owned, self._owned = self._owned, None
+        if owned is None:
+            return
+        rejected = passenger.release()
+        norm = number(measure.total(measure.wide_norms([measure.plain(p) for p in self._params()])))
+        if rejected or not math.isfinite(norm):
+            owned.restore()
+            if not rejected:
+                passenger.revoked()
+        elif self._learning and self._calls == 1 and not self._moved_first:
+            self._calls_once, self._learning = True, False
+        elif self._learning and self._calls > 1:
+            self._learning = False
+
+    def _params(self) -> list[Tensor]:
+        return [p for group in self._optimizer.param_groups for p in group["params"]]

@@ -1,0 +1,326 @@
+"""One optimizer's way through a step: measure, judge, clip or reject, step, clean up, post the sample."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from trimtab.core.config import Config
+from trimtab.core.types import Decision, Layout, Sample, Verdict
+from trimtab.guard.batches import Batches
+from trimtab.guard.buffers import BufferShadow
+from trimtab.guard.protect import Judge, Withheld, told_by_device
+from trimtab.guard.ranks import Together
+from trimtab.guard.rollback import Branches, DiskStates, Ring
+from trimtab.remedies.cut_lr import LrMultiplier
+from trimtab.sample.observed import Observed, before_their_clipping
+from trimtab.sample.probes.forward import ForwardTap
+from trimtab.sample.probes.sentinel import resolved
+from trimtab.sample.rows import Rows
+from trimtab.sample.thorough import FullLook
+from trimtab.sample.transfer import Mailbox
+from trimtab.sample.watch import Step, Watch
+from trimtab.torchutil.scaler import scale_of
+
+
+class Lane:
+    """Everything kept for one optimizer between steps. Its seam calls `before` and `after`."""
+
+    def __init__(
+        self,
+        optimizer: Any,
+        *,
+        label: str,
+        config: Config,
+        lag: int,
+        rows: Callable[[], Rows],
+        observed: Observed,
+        shadow: BufferShadow,
+        tap: ForwardTap,
+        watch: Watch,
+        deliver: Callable[[Lane, Sample], Verdict | None],
+        act: Callable[[Lane, Decision], None],
+    ) -> None:
+        self.optimizer, self.label = optimizer, label
+        self.attempts = self.rejected = 0
+        self.applied = self.kept_out = 0  # updates that reached the weights and those that did not, of those judged
+        self.last_rejected = self.stop_requested = False
+        self.last_step = self.rewound_at = -1
+        self.ring: Ring | None = None  # in mode act: states to go back to, in memory and on disk; samples to put aside
+        self.disk: DiskStates | None = None
+        self.batches: Batches | None = None
+        self.stale = False  # gradients, if there are any, are those of weights that are no longer there
+        self._branches = Branches()
+        self.scaler: Any = None  # set where there is one: its scale is read, and a remedy may have to lower it
+        self.multiplier = LrMultiplier(optimizer, config.policy)
+        self._config, self._build_rows, self._observed = config, rows, observed
+        self._shadow, self._tap, self._deliver, self._act = shadow, tap, deliver, act
+        self.together: Together | None = None  # in mode act: with other processes, which must do the same
+        self.watch, self._mailbox = watch, Mailbox(lag)
+        self._judge = Judge(optimizer, config, shadow)
+        self._rows, self._round = rows(), -1
+        self._open: Step | None = None
+        self._decided_on_device: set[int] = set()
+        self._reflexes = config.mode != "observe"
+
+    # -- called by the seam --------------------------------------------------------------------------------------
+
+    def told(self, loss: Any) -> None:
+        """A closure returned this; if it is no loss, nothing was told."""
+        if isinstance(loss, float) or (isinstance(loss, Tensor) and loss.numel() == 1):
+            self._observed.told(loss, None, {}, strict=False)
+
+    def before(self) -> None:
+        """Gradients are ready: measure them, decide, and let the update through or not."""
+        self.abandon()  # a step that raised had no after()
+        if self.attempts == 0 and self.ring is not None:
+            self.ring.begin(self.label)
+        step = self._begin()
+        self.watch.before(step, self._rows, step.scalars.get("scale"))
+        self._judge.decide(step, self._rows)
+        if self.stale and step.withheld is None:
+            step.withheld, step.rejected = Withheld(self.optimizer, self._rows.params), True
+        self.stale = False
+        if step.rejected:
+            self._count_rejected(step)
+        else:
+            self.multiplier.apply()
+
+    def after(self) -> None:
+        """The step is over: undo what was temporary, finish the sample, deliver what is due."""
+        step = self._open
+        if step is None:
+            return
+        self.release()
+        self._settle_buffers(step)
+        if step.captured:
+            self.abandon()
+            return  # a replay runs no Python: the gate works on the device, but there is nobody to tell
+        self.watch.after(step, self._rows)
+        if step.look is not None:
+            self._add_look(step, step.look)
+        if step.undo_flag is not None:
+            self._decided_on_device.add(step.number)
+            if step.loss is not None:
+                step.scalars["loss"] = step.loss
+        self.abandon()
+        if self.together is not None:
+            self.together.share_loss(step, self._rows.params[0].device)
+        if self.batches is not None:
+            self.batches.step_done(step.number)
+        self._mailbox.post(
+            step.number,
+            step.layout,
+            step.table,
+            step.scalars,
+            device_names=step.device_names,
+            notes=step.notes,
+            frozen=step.frozen,
+        )
+        self.multiplier.recover()
+        self._tap.step_done()
+        branch = self._branches.now
+        for sample in self._mailbox.due(step.number):
+            self._hand_over(sample)
+        if self.together is not None:
+            self.together.settle(self)
+        if self.ring is not None and self._branches.now == branch:
+            self.ring.after(self.label, step)
+
+    def skipped(self) -> None:
+        """A GradScaler found non-finite gradients and did not call the optimizer: the attempt counts all the same."""
+        self.before()
+        if self._open is not None:
+            self._open.scalars["scaler_skipped"] = 1.0
+        self.after()
+
+    def release(self) -> bool:
+        """Give withheld gradients back; True if this step's update was rejected."""
+        step = self._open
+        if step is None:
+            return False
+        if step.withheld is not None:
+            step.withheld.put_back()
+            step.withheld = None
+        return step.rejected
+
+    def revoked(self) -> None:
+        """A closure-driven step ended in non-finite weights and was put back as a whole."""
+        if self._open is not None:
+            self._open.scalars["nonfinite_grads"] = 1.0
+            self._count_rejected(self._open)
+
+    # -- the parts of a step -------------------------------------------------------------------------------------
+
+    def _begin(self) -> Step:
+        every = self._config.full_every
+        cadence = every > 0 and self.attempts % every == 0
+        if not self._rows.fits(self.optimizer) or (cadence and not self._rows.same(self.optimizer)):
+            self._rows = self._build_rows()
+        if cadence:
+            self._shadow.refresh()
+            self._tap.refresh()
+        self._shadow.capture()
+        self._round, loss, told = self._observed.take(self._round)
+        step = self._open = Step(self.attempts, cadence, self._rows.norm_layout, loss, dict(told))
+        self.attempts += 1
+        for g, group in enumerate(self.optimizer.param_groups):
+            if "lr" in group:
+                lr = group["lr"]
+                step.scalars[f"lr/{g}"] = lr.clone() if isinstance(lr, Tensor) else lr  # schedulers write into a tensor
+        if (multiplier := self.multiplier.now) != 1.0:
+            step.scalars["lr_multiplier"] = multiplier
+        if (scale := scale_of(self.scaler)) is not None:
+            step.scalars["scale"] = scale
+        return step
+
+    @property
+    def under_way(self) -> bool:
+        """Whether a step has begun and is not over: closures call the model inside of it."""
+        return self._open is not None
+
+    def _count_rejected(self, step: Step) -> None:
+        step.rejected = True
+        step.scalars["rejected"] = 1.0
+        self.rejected += 1
+
+    def _settle_buffers(self, step: Step) -> None:
+        if step.bad_buffers:
+            step.scalars["bad_buffers"] = float(len(step.bad_buffers))
+        if self._reflexes:
+            if step.undo_flag is not None:
+                self._shadow.put_back_on_device(step.undo_flag)
+            elif step.rejected:
+                self._shadow.put_back()
+            elif step.bad_buffers:
+                self._shadow.put_back(step.bad_buffers)
+            if step.bad_buffers:
+                step.scalars["buffers_restored"] = 1.0
+        if step.captured:
+            self._shadow.commit_in_graph()
+        else:
+            self._shadow.commit()
+
+    def _add_look(self, step: Step, look: FullLook) -> None:
+        """Put the thorough look in the place of the step's own table; the device's decisions stay behind it."""
+        values = step.table[-len(step.device_names) :] if step.device_names else None
+        step.layout, step.table, more = look.finish()
+        step.scalars |= more
+        if values is not None:
+            step.table = torch.cat([step.table.reshape(-1), values])
+
+    def abandon(self) -> None:
+        """Leave nothing temporary behind, whether the step ended well or raised."""
+        if self._open is not None:
+            self.multiplier.undo()
+            self.release()
+            self._judge.disarm(self._open)
+            self._open = None
+
+    def _hand_over(self, sample: Sample) -> None:
+        if sample.step in self._decided_on_device and sample.phase == "train":
+            self._decided_on_device.discard(sample.step)
+            sample = replace(sample, scalars=told_by_device(sample.scalars, self._config))
+            self._judge.heard(sample.scalars)
+            self.rejected += sample.scalars["rejected"] > 0
+        if "norm_before" in sample.scalars:
+            sample = replace(sample, scalars=before_their_clipping(dict(sample.scalars)))
+        self.last_rejected = sample.scalars.get("rejected", 0.0) > 0
+        if sample.phase == "train":
+            skipped = "scaler_skipped" in sample.scalars or "routine_overflow" in sample.scalars
+            self.kept_out += self.last_rejected or skipped
+            self.applied += not (self.last_rejected or skipped)
+        if not self._rows.on_host:
+            sample = replace(sample, scalars=resolved(dict(sample.scalars)))
+        self.last_step = sample.step
+        verdict = self._deliver(self, self._branches.marked(sample))
+        if self.ring is not None and sample.phase == "train":
+            self.ring.heard(self.label, sample.step, verdict, rejected=self.last_rejected)
+
+    def decided(self, decision: Decision, *, settled: bool = False) -> None:
+        """Do what was decided: at once, or with other processes at the end of a step, when all can be asked."""
+        if settled or self.together is None or not self.together.waits(decision):
+            self._act(self, decision)
+
+    # -- outside the step ----------------------------------------------------------------------------------------
+
+    def memory(self) -> dict[str, Any]:
+        """What the reflexes remember of gradients: put back along with the weights."""
+        return {"suspicion": self._judge.suspicion.state_dict(), "clip": self._judge.state_dict()}
+
+    def was_put_back(self, memory: Mapping[str, Any] | None) -> None:
+        """Weights and moments of an earlier step are in place, on purpose: a new branch begins with the next step."""
+        self.watch.renew()
+        self._shadow.renew()
+        self.stale = True
+        self._branches.begin(self.attempts)
+        if memory is not None:
+            self._judge.suspicion.load_state_dict(memory["suspicion"])
+            self._judge.load_state_dict(memory["clip"])
+
+    def validated(self, scalars: Mapping[str, float | Tensor]) -> None:
+        """Post what a validation gave; it is judged in its place between the steps."""
+        layout = Layout(names=(), kinds=(), numel=(), columns=(), optimizer=self.label)
+        last = max(self.attempts - 1, 0)  # a validation before the first step belongs to it
+        self._mailbox.post(last, layout, np.zeros((0, 0), np.float32), dict(scalars), phase="val")
+        for sample in self._mailbox.due(last):
+            self._hand_over(sample)
+
+    def drain(self, error: Exception | None = None) -> None:
+        """Deliver everything still under way, and the exception that ended the step, if one did."""
+        self.abandon()
+        for sample in self._mailbox.drain():
+            self._hand_over(sample)
+        if error is not None:
+            layout = Layout(names=(), kinds=(), numel=(), columns=(), optimizer=self.label)
+            facts, notes = told_by(error)
+            self._mailbox.post(self.attempts, layout, np.zeros((0, 0), np.float32), facts, phase="error", notes=notes)
+            self.drain()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Plain data; what is still under way is delivered first by the guard."""
+        return {
+            "attempts": self.attempts,
+            "rejected": self.rejected,
+            "applied": self.applied,
+            "kept_out": self.kept_out,
+            "multiplier": self.multiplier.state_dict(),
+            **self.memory(),
+            "branch": self._branches.now,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on where `state_dict` was taken."""
+        self.attempts, self.rejected = int(state["attempts"]), int(state["rejected"])
+        self.applied, self.kept_out = int(state.get("applied", self.attempts)), int(state.get("kept_out", 0))
+        self.multiplier.load_state_dict(state["multiplier"])
+        self._judge.suspicion.load_state_dict(state["suspicion"])
+        self._judge.load_state_dict(state.get("clip", {}))
+        self._branches = Branches(int(state.get("branch", 0)))
+
+
+MAX_CHARACTERS = 300
+_TEXTS = {
+    "label_error": (
+        "is out of bounds",
+        "target out of",
+        "index out of range",
+        "class values must be",
+        "should be between 0",
+    ),
+    "no_grad_error": ("does not require grad",),
+}
+"""PyTorch's wording of troubles that have a name of their own."""
+
+
+def told_by(error: Exception) -> tuple[dict[str, float | Tensor], dict[str, tuple[str, ...]]]:
+    """The facts and notes of a sample for a step that never ended."""
+    text = " ".join(str(error).split())[:MAX_CHARACTERS]
+    known = [fact for fact, words in _TEXTS.items() if any(word in text.lower() for word in words)]
+    facts: dict[str, float | Tensor] = dict.fromkeys(("exception", *known), 1.0)
+    return facts, {"exception": (type(error).__name__, text)}

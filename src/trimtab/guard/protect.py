@@ -1,0 +1,533 @@
+"""Same-step protection: measure the gradients, clip them, and keep a bad update out of the weights, exactly."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from trimtab.core.clipping import Agc, norm_limit
+from trimtab.core.config import Clip, Config
+from trimtab.core.types import FULL_COLUMNS, Kind
+from trimtab.guard.buffers import BufferShadow
+from trimtab.sample.measure import reference as measure
+from trimtab.sample.measure.meter import Meter
+from trimtab.sample.measure.reference import GLOBALS, Limits
+from trimtab.sample.rows import Rows
+from trimtab.sample.thorough import FullLook, Scope, Suspicion
+from trimtab.sample.transfer import number, to_host
+from trimtab.sample.watch import Step
+
+NUM_GLOBALS = len(GLOBALS)
+OFTEN = 0.5
+"""Share of clipped steps above which `grad_scale` is the cheaper way to clip."""
+
+
+class Judge:
+    """Decides for one optimizer. `decide` fills in the step and arms or withholds; nothing else changes anything."""
+
+    def __init__(self, optimizer: Any, config: Config, shadow: BufferShadow) -> None:
+        self.suspicion = Suspicion()
+        self._optimizer, self._config, self._shadow = optimizer, config, shadow
+        self._limits = limits_of(config)
+        self._clips = config.mode != "observe" and bool(config.clip)
+        self._follow = norm_limit(config.clip) if self._clips else None
+        self._units = config.clip.adaptive if self._clips and isinstance(config.clip.adaptive, Agc) else None
+        self._gate = DeviceGate(optimizer)
+        self._meter: Meter | None = None
+        self._scope: Scope | None = None
+        self._metered: Rows | None = None
+        self._clip_rate = 0.0
+
+    def decide(self, step: Step, rows: Rows) -> None:
+        """Look at the gradients, and let the update through or not."""
+        if rows.on_host:
+            self._on_host(step, rows)
+        elif gate_can(self._optimizer, self._config):
+            self._on_device(step, rows)
+        else:
+            self._after_one_wait(step, rows)
+
+    def heard(self, scalars: Mapping[str, float]) -> None:
+        """Learn from what the device reported `lag` steps ago: how often it clips, and which norms it let through."""
+        if (coef := scalars.get("clip_coef")) is not None:
+            self._clip_rate += (float(coef < 1.0) - self._clip_rate) / 16
+        if self._follow is not None and not scalars.get("rejected"):
+            self._follow.push(scalars["grad_norm"])
+
+    def disarm(self, step: Step) -> None:
+        """Take back what was set for this one step, and remember its norm if it was let through."""
+        if step.undo_flag is not None:
+            self._gate.disarm()
+        elif self._follow is not None and not step.rejected and "grad_norm" in step.scalars:
+            self._follow.push(number(step.scalars["grad_norm"]))
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a clipping strategy remembers, as plain data; empty where limits are fixed."""
+        return {} if self._follow is None else self._follow.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on where `state_dict` was taken."""
+        if self._follow is not None:
+            self._follow.load_state_dict(state)
+
+    # -- everything is on the CPU --------------------------------------------------------------------------------
+
+    def _on_host(self, step: Step, rows: Rows) -> None:
+        self._unscale(rows)
+        live, plain, present = _gradients(rows, step)
+        parts = measure.norms(plain)
+        loss = None if step.loss is None else number(step.loss)
+        judged = judge(number(measure.total(parts)), plain, self._config)
+        bad = self._shadow.bad() if self._shadow.suspicious() else []
+        step.table = measure.scatter(parts.unsqueeze(1), present, len(rows.params))
+        wrong = self.suspicion.looks_wrong(math.nan if judged.nonfinite else judged.norm, loss)
+        if wrong or bad or step.cadence:
+            grads = measure.scatter(measure.full(plain), present, len(rows.params))
+            step.look = FullLook(self._scope_of(rows), grads)
+        self._settle(step, rows, judged, loss, bad)
+        if self._clips and not judged.reject:
+            members = rows.members(present)
+            clip_host(judged, self._clip_now(), live, parts, self._optimizer.param_groups, members)
+            step.scalars["clip_coef"] = judged.coef
+            if self._units is not None and live:
+                step.scalars["clip_coef"] = number(clip_units(rows.params, self._units, wide=judged.norm > HUGE))
+
+    # -- on an accelerator, with an optimizer that can only be told from the host --------------------------------
+
+    def _after_one_wait(self, step: Step, rows: Rows) -> None:
+        self._unscale(rows)
+        live, plain, present = _gradients(rows, step)
+        measured = self._meter_of(rows).measure(plain, present, len(rows.params), self._limits_now())
+        loss = torch.as_tensor(
+            math.nan if step.loss is None else step.loss, device=measured.flat.device, dtype=torch.float32
+        )
+        norms = [pack.to(measured.flat.device).reshape(1).float() for pack in self._shadow.norms()]
+        values = to_host(torch.cat([measured.flat, loss.reshape(1).float(), *norms]))  # the one wait
+        table = measured.num_rows * measured.num_columns
+        norm, nonfinite, reject, coef, _ = (float(v) for v in values[table : table + NUM_GLOBALS])
+        loss_value = None if step.loss is None else float(values[table + NUM_GLOBALS])
+        bad = self._shadow.bad() if not np.isfinite(values[table + NUM_GLOBALS + 1 :]).all() else []
+        judged = Judged(norm, bool(nonfinite), bool(reject))
+        step.table = torch.from_numpy(values[:table].reshape(measured.num_rows, measured.num_columns))
+        _name_rows(step, rows, measured)
+        self.suspicion.looks_wrong(math.nan if nonfinite else norm, loss_value)
+        if step.cadence or bad or nonfinite:
+            step.look = FullLook(self._scope_of(rows), self._full_gradients(measured, plain, present))
+        self._settle(step, rows, judged, loss_value, bad)
+        if self._clips and not judged.reject:
+            if self._config.clip.per_group or self._config.clip.value is not None:
+                parts, members = measured.table[:, 0].clamp(min=0.0), rows.members(None)  # a missing one weighs nothing
+                everyone = [p.grad if p.grad is not None else torch.zeros_like(p) for p in rows.params]
+                clip_host(judged, self._config.clip, everyone, parts, self._optimizer.param_groups, members)
+                coef = judged.coef
+            elif coef < 1.0:
+                scale_by(live, measured.scalar("clip_coef"), coef)
+            step.scalars["clip_coef"] = coef
+            if self._units is not None and live:
+                step.scalars["clip_coef"] = clip_units(rows.params, self._units)
+
+    # -- on an accelerator, with an optimizer that is told there -------------------------------------------------
+
+    def _on_device(self, step: Step, rows: Rows) -> None:
+        scale = getattr(self._optimizer, "grad_scale", None)
+        live, plain, present = _gradients(rows, step)
+        meter, limits = self._meter_of(rows), self._limits_now()
+        measured = meter.measure(plain, present, len(rows.params), limits, scale)
+        reject = measured.scalar("rejected")
+        clip = None
+        if self._units is not None and live:
+            measured.scalar("clip_coef").copy_(clip_units(rows.params, self._units, scale=scale))
+        elif limits.max_norm is not None:
+            # Two ways to the same gradients. `grad_scale` costs a write of every gradient, clipped or not; scaling them
+            # here costs a read and a write, but nothing at all in a step that needs no clipping.
+            if self._clip_rate < OFTEN and meter.can_scale and plain[0] is live[0]:
+                meter.scale(plain, measured.scalar("clip_coef"))
+            else:
+                clip = measured.scalar("inverse_coef")
+        self._gate.arm(reject, clip, scale)
+        step.captured = torch.cuda.is_current_stream_capturing() if measured.flat.is_cuda else False
+        step.undo_flag = reject
+        if "scale" in step.scalars and len(self._shadow):
+            # An overflow that the scaler provoked is not undone in the buffers: without the guard it would not be.
+            told = 0.0 if step.loss is None else step.loss
+            sound = torch.isfinite(told) if isinstance(told, Tensor) else float(math.isfinite(told))
+            step.undo_flag = reject * (1.0 - measured.scalar("nonfinite_grads") * sound)
+        step.table, step.device_names = measured.flat, GLOBALS
+        _name_rows(step, rows, measured)
+        if step.cadence and not step.captured:
+            step.look = FullLook(self._scope_of(rows), self._full_gradients(measured, plain, present))
+
+    # -- what they share -----------------------------------------------------------------------------------------
+
+    def _limits_now(self) -> measure.Limits:
+        # A plain number, from norms that the host knows: it goes to the device with the launch. A CUDA graph keeps the
+        # one it was captured with.
+        return self._limits if self._follow is None else replace(self._limits, max_norm=self._follow.limit())
+
+    def _clip_now(self) -> Clip:
+        return self._config.clip if self._follow is None else Clip(norm=self._follow.limit())
+
+    def _settle(self, step: Step, rows: Rows, judged: Judged, loss: float | None, bad: list[tuple[int, int]]) -> None:
+        """Put what the host knows into the sample, and withhold the gradients of a rejected update."""
+        step.bad_buffers = bad
+        step.scalars |= {"grad_norm": judged.norm, "rejected": 0.0}
+        if loss is not None:
+            step.scalars["loss"] = loss
+        if step.look is not None and bad:
+            step.look.add_buffers(*self._shadow.described(bad))
+        routine = False
+        if judged.nonfinite:
+            step.scalars["nonfinite_grads"] = 1.0
+            # A scaler provokes overflows to find its scale: with a finite loss and sound buffers it is its business.
+            routine = "scale" in step.scalars and (loss is None or math.isfinite(loss)) and not bad
+            if routine:
+                step.scalars["routine_overflow"] = 1.0
+        if judged.reject:
+            step.withheld = Withheld(self._optimizer, rows.params)
+            step.rejected = not routine
+
+    def _meter_of(self, rows: Rows) -> Meter:
+        if self._meter is None or self._metered is not rows:
+            self._meter, self._metered = Meter({p.device for p in rows.params}, self._config.kernels), rows
+        return self._meter
+
+    def _scope_of(self, rows: Rows) -> Scope:
+        if self._scope is None or not self._scope.fits(rows):
+            self._scope = Scope(rows, self._config.kernels)
+        return self._scope
+
+    def _full_gradients(self, measured: measure.Measured, plain: list[Tensor], present: list[int] | None) -> Tensor:
+        if measured.num_columns == len(FULL_COLUMNS):
+            return measured.table
+        return measure.scatter(measure.full(plain), present, measured.num_rows)
+
+    def _unscale(self, rows: Rows) -> None:
+        """A fused optimizer under a GradScaler gets scaled gradients and divides later: the host path divides now."""
+        scale = getattr(self._optimizer, "grad_scale", None)
+        if isinstance(scale, Tensor):
+            grads = [p.grad for p in rows.params if p.grad is not None]
+            torch._foreach_div_([measure.stored(g) for g in grads], scale)
+            self._optimizer.grad_scale = None
+
+
+def told_by_device(scalars: Mapping[str, float], config: Config) -> dict[str, float]:
+    """What a device decided, in the words the host would have used for it."""
+    out = dict(scalars)
+    out.pop("inverse_coef", None)
+    if not config.clip or config.mode == "observe":
+        out.pop("clip_coef", None)
+    if not out.pop("nonfinite_grads", 0.0):
+        return out
+    out["nonfinite_grads"] = 1.0
+    if "scale" in out and math.isfinite(out.get("loss", 0.0)):
+        out |= {"routine_overflow": 1.0, "rejected": 0.0}
+    return out
+
+
+def _gradients(rows: Rows, step: Step) -> tuple[list[Tensor], list[Tensor], list[int] | None]:
+    """The gradients there are, the same ready to be measured, and which rows they belong to (None: all)."""
+    grads = rows.gradients()
+    live = [g for g in grads if g is not None]
+    present = None if len(live) == len(grads) else [i for i, g in enumerate(grads) if g is not None]
+    if present is not None:  # which of the missing ones are not wanted
+        step.frozen = tuple(i for i, g in enumerate(grads) if g is None and not rows.params[i].requires_grad)
+    return live, rows.plain(live), present
+
+
+def _name_rows(step: Step, rows: Rows, measured: measure.Measured) -> None:
+    """The layout of what was really measured: with no gradient at all not even the kernels run."""
+    if measured.num_columns == len(FULL_COLUMNS):
+        step.layout = rows.layout((Kind.GRAD,))
+
+
+SAFE_EPS = 1e-6
+"""Added to the norm before dividing, as `clip_grad_norm_` does: results must agree with it."""
+
+
+@dataclass(slots=True)
+class Judged:
+    """What the reflex knows about one step, on the host."""
+
+    norm: float
+    nonfinite: bool
+    reject: bool
+    coef: float = 1.0
+
+
+def judge(norm: float, plain: Sequence[Tensor], config: Config) -> Judged:
+    """Look at the global norm; where it is not finite look again before calling the gradients bad."""
+    nonfinite = False
+    if not math.isfinite(norm):
+        # The square of a huge finite value overflows: only a wide accumulation proves a NaN or Inf.
+        wide = number(measure.total(measure.wide_norms(plain)))
+        nonfinite = not math.isfinite(wide)
+        norm = norm if nonfinite else wide
+    if config.mode == "observe":
+        return Judged(norm, nonfinite, reject=False)
+    too_large = config.reject_above is not None and norm > config.reject_above
+    return Judged(norm, nonfinite, reject=(nonfinite and config.reject_nonfinite) or too_large)
+
+
+def clip_host(
+    judged: Judged,
+    clip: Clip,
+    grads: Sequence[Tensor],
+    parts: Tensor,
+    groups: Sequence[Mapping[str, Any]],
+    rows: Sequence[Sequence[int]],
+) -> None:
+    """Clip in place by host-known norms. `rows[g]` lists which of `grads` belong to parameter group g."""
+    if clip.norm is not None and clip.per_group:
+        for group, members in zip(groups, rows, strict=True):
+            if members:
+                mine = [grads[i] for i in members]
+                limit = float(group.get("max_norm", clip.norm))
+                coef = _scale(mine, measure.total(parts[list(members)]), limit, clip.above)
+                judged.coef = min(judged.coef, coef)
+    elif clip.norm is not None:
+        judged.coef = _scale(grads, measure.total(parts), clip.norm, clip.above)
+    if clip.value is not None:
+        values = [measure.stored(g) for g in grads]
+        torch._foreach_clamp_min_(values, -clip.value)
+        torch._foreach_clamp_max_(values, clip.value)
+
+
+def _scale(grads: Sequence[Tensor], norm: Tensor, max_norm: float, above: float | None = None) -> float:
+    """Multiply by max_norm/norm where that is below 1: the very operations of `clip_grad_norm_`, for the same bits."""
+    if not math.isfinite(number(norm)):  # finite values whose squares overflow: judge() has looked
+        norm = measure.total(measure.wide_norms([measure.plain(g) for g in grads]))
+    factor = max_norm / (norm + SAFE_EPS)
+    coef = number(factor)
+    if not coef < 1.0 or (above is not None and number(norm) <= above):
+        return 1.0
+    scale_by(grads, factor, coef)
+    return coef
+
+
+def scale_by(grads: Sequence[Tensor], factor: Tensor, coef: float) -> None:
+    """Multiply in place by a factor whose value the host knows to be `coef`."""
+    values = [measure.stored(g) for g in grads]
+    if coef < 1e-30:
+        # A factor that small is a denormal float32 and would lose its digits: go there in two strides.
+        torch._foreach_mul_(values, 1e-20)
+        torch._foreach_mul_(values, coef / 1e-20)
+    else:
+        wide = any(v.dtype is torch.float64 for v in values)
+        torch._foreach_mul_(values, factor if wide else factor.to(torch.float32))
+
+
+def supports_gate(optimizer: Optimizer) -> bool:
+    """Whether this instance skips a step on a device flag (fused Adam, AdamW, SGD): PyTorch's undocumented protocol."""
+    if not getattr(optimizer, "_step_supports_amp_scaling", False):
+        return False
+    # A fused momentum SGD that is told to skip its very first step keeps an uninitialised buffer: that one step goes
+    # the other way, by the host.
+    momentum = any(g.get("momentum") for g in optimizer.param_groups)
+    return not (momentum and not optimizer.state)
+
+
+def gate_can(optimizer: Optimizer, config: Config) -> bool:
+    """Whether everything this configuration asks for can be decided on the device and told to this optimizer there."""
+    return supports_gate(optimizer) and not config.clip.per_group and config.clip.value is None
+
+
+def limits_of(config: Config) -> Limits:
+    """What the device may decide by itself under a configuration."""
+    if config.mode == "observe":
+        return Limits(reject_nonfinite=False)
+    return Limits(
+        max_norm=config.clip.norm,
+        clip_above=config.clip.above,
+        reject_above=config.reject_above,
+        reject_nonfinite=config.reject_nonfinite,
+    )
+
+
+class DeviceGate:
+    """Hands reject flag and clip coefficient to a fused optimizer as device scalars, without asking the host."""
+
+    def __init__(self, optimizer: Optimizer) -> None:
+        self._optimizer: Any = optimizer
+        self._before: dict[str, Tensor | None] = {}
+        self._armed: tuple[str, ...] = ()
+
+    def arm(self, reject: Tensor, inverse_coef: Tensor | None, scale: Tensor | None) -> None:
+        """Set the gate for this step.
+
+        `scale` is what a GradScaler multiplied the gradients with and has not divided out yet. `grad_scale` makes the
+        fused kernel rewrite every gradient, so it is set only when clipping was asked for.
+        """
+        optimizer = self._optimizer
+        names = ("found_inf",) if inverse_coef is None else ("found_inf", "grad_scale")
+        self._before = {name: getattr(optimizer, name) for name in names if hasattr(optimizer, name)}
+        found = self._before.get("found_inf")
+        optimizer.found_inf = reject if found is None else torch.maximum(found.to(reject.device), reject)
+        if inverse_coef is not None:
+            optimizer.grad_scale = inverse_coef if scale is None else inverse_coef * scale.to(inverse_coef.device)
+        self._armed = names
+
+    def disarm(self) -> None:
+        """Leave the attributes as they were: a GradScaler deletes its own."""
+        for name in self._armed:
+            if name in self._before:
+                setattr(self._optimizer, name, self._before[name])
+            elif hasattr(self._optimizer, name):
+                delattr(self._optimizer, name)
+        self._armed = ()
+
+
+class Withheld:
+    """Hides the gradients for one step.
+
+    torch.optim's own classes skip a parameter without a gradient, state and all. What other classes do is unknown
+    (some count steps in their groups, some read `p.grad` without asking): they get zero gradients, and everything
+    they own is copied and put back. That costs a copy of the weights, but only in a step that is thrown away anyway.
+    """
+
+    def __init__(self, optimizer: Optimizer, params: Sequence[Tensor]) -> None:
+        self._optimizer = optimizer
+        self._params = list(params)
+        self._grads = [p.grad for p in self._params]
+        kind = type(optimizer)
+        # LBFGS counts its evaluations even when it finds nothing to do.
+        known = kind.__module__.startswith("torch.optim") and "LBFGS" not in kind.__name__
+        self._owned = None if known else Owned(optimizer, self._params)
+        self._groups = [_scalars(g) for g in optimizer.param_groups]
+        for p, grad in zip(self._params, self._grads, strict=True):
+            p.grad = None if known or grad is None else torch.zeros_like(grad)
+
+    def put_back(self) -> None:
+        """Give the gradients back and undo whatever the step changed in spite of having none."""
+        for p, grad in zip(self._params, self._grads, strict=True):
+            p.grad = grad
+        if self._owned is not None:
+            self._owned.restore()
+        for group, scalars in zip(self._optimizer.param_groups, self._groups, strict=False):
+            for key, value in scalars.items():
+                if isinstance(value, Tensor) and isinstance(group.get(key), Tensor):
+                    group[key].copy_(value)  # in place: a scheduler or the user may hold this very tensor
+                else:
+                    group[key] = value
+
+
+class Owned:
+    """A copy of everything an optimizer of an unknown class may have changed."""
+
+    def __init__(self, optimizer: Optimizer, params: Sequence[Tensor]) -> None:
+        self._optimizer = optimizer
+        self._params = params
+        self._weights = [p.detach().clone() for p in params]
+        self._state = {key: copy.deepcopy(value) for key, value in _state(optimizer).items()}
+        self._public = {k: v for k, v in vars(optimizer).items() if not k.startswith("_") and _is_scalar(v)}
+
+    def restore(self) -> None:
+        """Put it all back."""
+        with torch.no_grad():
+            for p, weight in zip(self._params, self._weights, strict=True):
+                p.copy_(weight)
+        state = _state(self._optimizer)
+        state.clear()
+        state.update(self._state)
+        vars(self._optimizer).update(self._public)
+
+
+def _state(optimizer: Any) -> Any:
+    """The per-parameter state; a class that only looks like an optimizer may have none."""
+    return getattr(optimizer, "state", {})
+
+
+def _scalars(group: dict[str, Any]) -> dict[str, Any]:
+    return {k: v.clone() if isinstance(v, Tensor) else v for k, v in group.items() if k != "params" and _is_scalar(v)}
+
+
+def _is_scalar(value: Any) -> bool:
+    return value is None or isinstance(value, bool | int | float | str | tuple | Tensor)
+
+
+HUGE = 1e15
+"""Above this norm the squares of float32 values come near overflow: float64 is used, at its price."""
+
+
+def clip_units(
+    params: Sequence[Tensor], settings: Agc, *, scale: Tensor | None = None, wide: bool | None = None
+) -> Tensor:
+    """Limit the gradient norm of every unit to `ratio * max(weight norm, eps)`, in place, without asking the host.
+
+    There must be a gradient. Returns, on the device, what became of the whole norm: clipped over unclipped. `scale`
+    is what a GradScaler multiplied the gradients with. Of a sharded parameter this rank's part is seen: rows are whole
+    where it is sharded by rows. A unit that is not finite is left as it is.
+    """
+    places: dict[torch.device, list[Tensor]] = {}
+    for p in params:
+        if p.grad is not None:
+            places.setdefault(p.device, []).append(p)
+    squares = [_on_one_device(mine, settings, scale, wide) for mine in places.values()]
+    before, after = torch.stack([s.to(squares[0].device, non_blocking=True) for s in squares]).sum(0).unbind()
+    return torch.where(torch.isfinite(before) & (before > 0), (after / before).sqrt(), 1.0).float()
+
+
+def _on_one_device(params: list[Tensor], settings: Agc, scale: Tensor | None, wide: bool | None) -> Tensor:
+    """The squares of the norm before and after clipping these parameters."""
+    device = params[0].device
+    exact = device.type not in ("cpu", "mps") if wide is None else wide and device.type != "mps"
+    units = [_Units(p, torch.float64 if exact else None) for p in params]
+    norms = torch.cat([u.norms.reshape(-1) for u in units])
+    limit = torch.cat([u.weights.reshape(-1) for u in units]).clamp(min=settings.eps) * settings.ratio
+    if scale is not None:
+        limit = limit * scale.to(device, non_blocking=True)
+    over = (norms > limit) & torch.isfinite(norms)
+    coef = torch.where(over, limit / norms, 1.0)
+    pieces = torch.split(coef, [u.norms.numel() for u in units])
+    torch._foreach_mul_([u.values for u in units], [u.spread(c) for u, c in zip(units, pieces, strict=True)])
+    sound = torch.where(torch.isfinite(norms), norms, 0.0)
+    return torch.stack([sound.square().sum(), (sound * coef).square().sum()])
+
+
+class _Units:
+    """One parameter's units: the norm of each one's gradient and weights, and the stored values they scale."""
+
+    def __init__(self, param: Tensor, dtype: torch.dtype | None) -> None:
+        grad = param.grad
+        assert grad is not None
+        self._rows: Tensor | None = None
+        weight, values = measure.plain(param), measure.plain(grad)
+        by_row = param.dim() > 1
+        if grad.layout is torch.sparse_coo:
+            # Duplicate rows add up when they are applied: the norm is that of the sum, the scale goes to every part.
+            by_row = by_row and grad.sparse_dim() == 1
+            if by_row:
+                self._seen = grad.coalesce().indices()[0]
+                self._rows, self._num_rows = grad._indices()[0], param.shape[0]
+                weight = weight.index_select(0, self._seen)
+        elif grad.layout is not torch.strided:
+            by_row = False
+        self.norms = _norms(values, by_row, dtype)
+        self.weights = _norms(weight, by_row, dtype)
+        self.values = values if grad.layout is torch.strided else measure.stored(grad)
+
+    def spread(self, coef: Tensor) -> Tensor:
+        """The factor of each unit, in a shape that multiplies the stored values.
+
+        Its type stays: a float32 factor of bfloat16 values, or a float64 one of values near overflow, keeps its digits.
+        """
+        if self._rows is not None:
+            whole = torch.ones(self._num_rows, dtype=coef.dtype, device=coef.device)
+            coef = whole.index_copy_(0, self._seen, coef).index_select(0, self._rows)
+        # Never fewer dimensions than the values: a number beside a tensor would take on the tensor's type.
+        return coef.reshape(-1, *[1] * (self.values.dim() - 1)) if self.values.dim() else coef.reshape(())
+
+
+def _norms(values: Tensor, by_row: bool, dtype: torch.dtype | None) -> Tensor:
+    if dtype is None and values.dtype in (torch.float16, torch.bfloat16):
+        dtype = torch.float32
+    dims = tuple(range(1, values.dim())) if by_row else None
+    norms: Tensor = torch.linalg.vector_norm(values, 2.0, dim=dims, dtype=dtype)
+    return norms

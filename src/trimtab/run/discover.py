@@ -1,0 +1,318 @@
+"""Finds what nobody told us of: the modules that a program builds, and which of them an optimizer moves."""
+
+from __future__ import annotations
+
+import functools
+import gc
+import weakref
+from collections import OrderedDict
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+from torch.optim.lr_scheduler import LRScheduler
+from torch.optim.optimizer import Optimizer
+
+from trimtab.sample.probes.forward import inert, only_traced
+from trimtab.sample.rows import Parts
+from trimtab.torchutil.patch import native, own_hook
+
+Kept = tuple[dict[str, Tensor | None], str, Tensor]
+MAX_COPIED = 1 << 20
+HOOKS = ("_forward_pre_hooks", "_forward_pre_hooks_with_kwargs", "_forward_hooks", "_forward_hooks_with_kwargs")
+
+
+class LooseParameters(nn.Module):
+    """Stands in for a model where tensors are optimized that belong to no module; it is never called."""
+
+    def __init__(self, tensors: Iterable[Tensor]) -> None:
+        super().__init__()
+        for i, tensor in enumerate(tensors):
+            self._parameters[f"tensor_{i}"] = tensor  # type: ignore[assignment]  # a plain leaf may be optimized, too
+
+    def forward(self) -> None:
+        """There is nothing to compute."""
+
+
+def owners_of(params: Sequence[Tensor], among: Sequence[nn.Module] | None = None) -> list[nn.Module]:
+    """The modules that hold as many of these parameters as any does: the tightest first, those around it after it.
+
+    They are looked for `among` these modules, else among everything alive.
+
+    Example:
+        >>> body, head = nn.Linear(2, 2), nn.Linear(2, 1)
+        >>> model = nn.Sequential(body, head)
+        >>> owners_of(list(head.parameters())) == [head, model]
+        True
+        >>> owners_of(list(model.parameters())) == [model]
+        True
+    """
+    wanted = dict.fromkeys(id(p) for p in params)  # in their order
+    modules = alive() if among is None else among
+    parents: dict[int, list[nn.Module]] = {}
+    for module in modules:
+        for child in module._modules.values():
+            if child is not None:
+                parents.setdefault(id(child), []).append(module)
+    direct = [m for m in modules if any(id(p) in wanted for p in m._parameters.values())]
+    candidates = _with_ancestors(direct, parents)
+    if not candidates:
+        return [LooseParameters(params)]
+    sizes = {id(m): _size(m, wanted) for m in candidates}
+    best = max(covered for covered, _, _ in sizes.values())
+    tight = sorted(candidates, key=lambda m: (sizes[id(m)][1], -sizes[id(m)][2], _num_modules(m)))
+    if best == len({id(p) for m in candidates for p in m.parameters()} & set(wanted)):
+        return [m for m in tight if sizes[id(m)][0] == best]
+    return [Parts({f"{type(part).__name__}{i}": part for i, part in enumerate(_cover(tight, sizes, wanted))})]
+
+
+def _cover(
+    tight: Sequence[nn.Module], sizes: dict[int, tuple[int, int, int]], wanted: Mapping[int, None]
+) -> list[nn.Module]:
+    """Few modules that hold them together, in the order in which their parameters are optimized."""
+    chosen: list[nn.Module] = []
+    missing = set(wanted)
+    for module in sorted(tight, key=lambda m: -sizes[id(m)][0]):  # stable: of equals the tightest
+        held = {id(p) for p in module.parameters()} & missing
+        if held and len(held) == sizes[id(module)][0]:
+            chosen.append(module)
+            missing -= held
+    place = {key: i for i, key in enumerate(wanted)}
+    return sorted(chosen, key=lambda m: min(place[id(p)] for p in m.parameters() if id(p) in place))
+
+
+def bystanders(model: nn.Module, owned: Collection[int], modules: Sequence[nn.Module]) -> list[nn.Module]:
+    """Modules beside the model whose buffers training moves though no optimizer does: a frozen trunk, a lone norm."""
+    children = {id(child) for module in modules for child in module._modules.values()}
+    mine = {id(part) for part in model.modules()}
+    return [
+        module
+        for module in modules
+        if id(module) not in children and not isinstance(module, LooseParameters | Parts)
+        if any(part.training and _moves(part) for part in module.modules())
+        if not any(id(part) in mine for part in module.modules())
+        if not any(id(p) in owned for p in module.parameters())
+    ]
+
+
+def _moves(module: nn.Module) -> bool:
+    return any(b is not None and b.is_floating_point() for b in module._buffers.values())
+
+
+def copies_of(model: nn.Module) -> list[Kept]:
+    """The buffers as they are now, by their place."""
+    found = [(m._buffers, k, b) for m in model.modules() for k, b in m._buffers.items() if b is not None]
+    return [(home, key, b.detach().clone()) for home, key, b in found if not is_lazy(b) and b.numel() <= MAX_COPIED]
+
+
+def seen_from_outside(owners: Sequence[nn.Module]) -> nn.Module | None:
+    """The compiled form of the tightest owner, if there is one: its calls are seen, those of the module inside not."""
+    return next((m for m in owners if m._modules.get("_orig_mod") is owners[0]), None)
+
+
+def uncalled(model: nn.Module) -> nn.Module:
+    """The same parameters, buffers and parts under the same names, but nobody calls it: a hook on it changes nothing.
+
+    For a model that is called inside compiled code, where every hook that comes or goes means compiling anew.
+    """
+    twin: nn.Module = object.__new__(type(model))
+    twin.__dict__ = dict(model.__dict__)
+    for name in HOOKS:
+        twin.__dict__[name] = OrderedDict()
+    return twin
+
+
+def alive() -> list[nn.Module]:
+    """All modules there are."""
+    return [o for o in gc.get_objects() if _is_module(o)]
+
+
+def _is_module(obj: object) -> bool:
+    # By type: isinstance() asks an object for its __class__, and a proxy (a lazy import, a mock) may do anything then.
+    return issubclass(type(obj), nn.Module) and "_parameters" in getattr(obj, "__dict__", {})
+
+
+def _with_ancestors(modules: Iterable[nn.Module], parents: dict[int, list[nn.Module]]) -> list[nn.Module]:
+    found: dict[int, nn.Module] = {}
+    todo = list(modules)
+    while todo:
+        module = todo.pop()
+        if id(module) not in found and not isinstance(module, LooseParameters | Parts):
+            found[id(module)] = module
+            todo += parents.get(id(module), [])
+    return list(found.values())
+
+
+def _size(module: nn.Module, wanted: Mapping[int, None]) -> tuple[int, int, int]:
+    """How many of the wanted parameters it holds, how many parameters in all, and how many buffers."""
+    mine = [id(p) for p in module.parameters()]
+    return sum(p in wanted for p in mine), len(mine), sum(1 for _ in module.buffers())
+
+
+def _num_modules(module: nn.Module) -> int:
+    return sum(1 for _ in module.modules())
+
+
+NUM_MARKED = 16
+METHODS = ("step", "apply_gradients", "apply", "update")
+"""How an optimizer that is none of PyTorch's is told to change the weights."""
+
+
+def marks_of(optimizers: Iterable[Any]) -> dict[int, object]:
+    """By optimizer, what of its gradients changes when a backward pass adds to them."""
+    out: dict[int, object] = {}
+    for optimizer in optimizers:
+        params = params_of(optimizer)
+        some = params[:: len(params) // NUM_MARKED + 1]
+        out[id(optimizer)] = [None if p.grad is None else (id(p.grad), p.grad._version) for p in some]
+    return out
+
+
+def params_of(optimizer: Any) -> list[Tensor]:
+    """All tensors that an optimizer moves."""
+    return [p for group in optimizer.param_groups for p in group["params"]]
+
+
+def wrap_method(home: type, name: str, around: Callable[..., Any]) -> Callable[[], None]:
+    """Put `around(inner, *args)` in the place of a method; returns how to take it off again."""
+    inner = getattr(home, name)
+
+    @functools.wraps(inner)
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        return around(inner, *args, **kwargs)
+
+    setattr(home, name, wrapper)
+    return lambda: setattr(home, name, inner)
+
+
+def still_scaled(lane: Any) -> bool:
+    """Whether a GradScaler has yet to unscale these gradients: their norm is not a true one."""
+    scaler = lane.scaler
+    if scaler is None or not scaler.is_enabled():
+        return False
+    states = getattr(scaler, "_per_optimizer_states", {})
+    return id(lane.optimizer) not in states or states[id(lane.optimizer)]["stage"].name == "READY"
+
+
+def lookalikes() -> list[Any]:
+    """Everything alive that looks like an optimizer and is none of PyTorch's: by its name, or by what it has.
+
+    Types are asked first: an attribute of an object may be anything, a lazy import say.
+    """
+    known: dict[type, bool] = {}
+    found = []
+    for obj in gc.get_objects():
+        kind = type(obj)
+        if kind not in known:
+            known[kind] = _looks_like_one(kind)
+        if known[kind] and ("optim" in _names(kind) or quacks(obj)):
+            found.append(obj)
+    return found
+
+
+def quacks(obj: Any) -> bool:
+    """Whether it has what a guard needs of an optimizer: groups of parameters, and a step."""
+    try:
+        params = params_of(obj)
+    except Exception:  # whatever it is, it is not that
+        return False
+    return callable(getattr(obj, "step", None)) and bool(params) and all(isinstance(p, Tensor) for p in params)
+
+
+def _looks_like_one(kind: type) -> bool:
+    if issubclass(kind, type | nn.Module | Optimizer | LRScheduler) or kind.__module__.split(".")[0] in _NOT_THEIRS:
+        return False
+    can = any(callable(getattr(base, name, None)) for base in kind.__mro__ for name in METHODS if name in vars(base))
+    groups = any("param_groups" in vars(base) for base in kind.__mro__) or "step" in dir(kind)
+    return can and (groups or "optim" in _names(kind))
+
+
+_NOT_THEIRS = frozenset({"torch", "trimtab", "builtins", "numpy", "sympy"})
+
+
+def _names(kind: type) -> str:
+    return " ".join(base.__name__.lower() for base in kind.__mro__)
+
+
+class Census:
+    """Notes modules as they are built, copied or loaded. Walking all objects alive would cost 50 ms each time."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, weakref.ref[nn.Module]] = {}
+
+    def take(self) -> Callable[[], None]:
+        """Begin with those there are; returns how to end."""
+        for module in alive():
+            self._note(module)
+        undo = [self._wrap("__init__"), self._wrap("__setstate__")]  # copies and pickles come through the second
+
+        def stop() -> None:
+            for back in undo:
+                back()
+
+        return stop
+
+    def modules(self) -> list[nn.Module]:
+        """Those alive whose birth is over: one that is still being built has no parts yet."""
+        alive = (module for ref in list(self._known.values()) if (module := ref()) is not None)
+        return [module for module in alive if "_parameters" in module.__dict__]
+
+    def _note(self, module: nn.Module) -> None:
+        key = id(module)
+        self._known[key] = weakref.ref(module, functools.partial(_forget, self._known, key))
+
+    def _wrap(self, name: str) -> Callable[[], None]:
+        inner = getattr(nn.Module, name)
+
+        @functools.wraps(inner)
+        def wrapper(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+            self._note(module)
+            return inner(module, *args, **kwargs)
+
+        setattr(nn.Module, name, wrapper)
+        return lambda: setattr(nn.Module, name, inner)
+
+
+def _forget(known: dict[int, weakref.ref[nn.Module]], key: int, ref: weakref.ref[nn.Module]) -> None:
+    if known.get(key) is ref:  # else the place was taken by another module already
+        del known[key]
+
+
+class Door:
+    """Open until the model is called with gradients on; what was hooked on in answer sees that very call."""
+
+    def __init__(self, model: nn.Module, called: Callable[[nn.Module], None]) -> None:
+        self.model = weakref.ref(model)
+        self._called = called
+        self._handle: Any = own_hook(model.register_forward_pre_hook(self, with_kwargs=True), listed=False)
+
+    @property
+    def open(self) -> bool:
+        """Whether it still waits."""
+        return self._handle is not None
+
+    @native
+    def __call__(self, module: nn.Module, args: Any, kwargs: Any) -> None:
+        """Runs before the model's forward."""
+        if only_traced() or not torch.is_grad_enabled() or self._handle is None:
+            return
+        self.close()
+        before = set(module._forward_pre_hooks)
+        self._called(module)
+        for key, hook in list(module._forward_pre_hooks.items()):
+            if key not in before:  # came too late to be called by PyTorch this time
+                if key in module._forward_pre_hooks_with_kwargs:
+                    hook(module, args, kwargs)
+                else:
+                    hook(module, args)
+
+    def close(self) -> None:
+        """Wait no longer."""
+        if self._handle is not None:
+            self._handle.remove()
+            self._handle = None
+
+    def __reduce__(self) -> Any:
+        return inert()

@@ -1,0 +1,126 @@
+"""Runs the first steps of a script under observation, stops it, and has the checks look at what was seen."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim.optimizer import Optimizer
+
+from trimtab.checks.drive import Options, failure_of
+from trimtab.checks.run import Report, examine_seen
+from trimtab.checks.target import Target
+from trimtab.checks.watch import Watch
+from trimtab.checks.watched import watched
+from trimtab.core.errors import InputError
+from trimtab.run.discover import Census, owners_of, params_of, wrap_method
+from trimtab.run.script import Program, run_program
+
+LEAST = 4
+"""Steps that the checks of wiring need."""
+
+
+class _Enough(BaseException):
+    """Enough was seen. No `except Exception` of a script holds it up."""
+
+
+class Preflight:
+    """Waits for the first optimizer and its model, and listens from their first forward pass on."""
+
+    def __init__(self, options: Options) -> None:
+        self.options = options
+        self.watch: Watch | None = None
+        self.model: nn.Module | None = None
+        self.optimizers: list[Any] = []
+        self._census = Census()
+        self._stack = contextlib.ExitStack()
+        self._steps = 0
+        self._schedulers: list[Any] = []
+
+    def take_off(self) -> None:
+        """Put everything in place."""
+        self._stack.callback(self._census.take())
+        self._stack.callback(wrap_method(Optimizer, "__init__", self._built))
+        self._stack.callback(wrap_method(torch.optim.lr_scheduler.LRScheduler, "__init__", self._scheduled))
+        hook = nn.modules.module.register_module_forward_pre_hook(self._called)
+        self._stack.callback(hook.remove)
+
+    def land(self) -> None:
+        """Put PyTorch back as it was."""
+        self._stack.close()
+
+    def _built(self, inner: Callable[..., Any], optimizer: Any, *args: Any, **kwargs: Any) -> None:
+        inner(optimizer, *args, **kwargs)
+        self.optimizers.append(optimizer)
+        if self.watch is not None:
+            self.watch.know(optimizer)
+
+    def _scheduled(self, inner: Callable[..., Any], scheduler: Any, *args: Any, **kwargs: Any) -> None:
+        inner(scheduler, *args, **kwargs)
+        self._schedulers.append(scheduler)
+
+    def _called(self, module: nn.Module, args: Any) -> None:
+        """The first call of the model that the optimizers move."""
+        if self.watch is not None or not self.optimizers:
+            return
+        params = [p for one in self.optimizers for p in params_of(one)]
+        mine = {id(p) for p in params}
+        if not any(id(p) in mine for p in module.parameters()):
+            return
+        self.model = owners_of(params, self._census.modules())[-1]
+        if not any(part is module for part in self.model.modules()):
+            self.model = module
+        self.watch = Watch(self.model, tuple(self._schedulers))
+        self.watch.gate = self._gate
+        for one in self.optimizers:
+            self.watch.know(one)
+        self.watch.begin()
+        self._stack.enter_context(self.watch.listening())
+        self.watch._enter(module, args)  # it came too late to be called by PyTorch this time
+
+    def _gate(self) -> None:
+        """A forward pass begins: after a step that is a new call, and after enough of them the end."""
+        assert self.watch is not None
+        stepped = [e for e in self.watch.now.events if e.kind in ("step", "scaler-step")]
+        if not stepped:
+            return
+        self._steps += 1
+        if self._steps >= max(self.options.max_steps, LEAST):
+            raise _Enough
+        self.watch.begin()
+
+
+def examine_script(
+    program: Program, options: Options, *, select: tuple[str, ...], ignore: tuple[str, ...]
+) -> tuple[Report, Target]:
+    """Run a script until enough of its steps were seen: the report, and what it trained. InputError: nothing."""
+    flight = Preflight(options)
+    flight.take_off()
+    failure: Exception | None = None
+    try:
+        with contextlib.redirect_stdout(sys.stderr):  # the report alone is ours to print
+            run_program(program)
+    except _Enough:
+        pass
+    except SystemExit as end:
+        if end.code:
+            raise InputError(f"{program.target} ended with exit code {end.code} before enough was seen") from None
+    except Exception as error:
+        failure = error
+    finally:
+        flight.land()
+    watch, model = flight.watch, flight.model
+    if watch is None or model is None:
+        if failure is not None:
+            raise InputError(
+                f"{program.target} raised {type(failure).__name__}: {failure} before it trained anything"
+            ) from failure
+        raise InputError(f"{program.target} stepped no PyTorch optimizer; expected a script that trains")
+    if failure is not None:
+        watch.now.failure = failure_of(failure, watch.now, watch)
+    probe = watched(model, flight.optimizers, watch, options, tuple(flight._schedulers))
+    return examine_seen(probe, select=select, ignore=ignore), probe.target

@@ -1,0 +1,109 @@
+"""Measures the gradients of one lane on a device: by the Triton kernels where they run, else by torch."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Sequence
+from functools import cache
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from trimtab.core.types import FULL_COLUMNS, NORM_COLUMNS, Column
+from trimtab.sample.measure import reference as measure
+from trimtab.sample.measure.reference import Limits, Measured
+
+log = logging.getLogger("trimtab")
+
+
+@cache
+def _triton() -> Any:
+    """The Triton measurement; None where it is not installed or does not import."""
+    if find_spec("triton") is None:
+        return None
+    try:
+        from trimtab.sample.measure import triton_launch as measure_triton
+    except Exception as error:  # a broken install must not cost more than speed
+        log.warning("triton is installed but cannot be used (%s); measuring with torch", error)
+        return None
+    return measure_triton
+
+
+@cache
+def _say(what: str, device: str) -> None:
+    log.info("gradients on %s are measured with %s", device, what)
+
+
+class Meter:
+    """Chooses once, says so once in the log, and keeps the plan of the launches between steps."""
+
+    def __init__(self, devices: set[torch.device], kernels: str) -> None:
+        one_cuda = len(devices) == 1 and next(iter(devices)).type == "cuda"
+        # Elsewhere the kernels run only in Triton's interpreter, and only for who asks for it.
+        interpreted = kernels == "triton" and os.environ.get("TRITON_INTERPRET") == "1"
+        self._triton: Any = _triton() if kernels != "torch" and (one_cuda or interpreted) else None
+        self._plan: Any = None
+        self._present: list[int] | None = None
+        self._copied = False
+        for device in devices:
+            _say("triton" if self._triton is not None else "torch", device.type)
+
+    @property
+    def columns(self) -> tuple[Column, ...]:
+        """What every step measures."""
+        return NORM_COLUMNS if self._triton is None else FULL_COLUMNS
+
+    def measure(
+        self,
+        plain: Sequence[Tensor],
+        present: list[int] | None,
+        num_rows: int,
+        limits: Limits,
+        scale: Tensor | None = None,
+    ) -> Measured:
+        """Table and decisions, on the device, without waiting for it."""
+        if self._triton is not None and plain:
+            try:
+                return self._by_triton(plain, present, num_rows, limits, scale)
+            except Exception as error:  # no compiler, an unknown card: slower is better than unguarded
+                log.warning("the Triton kernels cannot be used here (%s); measuring with torch", error)
+                self._triton = self._plan = None
+        return measure.on_device(plain, present, num_rows, limits, scale)
+
+    def _by_triton(
+        self, plain: Sequence[Tensor], present: list[int] | None, num_rows: int, limits: Limits, scale: Tensor | None
+    ) -> Measured:
+        tensors = list(plain)
+        addresses = [t.data_ptr() for t in tensors]
+        if self._plan is None or addresses != self._plan.known:
+            # New tensors: only now look whether their memory can be read straight through.
+            tensors = [t if t.is_contiguous() else self._triton.flat_values(t) for t in plain]
+            self._copied = any(a is not b for a, b in zip(tensors, plain, strict=True))
+            addresses = [t.data_ptr() for t in tensors] if self._copied else addresses
+        if self._plan is None or present != self._present or not self._plan.takes(addresses):
+            self._plan, self._present = self._triton.Plan(tensors, present, num_rows), present
+        measured: Measured = self._plan.run(tensors, addresses, limits, scale)
+        measured.spare(limits)
+        return measured
+
+    @property
+    def can_scale(self) -> bool:
+        """Whether what was measured last can be scaled where it is, by the same plan."""
+        return self._plan is not None and not self._copied
+
+    def scale(self, plain: Sequence[Tensor], factor: Tensor) -> None:
+        """Multiply what was measured last by a device scalar; at 1 no memory is touched.
+
+        The tensors are given again rather than kept: a gradient kept here would outlive `zero_grad`.
+        """
+        self._plan.scale(plain, factor)
+
+    def full(self, tensors: Sequence[Tensor]) -> Tensor:
+        """All columns of plain tensors that are measured now and then (weights, updates), where they come cheaply."""
+        measured = self.measure(tensors, None, len(tensors), Limits()) if self._triton is not None else None
+        if measured is None or measured.num_columns != len(FULL_COLUMNS):
+            return measure.sizes(tensors)
+        return measured.table

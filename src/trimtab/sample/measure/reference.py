@@ -1,0 +1,199 @@
+"""The torch reference of every measurement, on any device: L2 norms every step, all columns on a cadence."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from trimtab.core.types import ABSENT, Column
+from trimtab.sample.measure import cpu as measure_cpu
+from trimtab.sample.measure.cpu import FP16_SMALLEST
+from trimtab.sample.transfer import number, to_host, upload
+
+GLOBALS = ("grad_norm", "nonfinite_grads", "rejected", "clip_coef", "inverse_coef")
+"""What the device decides about a step, in the order it stands behind the table."""
+
+_LOW = {torch.float16, torch.bfloat16}
+
+
+def plain(tensor: Tensor) -> Tensor:
+    """The dense real values of a sparse, complex, sharded or ordinary tensor; of a sharded one, this rank's part."""
+    tensor = tensor.detach()
+    if hasattr(tensor, "to_local"):
+        tensor = tensor.to_local()
+    if tensor.layout is not torch.strided:
+        # Duplicate indices add up when the gradient is applied, so they must add up before it is measured.
+        tensor = (tensor.coalesce() if tensor.layout is torch.sparse_coo else tensor).values()
+    return torch.view_as_real(tensor) if tensor.is_complex() else tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What the device decides by itself: the norm to clip to, the norm to reject above, whether NaN and Inf reject.
+
+    A norm up to `clip_above` is not clipped at all.
+    """
+
+    max_norm: float | None = None
+    reject_above: float | None = None
+    reject_nonfinite: bool = True
+    clip_above: float | None = None
+
+
+@dataclass(slots=True)
+class Measured:
+    """A measured list of tensors, all of it still on the device: a table and the five `GLOBALS` in one flat buffer."""
+
+    flat: Tensor
+    num_rows: int
+    num_columns: int
+
+    @property
+    def table(self) -> Tensor:
+        """The columns, one row a tensor."""
+        return self.flat[: self.num_rows * self.num_columns].view(self.num_rows, self.num_columns)
+
+    def scalar(self, name: str) -> Tensor:
+        """One of `GLOBALS`."""
+        return self.flat[self.num_rows * self.num_columns + GLOBALS.index(name)]
+
+    def spare(self, limits: Limits) -> None:
+        """Take back the clipping of a norm that `clip_above` leaves alone, on the device."""
+        if limits.max_norm is not None and limits.clip_above is not None:
+            small = self.scalar("grad_norm") <= limits.clip_above
+            for name in ("clip_coef", "inverse_coef"):
+                self.scalar(name).masked_fill_(small, 1.0)
+
+
+def on_device(
+    tensors: Sequence[Tensor], present: list[int] | None, num_rows: int, limits: Limits, scale: Tensor | None
+) -> Measured:
+    """The torch reference of the one-pass kernel: norms only, the same decisions, on any device, without waiting."""
+    parts = norms(tensors)
+    if scale is not None:
+        parts = parts / scale.to(parts.device)
+    norm = total(parts)
+    bad = ~torch.isfinite(norm)
+    reject = (norm > limits.reject_above) & ~bad if limits.reject_above is not None else torch.zeros_like(bad)
+    if limits.reject_nonfinite:
+        reject = reject | bad
+    coef = torch.ones_like(norm)
+    if limits.max_norm is not None:
+        coef = torch.where(bad, coef, (limits.max_norm / (norm + 1e-6)).clamp(max=1.0))
+    values = torch.stack([norm, bad.to(norm.dtype), reject.to(norm.dtype), coef, 1.0 / coef])
+    table = scatter(parts.unsqueeze(1), present, num_rows)
+    measured = Measured(torch.cat([table.reshape(-1), values]).float(), num_rows, 1)
+    measured.spare(limits)
+    return measured
+
+
+def stored(tensor: Tensor) -> Tensor:
+    """The real values a tensor stores, to be changed in place; scaling them scales it, duplicates and all."""
+    if tensor.layout is not torch.strided:
+        tensor = tensor._values() if tensor.layout is torch.sparse_coo else tensor.values()
+    return torch.view_as_real(tensor) if tensor.is_complex() else tensor
+
+
+def address(tensor: Tensor) -> int:
+    """Where the values of a tensor, or of this rank's part of a sharded one, are kept."""
+    return (tensor.to_local() if hasattr(tensor, "to_local") else tensor).data_ptr()
+
+
+def norms(tensors: Sequence[Tensor]) -> Tensor:
+    """The L2 norm of each tensor, one vector on the device of the first, without waiting for it.
+
+    Tensors must be plain. A float16 or bfloat16 tensor is measured in float32; on accelerators everything is
+    accumulated in float64 where the device has it, so that huge finite values do not overflow.
+    """
+    if not tensors:
+        return torch.zeros(0, dtype=torch.float32, device="cpu")
+    first = tensors[0].device
+    wide = _accumulator({t.dtype for t in tensors}, first)
+    out = torch._foreach_norm(list(tensors), 2.0, dtype=wide) if wide else torch._foreach_norm(list(tensors), 2.0)
+    if any(o.device != first for o in out):
+        return torch.stack([o.to(first, non_blocking=True) for o in out])
+    return torch.stack(list(out))
+
+
+def _accumulator(dtypes: set[torch.dtype], device: torch.device) -> torch.dtype | None:
+    """What to accumulate in; None where the tensors' own type is right and nothing need be converted."""
+    if device.type != "cpu":
+        return torch.float32 if device.type == "mps" else torch.float64
+    if len(dtypes) == 1 and not dtypes & _LOW:
+        return None
+    return torch.float64 if torch.float64 in dtypes else torch.float32
+
+
+def total(parts: Tensor) -> Tensor:
+    """The norm of a vector of norms: the global norm, the same way `clip_grad_norm_` computes it."""
+    whole: Tensor = torch.linalg.vector_norm(parts, 2.0)
+    return whole
+
+
+def wide_norms(tensors: Sequence[Tensor]) -> Tensor:
+    """L2 norms that do not overflow on finite values: non-finite only where a tensor holds NaN or Inf."""
+    norms = [torch.linalg.vector_norm(t.double() if t.device.type != "mps" else t) for t in tensors]
+    return torch.stack([norm.to(norms[0].device) for norm in norms])
+
+
+def scatter(measured: Tensor, present: list[int] | None, num_rows: int) -> Tensor:
+    """Rows of the gradients there are, put among the rows of all parameters; a missing one has norm ABSENT."""
+    if present is None:
+        return measured
+    out = torch.zeros(num_rows, measured.shape[1], dtype=measured.dtype, device=measured.device)
+    out[:, 0] = ABSENT
+    # By an uploaded index: indexing with a list would make the host wait for its copy.
+    out.index_copy_(0, upload(np.array(present, np.int64), measured.device), measured)
+    return out
+
+
+def full(tensors: Sequence[Tensor], *, fractions: bool = True) -> Tensor:
+    """All columns of `Column` for each plain tensor: a float32 table [tensors, columns] on the first one's device."""
+    if not tensors:
+        return torch.zeros(0, len(Column), dtype=torch.float32, device="cpu")
+    device = tensors[0].device
+    if device.type == "cpu":
+        return torch.from_numpy(measure_cpu.full([to_host(t) for t in tensors], fractions=fractions))
+    return torch.stack([reference_row(t, fractions).to(device, non_blocking=True) for t in tensors])
+
+
+def sizes(tensors: Sequence[Tensor]) -> Tensor:
+    """Rows for tensors of which only the size matters (weights, updates): L2 and exact counts, the rest unmeasured."""
+    if not tensors or tensors[0].device.type != "cpu":
+        return full(tensors, fractions=False)
+    table = torch.full((len(tensors), len(Column)), torch.nan, dtype=torch.float32, device="cpu")
+    table[:, 0] = norms(tensors)
+    table[:, 3:5] = 0.0
+    if not math.isfinite(number(total(table[:, 0]))):  # rare: count what is there, without overflow
+        bad = [i for i, ok in enumerate(to_host(torch.isfinite(table[:, 0]))) if not ok]
+        if bad:
+            table[bad] = full([tensors[i] for i in bad], fractions=False)
+    return table
+
+
+def reference_row(tensor: Tensor, fractions: bool = True) -> Tensor:
+    """The reference of one row, on any device, without waiting for it."""
+    size = tensor.numel()
+    if size == 0:
+        return torch.zeros(len(Column), dtype=torch.float32, device=tensor.device)
+    wide = torch.float32 if tensor.device.type == "mps" else torch.float64
+    magnitude = tensor.abs()
+    missing = torch.full((), torch.nan, dtype=wide, device=tensor.device)
+    zero = (magnitude == 0).sum().to(wide) if fractions else missing
+    tiny = (magnitude < FP16_SMALLEST).sum().to(wide) if fractions else missing
+    return torch.stack(
+        [
+            torch.linalg.vector_norm(tensor, dtype=wide),
+            magnitude.max().to(wide),
+            tensor.sum(dtype=wide) / size,
+            torch.isnan(tensor).sum().to(wide),
+            torch.isinf(tensor).sum().to(wide),
+            zero / size,
+            (tiny - zero) / size,
+        ]
+    ).float()

@@ -1,0 +1,1 @@
+"""What is looked at beside the gradients, one probe per file."""

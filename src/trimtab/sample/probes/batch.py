@@ -1,0 +1,274 @@
+"""The data of a step in a few numbers: size, spread, a fingerprint, and what is plainly wrong with it."""
+
+from __future__ import annotations
+
+import math
+import zlib
+from collections.abc import Iterator, Mapping
+from dataclasses import fields, is_dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from trimtab.sample.transfer import number, to_host
+
+SLICE = 2048
+"""Leading elements that stand for a tensor in its fingerprint and spread."""
+LARGE = 1 << 20
+"""Elements of a tensor that are searched for NaN and Inf in every step."""
+MAX_CLASSES = 4096
+MIN_LABELS = 8
+MIN_ROWS = 4
+MARKED = 512
+MIN_TARGETS = 256
+CHANCE_EVERY = 5
+NUM_TENSORS = 8
+
+
+def tensors_in(value: Any, depth: int = 3) -> Iterator[Tensor]:
+    """The tensors in nested tuples, lists, dicts and dataclasses, in order, not too deep."""
+    if isinstance(value, Tensor):
+        if value.layout is torch.strided and not value.is_nested:
+            yield value
+    elif depth and isinstance(value, Mapping):
+        for part in value.values():
+            yield from tensors_in(part, depth - 1)
+    elif depth and isinstance(value, list | tuple):
+        for part in value:
+            yield from tensors_in(part, depth - 1)
+    elif depth and is_dataclass(value) and not isinstance(value, type):
+        for field in fields(value):
+            yield from tensors_in(getattr(value, field.name, None), depth - 1)
+
+
+class Epoch:
+    """The fingerprints of one epoch: how many batches in a row were already seen in it, in the same order."""
+
+    def __init__(self, length: int | None = None) -> None:
+        self._length = length
+        self._places: dict[int, int] = {}
+        self._num = self._row = 0
+        self._last = self._expected = -1
+        self._stuck, self._step_mark = 0, -1
+
+    def step_done(self) -> int:
+        """How many steps in a row had the very same batch, where there are others."""
+        if self._length is None or self._last < 0:
+            return 0
+        self._stuck = self._stuck + 1 if self._last == self._step_mark else 1
+        self._step_mark = self._last
+        return self._stuck
+
+    def saw(self, mark: int) -> int:
+        """Take in one batch; 0 where it is new, or where nobody said how long an epoch is."""
+        if self._length is None:
+            return 0
+        if mark == self._last:
+            return self._row  # several forwards on one batch are one visit
+        if self._num >= self._length:
+            self._places.clear()
+            self._num = self._row = 0
+        place = self._places.get(mark)
+        self._row = 0 if place is None else self._row + 1 if place == self._expected else 1
+        self._expected = -1 if place is None else place + 1
+        if place is None:
+            self._places[mark] = self._num
+        self._num += 1
+        self._last = mark
+        return self._row
+
+
+class BatchProbe:
+    """Collects what the forwards of one step were given, and what targets the loop told."""
+
+    def __init__(self) -> None:
+        self._facts: dict[str, float | Tensor] = {}
+        self._ids: set[int] = set()
+        self._counts: NDArray[np.int64] = np.zeros(0, np.int64)
+        self._places = Places()
+        self.loss_kind = ""
+        self.epoch = Epoch()
+        self._steps = 0
+
+    def inputs(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        """Look at what a forward was called with."""
+        if len(args) == 1 and not kwargs and type(args[0]) is Tensor and args[0].layout is torch.strided:
+            found = [args[0]]  # the usual case
+        else:
+            found = list(tensors_in((args, dict(kwargs) if kwargs else ())))[:NUM_TENSORS]
+        for tensor in found:
+            self._ids.add(tensor.data_ptr())
+        if found:
+            self._look(found)
+
+    def told(self, batch: Any) -> None:
+        """Look at a batch the loop told: what no forward was given is taken for targets."""
+        with np.errstate(all="ignore"):
+            self._told(batch)
+
+    def _told(self, batch: Any) -> None:
+        found = list(tensors_in(batch))[:NUM_TENSORS]
+        if not self._ids and found:
+            self._look(found[:1])
+            self._ids.add(found[0].data_ptr())
+        for target in found:
+            if target.data_ptr() not in self._ids:
+                self._target(target)
+
+    def take(self) -> dict[str, float | Tensor]:
+        """Everything since the last step that asked."""
+        out, self._facts = self._facts, {}
+        self._ids.clear()
+        if (stuck := self.epoch.step_done()) > 1:
+            out["stuck"] = float(stuck)
+        self._steps += 1
+        if self._steps % CHANCE_EVERY == 1 and (chance := self._chance()) is not None:
+            out["chance"] = chance
+        return out
+
+    def _look(self, found: list[Tensor]) -> None:
+        facts = self._facts
+        main = found[0]
+        if main.numel() == 0:
+            facts["in_empty"] = 1.0
+            return
+        if not main.is_cpu:
+            self._look_on_device(main)
+            return
+        lead = main.detach().reshape(-1)[:SLICE]
+        values = to_host(lead) if lead.dtype is torch.float32 else _leading(main)
+        mark = zlib.crc32(values[:MARKED].data)
+        facts["in_print"] = float(mark)  # of the last forward: a line search calls the model as often as it likes
+        if row := self.epoch.saw(mark):
+            facts["replayed"] = float(row)
+        size = 0.0
+        if main.is_floating_point():  # torch's product does not warn of what is looked for
+            size = math.sqrt(number(torch.dot(lead, lead)) / values.size)
+            if size > float(facts.get("in_rms", 0.0)):
+                facts["in_rms"] = size
+        # What was looked at is sound if its size is: only the rest has to be searched.
+        rest = found[1:] if math.isfinite(size) and main.numel() == values.size else found
+        for tensor in rest:
+            if tensor.is_floating_point() and tensor.is_cpu and tensor.numel() and _nonfinite(tensor):
+                facts["in_bad"] = float(facts.get("in_bad", 0.0)) + 1.0
+        if _same_rows(main, values):
+            facts["in_flat"] = 1.0
+
+    def _look_on_device(self, main: Tensor) -> None:
+        """Without waiting: numbers that stay on the device until their step is judged."""
+        if not main.is_floating_point():
+            return
+        values = main.detach().reshape(-1)
+        lead = values[:SLICE].float()
+        self._facts["in_rms"] = torch.linalg.vector_norm(lead) / math.sqrt(lead.numel())
+        self._facts["in_bad"] = (~torch.isfinite(values[:LARGE].sum(dtype=torch.float32))).float()
+
+    def _target(self, target: Tensor) -> None:
+        if not target.is_cpu:
+            return
+        facts = self._facts
+        if target.numel() == 0:
+            facts["in_empty"] = 1.0
+            return
+        values = _leading(target)
+        if target.is_floating_point():
+            if _nonfinite(target):
+                facts["in_bad"] = float(facts.get("in_bad", 0.0)) + 1.0
+                return
+            if self.loss_kind == "bce":
+                facts["targets_outside"] = float(np.mean((values < -1e-6) | (values > 1 + 1e-6)))
+            self._places.add(target)
+        elif not target.is_complex() and target.dtype is not torch.bool and target.dim():
+            self._count(values[values >= 0])
+            if target.dim() <= 2 and values.size >= MIN_LABELS and (values == values[0]).all():
+                facts["target_flat"] = 1.0
+
+    def _count(self, labels: NDArray[Any]) -> None:
+        if not labels.size or labels.max() >= MAX_CLASSES:
+            return
+        counts = np.bincount(labels.astype(np.int64, copy=False), minlength=self._counts.size)
+        counts[: self._counts.size] += self._counts
+        self._counts = counts
+
+    def _chance(self) -> float | None:
+        """The loss of always guessing by frequency (or the mean): a model that learns gets below it."""
+        if self.loss_kind == "nll" and self._counts.sum() >= 256:
+            share = self._counts[self._counts > 0] / self._counts.sum()
+            return float(-(share * np.log(share)).sum())
+        return self._places.chance(self.loss_kind)
+
+
+class Places:
+    """Float targets, place by place: what is guessed best at each pixel or label without looking at the input."""
+
+    def __init__(self) -> None:
+        self._shape: tuple[int, ...] = ()
+        self._num = 0
+        self._first: NDArray[np.float64] = np.zeros(0)
+        self._second: NDArray[np.float64] = np.zeros(0)
+
+    def add(self, target: Tensor) -> None:
+        """Take in the targets of a batch; another shape begins anew."""
+        rows = target.detach().float().reshape(len(target), -1)[:, :SLICE] if target.dim() else target.reshape(1, 1)
+        values = to_host(rows).astype(np.float64)
+        if values.shape[1:] != self._shape:
+            self._shape, self._num = values.shape[1:], 0
+            self._first, self._second = np.zeros(self._shape), np.zeros(self._shape)
+        with np.errstate(all="ignore"):
+            self._num += len(values)
+            self._first += values.sum(0)
+            self._second += (values * values).sum(0)
+
+    def chance(self, kind: str) -> float | None:
+        """The loss of the best guess; None while too little was seen, or where the loss is another."""
+        if self._num < MIN_TARGETS or kind not in ("mse", "bce"):
+            return None
+        mean = self._first / self._num
+        if kind == "mse":
+            with np.errstate(all="ignore"):
+                value = float(np.maximum(self._second / self._num - mean**2, 0.0).mean())
+        elif mean.min() < 0 or mean.max() > 1:
+            return None
+        else:
+            share = np.clip(mean, 1e-6, 1 - 1e-6)
+            value = float(-(share * np.log(share) + (1 - share) * np.log(1 - share)).mean())
+        return value if math.isfinite(value) and value > 0 else None
+
+
+def _leading(tensor: Tensor) -> NDArray[Any]:
+    """The first elements as numpy, float32 where they are floats."""
+    if tensor.dtype is torch.float32 and tensor.is_contiguous():
+        return to_host(tensor).reshape(-1)[:SLICE]  # numpy's views are cheaper than torch's
+    flat = tensor.detach().reshape(-1)[:SLICE]
+    if tensor.is_complex():
+        flat = torch.view_as_real(flat).reshape(-1)
+    if flat.is_floating_point() and flat.dtype is not torch.float32:
+        flat = flat.float()
+    return to_host(flat)
+
+
+def _nonfinite(tensor: Tensor) -> bool:
+    flat = tensor.detach().reshape(-1)[:LARGE]
+    values = to_host(flat) if flat.dtype in (torch.float32, torch.float64) else to_host(flat.float())
+    # A product is the cheapest test; huge finite values can overflow it: only a second look is proof.
+    with np.errstate(all="ignore"):
+        quick = float(np.vdot(values, values))
+    return not math.isfinite(quick) and not np.isfinite(values).all()
+
+
+def _same_rows(tensor: Tensor, lead: NDArray[Any]) -> bool:
+    """Whether every sample of a batch is the same, or a single one is one value all over."""
+    if tensor.dim() < 2 or tensor.shape[0] < MIN_ROWS:
+        return False
+    width = tensor.numel() // tensor.shape[0]
+    if 2 * width <= lead.size and not (lead[:width] == lead[width : 2 * width]).all():
+        return False  # the first two differ: nearly always the whole answer
+    rows = to_host(tensor) if tensor.dtype is not torch.bfloat16 else to_host(tensor.float())
+    first = rows[0]
+    if first.size < 2 or not (first == rows[-1]).all() or not (first == rows[len(rows) // 2]).all():
+        return False
+    same: np.bool_ = (rows == first).all()
+    return same is np.True_

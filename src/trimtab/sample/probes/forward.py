@@ -1,0 +1,186 @@
+"""What the calls of the root module show: how many, in which mode, on what. The one hook of the always-on path.
+
+Nothing that is copied or pickled takes a hook of ours along (`trimtab.torchutil.patch`). Should one come into a pickle
+by another way, it turns into an inert stand-in: a model that cannot be saved would be worse.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.dropout import _DropoutNd
+
+from trimtab.core.contain import Contained
+from trimtab.sample.probes.batch import BatchProbe
+from trimtab.sample.probes.loss_function import is_bounded, is_detached, is_fixed, kind_of
+from trimtab.sample.probes.output import OutputProbe
+from trimtab.torchutil.patch import native, own_hook
+
+KIND_EVERY, BOUNDED_EVERY = 50, 5
+"""Told losses between two looks at the loss function."""
+_TYPES = {torch.float16: 1.0, torch.bfloat16: 2.0}
+
+
+def only_traced() -> bool:
+    """Whether this call computes nothing: it is compiled, traced, or under a transformation of `torch.func`."""
+    return (
+        torch.compiler.is_compiling()
+        or torch._C._get_tracing_state() is not None
+        or torch._C._functorch.peek_interpreter_stack() is not None
+    )
+
+
+def inert() -> tuple[Callable[..., Any], tuple[Any, ...]]:
+    """What is left of a hook in a copied or saved model: a call that does nothing, and loads without us."""
+    return getattr, (nullcontext(), "__exit__")
+
+
+class ForwardTap:
+    """Counts the root's forwards between two steps and looks at what goes in and comes out."""
+
+    def __init__(self, model: nn.Module, renew: Callable[[], None], contained: Contained) -> None:
+        self.batch, self.output = BatchProbe(), OutputProbe(contained)
+        self._contained = contained
+        self._exit_handle: Any = None
+        self._model, self._renew = model, renew
+        self._device = next(model.parameters()).device.type
+        self._armed = True
+        self._modal: list[nn.Module] = []
+        self._seen = False
+        self._num = self._num_eval = self._num_blind = 0
+        self._autocast: float | None = None
+        self._told = 0
+        self._detached = self._bounded = self._fixed = self._answers_itself = False
+        self.refresh()
+
+    def refresh(self) -> None:
+        """Look again for modules that behave differently in training and in evaluation."""
+        self._modal = [m for m in self._model.modules() if _is_modal(m)]
+
+    @native
+    def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        """Runs before the root's forward, inside the user's own call: whatever happens, it must not raise there."""
+        try:
+            self._enter(module, args, kwargs)
+        except Exception as error:
+            self.failed(error)
+
+    def _enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        if only_traced():
+            return
+        learning = torch.is_grad_enabled()
+        if learning and module.training and self._armed:
+            self._armed = False
+            self._renew()
+        if learning:
+            self._seen = True
+            self._num += 1
+            if not module.training and self._modal and not any(m.training for m in self._modal):
+                self._num_eval += 1
+            on = torch.is_autocast_enabled(self._device)
+            self._autocast = _TYPES.get(torch.get_autocast_dtype(self._device), 0.0) if on else 0.0
+            self.batch.inputs(args, kwargs)
+        elif module.training:
+            self._num_blind += 1
+
+    def left(self, output: Any) -> None:
+        """Runs after it."""
+        if torch.is_grad_enabled() and not only_traced():
+            self.output.look(output)
+
+    def failed(self, error: Exception) -> None:
+        """Something went wrong in one of the two halves."""
+        self._contained.report("looking at a call of the model", error)
+
+    def told(self, batch: Any) -> None:
+        """The loop told a batch."""
+        self._contained.call("looking at a batch", self.batch.told, batch)
+
+    def loss(self, loss: Tensor) -> None:
+        """The loop told a loss."""
+        self._contained.call("looking at a loss", self._loss, loss)
+
+    def _loss(self, loss: Tensor) -> None:
+        """Which function it came from, now and then, and whether anything leads back from it."""
+        if is_detached(loss):
+            self._detached = True
+        elif self._told % KIND_EVERY < 2:
+            self.batch.loss_kind = self.output.loss_kind = kind_of(loss)
+            self._bounded = self.batch.loss_kind in ("nll", "bce") and is_bounded(loss)
+            self._fixed = is_fixed(loss)
+        self._told += 1
+
+    def look_at_output(self, *, listen: bool, spread: bool) -> None:
+        """Say what the next output is wanted for. A hook costs even when it does nothing: it is there when needed.
+
+        Of several models side by side none is looked at: which of them answers for all cannot be known.
+        """
+        self.output.listen, self.output.wanted = listen, spread
+        if (listen or spread) and self._exit_handle is None:
+            self._exit_handle = own_hook(self._model.register_forward_hook(_Exit(self)), listed=False)
+        elif not (listen or spread) and self._exit_handle is not None:
+            self.remove()
+
+    def remove(self) -> None:
+        """Take the hook behind the forward off."""
+        if self._exit_handle is not None:
+            self._exit_handle.remove()
+            self._exit_handle = None
+
+    def step_done(self) -> None:
+        """The next training forward is the first of a new step."""
+        self._armed = True
+
+    def take(self) -> dict[str, float | Tensor]:
+        """What was seen since the last step that asked; each forward is told once."""
+        out: dict[str, float | Tensor] = {}
+        if self._num_blind and not self._num:
+            out["no_grad_forward"] = 1.0
+        if not self._seen and not self._model.training and self._modal and not any(m.training for m in self._modal):
+            self._num_eval += 1  # the root is never called itself: its parts are, and all of them are in eval mode
+        if self._num_eval:
+            out["eval_forward"] = 1.0
+        if self._autocast is not None and self._num:
+            out["autocast"] = self._autocast
+        if self._bounded and self._told % BOUNDED_EVERY == 0:
+            out["bounded"] = 1.0
+        # A model that is also asked without gradients, in training, may set its own targets or collect its own data.
+        self._answers_itself |= self._num > 0 and self._num_blind > 0
+        if self._fixed and self._told % BOUNDED_EVERY == 0 and (self._bounded or not self._answers_itself):
+            out["fixed"] = 1.0
+        if self._detached:
+            out["loss_detached"] = 1.0
+        self._num = self._num_eval = self._num_blind = 0
+        self._detached = False
+        return out
+
+    def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+        return inert()
+
+
+class _Exit:
+    """The half that runs after the root's forward."""
+
+    def __init__(self, tap: ForwardTap) -> None:
+        self._tap = tap
+
+    @native
+    def __call__(self, module: nn.Module, args: object, output: Any) -> None:
+        try:
+            self._tap.left(output)
+        except Exception as error:
+            self._tap.failed(error)
+
+    def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+        return inert()
+
+
+def _is_modal(module: nn.Module) -> bool:
+    if isinstance(module, _DropoutNd):
+        return module.p > 0
+    return isinstance(module, _BatchNorm) and module.track_running_stats

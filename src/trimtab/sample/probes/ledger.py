@@ -1,0 +1,282 @@
+"""A copy of part of the weights and moments, kept between steps: who else wrote to them, and how far a step went.
+
+Only the leading elements of each tensor are kept, up to a budget for the whole model, so that comparing costs a few
+microseconds. On accelerators the copy is taken around the steps that are looked at thoroughly.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Mapping, Sequence
+from itertools import accumulate, pairwise
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from trimtab.core.contain import Contained
+from trimtab.sample.measure import reference as measure
+from trimtab.sample.transfer import to_host
+from trimtab.torchutil.patch import own_hook
+
+BUDGET = 1 << 14
+MIN_KEPT = 64
+NUM_NAMED = 4
+NUM_MOMENTS = 24
+EVERY = 4
+"""Steps between two looks at the sum of second moments."""
+Named = Sequence[tuple[str, Tensor]]
+
+
+def is_plain(tensor: Tensor) -> bool:
+    """Whether all of a tensor is here: of a sharded one only a part is."""
+    return not hasattr(tensor, "to_local")
+
+
+class Part:
+    """The leading elements of some tensors, side by side in one flat array."""
+
+    def __init__(self, named: Named, budget: int = BUDGET) -> None:
+        named = [(n, t) for n, t in named if t.numel() and is_plain(t)]
+        self.names = [n for n, _ in named]
+        self.tensors = [t for _, t in named]
+        share = min(1.0, budget / max(sum(t.numel() for t in self.tensors), 1))
+        self._counts = [min(t.numel(), max(MIN_KEPT, int(t.numel() * share))) for t in self.tensors]
+        self.bounds = [0, *accumulate(self._counts)]
+        self._views: list[NDArray[Any]] = []
+        self._at: list[int] = []
+        self._fast = True
+        self.size = self.bounds[-1]
+        self.on_host = all(t.is_cpu for t in self.tensors)
+
+    def sum(self) -> Tensor:
+        """One number on the device that changes when anything here does."""
+        return torch.stack(
+            [t.detach().reshape(-1)[:n].sum() for t, n in zip(self.tensors, self._counts, strict=True)]
+        ).sum()
+
+    def read(self, out: NDArray[np.float32]) -> None:
+        """Copy what the tensors hold now."""
+        if not self.size:
+            return
+        at = [t.data_ptr() for t in self.tensors]
+        if at != self._at:  # the first time, and when somebody put other storage under a parameter
+            self._at = at
+            self._fast = all(t.is_cpu and t.dtype is torch.float32 and t.is_contiguous() for t in self.tensors)
+            self._fast &= all(t.numel() >= n for t, n in zip(self.tensors, self._counts, strict=True))
+            pairs = zip(self.tensors, self._counts, strict=True)
+            self._views = [to_host(t).reshape(-1)[:n] for t, n in pairs] if self._fast else []
+        if self._fast:
+            np.concatenate(self._views, out=out)
+            return
+        for tensor, count, start in zip(self.tensors, self._counts, self.bounds, strict=False):
+            flat = to_host(measure.plain(tensor).reshape(-1)[:count].float())
+            out[start : start + count] = flat if flat.size == count else 0.0
+
+
+class Ledger:
+    """What the weights and moments of one optimizer were after its last step."""
+
+    def __init__(self, optimizer: Any, names: Sequence[str], params: Sequence[Tensor], contained: Contained) -> None:
+        self._optimizer = optimizer
+        self._names = dict(zip(map(id, params), names, strict=True))
+        self._weights = Part(list(zip(names, params, strict=True)))
+        self._moments = Part([])
+        self._slots: list[tuple[Mapping[str, Any], str]] = []
+        self._num_state = -1
+        self._squares: NDArray[np.float32] | None = None
+        self._counter: float | None = None
+        self._kept = np.zeros(self._weights.size, np.float32)
+        self._now = np.zeros(self._weights.size, np.float32)
+        self._step = 0
+        self._valid = False
+        self._declared = False
+        self._undo = [
+            own_hook(hook(contained.hook("noting loaded optimizer state", self._on_load))).remove
+            for hook in (getattr(optimizer, "register_load_state_dict_post_hook", None),)
+            if hook is not None
+        ]
+
+    def _on_load(self, *args: object) -> None:
+        self.declare()
+
+    def declare(self) -> None:
+        """Weights or moments were loaded: what they are now is what they should be."""
+        self._declared = True
+        self._num_state = -1
+
+    def remove(self) -> None:
+        """Take the hook off the optimizer."""
+        for undo in self._undo:
+            undo()
+        self._undo.clear()
+
+    def before(self) -> tuple[dict[str, float], dict[str, tuple[str, ...]]]:
+        """Before a step: what was changed since the last one by anybody else."""
+        facts: dict[str, float] = {}
+        notes: dict[str, tuple[str, ...]] = {}
+        self._step += 1
+        self._repoint()
+        self._read(self._now)
+        if self._valid and not self._declared:
+            self._lost(facts)
+            if (self._now.view(np.uint32) != self._kept.view(np.uint32)).any():
+                self._compare(facts, notes)
+        self._declared = False
+        return facts, notes
+
+    def after(self) -> tuple[dict[str, float], dict[str, tuple[str, ...]]]:
+        """After it: how far it moved the weights, relative to their size."""
+        facts: dict[str, float] = {}
+        notes: dict[str, tuple[str, ...]] = {}
+        self._refresh()
+        self._read(self._kept)
+        self._valid = True
+        mine = slice(0, self._weights.size)
+        now = self._kept[mine]
+        delta = now - self._now[mine]
+        size = float(np.dot(now, now))
+        ratio = math.sqrt(float(np.dot(delta, delta)) / max(size, 1e-30))
+        if math.isfinite(ratio):
+            facts["update_ratio"] = ratio
+        if not math.isfinite(size):
+            bad = ~np.isfinite(now)
+            if bad.any():
+                facts["weights_bad"] = float(bad.sum())
+                notes["weights_bad"] = self._named(bad, self._weights)
+        if self._moments.size and not math.isfinite(float(np.add.reduce(self._kept[self._weights.size :]))):
+            bad = ~np.isfinite(self._kept[self._weights.size :])
+            if bad.any():
+                facts["state_bad"] = float(bad.sum())
+                notes["state_bad"] = self._named(bad, self._moments)
+        return facts, notes
+
+    def _read(self, out: NDArray[np.float32]) -> None:
+        split = self._weights.size
+        self._weights.read(out[:split])
+        if self._moments.size:
+            self._moments.read(out[split:])
+
+    def _repoint(self) -> None:
+        """Look at the moments that are there now, where somebody put others in the place of the old ones."""
+        now = [entries.get(key) for entries, key in self._slots]
+        if not any(map(operator.is_not, now, self._moments.tensors)):
+            return
+        known = self._moments
+        self._look_up()
+        if self._moments.bounds != known.bounds or self._moments.names != known.names:
+            self._moments, self._slots, self._num_state, self._squares = Part([]), [], -1, None
+            self._kept, self._now = (a[: self._weights.size].copy() for a in (self._kept, self._now))
+
+    def _look_up(self) -> None:
+        """Find every moment, and the place where the optimizer keeps it."""
+        state: Mapping[Any, Any] = getattr(self._optimizer, "state", {})
+        found, slots = [], []
+        for p, entries in state.items():
+            for key, value in entries.items() if isinstance(entries, Mapping) else ():
+                if isinstance(value, Tensor) and value.is_floating_point() and value.numel() > 1 and is_plain(value):
+                    found.append((f"{self._names.get(id(p), 'unnamed')}: {key}", value))
+                    slots.append((entries, key))
+        step = max(len(found) // NUM_MOMENTS, 1)  # each costs a view a look: of many, some stand for all
+        self._moments, self._slots = Part(found[::step], BUDGET // 2), slots[::step]
+
+    def _refresh(self) -> None:
+        """Moments appear with the first step, and with every parameter that gets its first gradient."""
+        self._repoint()
+        state: Mapping[Any, Any] = getattr(self._optimizer, "state", {})
+        if len(state) != self._num_state:
+            self._num_state = len(state)
+            self._look_up()
+            self._squares = self._weigh()
+            kept = np.zeros(self._weights.size + self._moments.size, np.float32)
+            kept[: self._weights.size] = self._kept[: self._weights.size]
+            now = kept.copy()
+            now[: self._weights.size] = self._now[: self._weights.size]
+            self._kept, self._now = kept, now
+        self._counter = self._count()
+
+    def _weigh(self) -> NDArray[np.float32] | None:
+        """For each kept second moment how many elements it stands for: their sum is what Adam expects of a gradient."""
+        moments = self._moments
+        if not any(name.endswith(": exp_avg_sq") for name in moments.names):
+            return None
+        out = np.zeros(moments.size, np.float32)
+        for name, tensor, (a, b) in zip(moments.names, moments.tensors, pairwise(moments.bounds), strict=True):
+            if name.endswith(": exp_avg_sq"):
+                out[a:b] = tensor.numel() / (b - a)
+        return out
+
+    def second_moment(self) -> float | None:
+        """The sum of Adam's second moments, corrected for its start; None for other optimizers, and between looks."""
+        if self._squares is None or not self._counter or self._step % EVERY:
+            return None
+        beta = self._optimizer.param_groups[0].get("betas", (0.9, 0.999))[1]
+        if not isinstance(beta, float):
+            return None
+        total = float(np.dot(self._kept[self._weights.size :], self._squares))
+        return total / max(1.0 - float(beta**self._counter), 1e-12)
+
+    def _count(self) -> float | None:
+        """How many steps the optimizer believes to have made, where it counts them on the host."""
+        state: Mapping[Any, Any] = getattr(self._optimizer, "state", {})
+        first = next(iter(state.values()), None)
+        steps = first.get("step") if isinstance(first, Mapping) else None
+        if isinstance(steps, Tensor):
+            return float(steps) if steps.is_cpu and steps.numel() == 1 else None
+        return float(steps) if isinstance(steps, int | float) else None
+
+    def _lost(self, facts: dict[str, float]) -> None:
+        state: Mapping[Any, Any] = getattr(self._optimizer, "state", {})
+        if self._num_state > 0 and not state:
+            facts["state_lost"] = float(self._num_state)
+            self._num_state = -1
+        elif self._counter is not None and (count := self._count()) is not None and count < self._counter:
+            facts["state_lost"] = self._counter - count
+            self._num_state = -1
+
+    def _compare(self, facts: dict[str, float], notes: dict[str, tuple[str, ...]]) -> None:
+        split = self._weights.size
+        with np.errstate(all="ignore"):
+            weights = _changes(self._kept[:split], self._now[:split], self._weights.bounds)
+            moments = _changes(self._kept[split:], self._now[split:], self._moments.bounds)
+        if weights.size and weights.max() > 0:
+            facts["outside"] = float(weights.max())
+            notes["outside"] = _top(weights, self._weights.names)
+        if moments.size and moments.max() > 0:
+            facts["state_outside"] = float(moments.max())
+            notes["state_outside"] = _top(moments, self._moments.names)
+            was = self._kept[split:]
+            if not self._now[split:].any() and was.any():
+                facts["state_lost"] = float(len(self._moments.names))
+            bad = ~np.isfinite(self._now[split:])
+            if bad.any():
+                facts["state_bad"] = float(bad.sum())
+                notes["state_bad"] = self._named(bad, self._moments)
+
+    def _named(self, bad: NDArray[np.bool_], part: Part) -> tuple[str, ...]:
+        spans = enumerate(pairwise(part.bounds))
+        return tuple(part.names[i] for i, (a, b) in spans if bad[a:b].any())[:NUM_NAMED]
+
+
+def _changes(old: NDArray[np.float32], new: NDArray[np.float32], bounds: Sequence[int]) -> NDArray[np.float64]:
+    """Per tensor, the size of the change relative to what was there; inf where it is not finite now."""
+    if not old.size:
+        return np.zeros(0)
+    starts = list(bounds[:-1])
+    wide, other = old.astype(np.float64), new.astype(np.float64)
+    moved = np.sqrt(np.add.reduceat((other - wide) ** 2, starts))
+    counts = np.diff(bounds)
+    size = np.sqrt(np.add.reduceat(wide**2, starts))
+    # A bias that is still near zero moves by many times its size: it is measured by the size of its neighbours.
+    each = size / np.sqrt(counts)
+    usual = float(np.median(each[np.isfinite(each)])) if np.isfinite(each).any() else 0.0
+    ratio = moved / np.maximum(np.maximum(size, 0.3 * usual * np.sqrt(counts)), 1e-12)
+    return np.where(np.isnan(ratio), np.where(np.isnan(size), 0.0, np.inf), ratio)
+
+
+def _top(values: NDArray[np.float64], names: Sequence[str]) -> tuple[str, ...]:
+    order = np.argsort(-values, kind="stable")[:NUM_NAMED]
+    return tuple(names[i] for i in order if values[i] > 0)

@@ -1,0 +1,191 @@
+"""One parameter listened to: is its gradient what the backward passes of this step gave, or is something else in it?
+
+A hook on one weight sees every gradient that arrives there, before it is added up. At the step the gradient must be the
+sum of what arrived (perhaps scaled by the loop's own clipping or unscaling). If the gradient of the step before is in
+it as well, it was never zeroed. The same few hundred numbers tell whether successive gradients point the same way.
+"""
+
+from __future__ import annotations
+
+import math
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.hooks import unserializable_hook
+
+from trimtab.core.contain import Contained
+from trimtab.sample.transfer import number, to_host
+from trimtab.torchutil.patch import own_hook
+
+SIZE = 512
+MIN_SIZE = 16
+TOLERANCE = 2e-3
+LOOSE = 2e-2  # for gradients kept in 16 bits
+_PAIRS = ((0, 0), (0, 1), (1, 1), (0, 2), (1, 2), (2, 2), (0, 3), (3, 3))
+DOTS = tuple(f"dots/{i}" for i in range(len(_PAIRS)))
+EARLY, EVERY, RUN = 16, 20, 4
+"""It listens in the first steps, and then in a few of every twenty."""
+
+
+class Sentinel:
+    """Listens to one parameter of one optimizer."""
+
+    def __init__(self, contained: Contained) -> None:
+        self._contained = contained
+        self._param: Tensor | None = None
+        self._hook: Any = None
+        self._arrived: Any = None
+        self._left: Any = None
+        self._before: Any = None
+        self._num = 0
+        self._listening = True
+        self._mark: tuple[weakref.ref[Tensor], int] | None = None
+
+    def choose(self, params: list[Tensor]) -> None:
+        """Listen to the last weight that has a gradient: the head of a model takes part in every loss."""
+        fit = [p for p in params if p.grad is not None and p.requires_grad and p.is_floating_point()]
+        fit = [p for p in fit if p.grad is not None and p.grad.layout is p.layout and not hasattr(p, "to_local")]
+        wide = [p for p in fit if p.numel() >= 4 * MIN_SIZE] or [p for p in fit if p.dim() >= 2] or fit
+        if wide:
+            self._param = wide[-1]
+            # Marked, or else saving a plain tensor would warn of it.
+            hook = unserializable_hook(self._contained.hook("listening to a gradient", self._on_gradient))  # type: ignore[no-untyped-call]
+            self._hook = own_hook(self._param.register_hook(hook))  # type: ignore[no-untyped-call]
+
+    @property
+    def chosen(self) -> bool:
+        """Whether there is a parameter to listen to."""
+        return self._param is not None
+
+    def remove(self) -> None:
+        """Stop listening."""
+        if self._hook is not None:
+            self._hook.remove()
+        self._param = self._hook = None
+
+    def _on_gradient(self, grad: Tensor) -> None:
+        self._num += 1
+        if not self._listening:
+            return
+        part = _leading(grad)
+        # A copy: the engine may hand this very memory on and add to it.
+        if self._arrived is None:
+            self._arrived = part + 0
+        else:
+            with np.errstate(all="ignore"):
+                self._arrived = self._arrived + part
+
+    def before(self, step: int, scale: float | Tensor) -> dict[str, float | Tensor]:
+        """At the step, before anything of ours changed the gradient: what it is made of."""
+        out: dict[str, float | Tensor] = {}
+        param, arrived, num, heard = self._param, self._arrived, self._num, self._listening
+        self._arrived, self._num = None, 0
+        if param is None:
+            return out
+        self._listening = step + 1 < EARLY or (step + 1) % EVERY < RUN
+        if not heard:
+            self._before = None  # the next one heard has none right before it
+            if num == 1:
+                return out
+        if num != 1:
+            out["backwards"] = float(num)
+        grad = param.grad
+        if grad is None or grad.layout is not param.layout:
+            self._before = self._left = None
+            return out
+        # By the object: a gradient made by hand may lie where the last one did.
+        if num == 0 and self._mark is not None and self._mark[0]() is grad and self._mark[1] == grad._version:
+            out["same_gradients"] = 1.0
+        if heard and arrived is not None:
+            now = _leading(grad)
+            old = [None if v is None or v.shape != now.shape else v for v in (self._left, self._before)]
+            dots = _dots(arrived, now, *old) if arrived.shape == now.shape else [0.0] * len(DOTS)
+            tolerance = TOLERANCE if grad.element_size() >= 4 else LOOSE
+            self._before = arrived
+            if isinstance(dots, Tensor):
+                out |= {name: dots[i] for i, name in enumerate(DOTS)}
+                out["dots/tolerance"], out["dots/scale"], out["dots/num"] = tolerance, scale, float(len(now))
+            else:
+                out |= facts_of(dots, tolerance, number(scale), len(now))
+        return out
+
+    def after(self) -> None:
+        """After the step: remember what is left in the gradient, and that it was used."""
+        grad = self._param.grad if self._param is not None else None
+        self._mark = None if grad is None else (weakref.ref(grad), grad._version)
+        self._left = _leading(grad) + 0 if grad is not None and self._listening else None
+
+
+def resolved(scalars: dict[str, float]) -> dict[str, float]:
+    """The facts in place of the products that a device sent."""
+    if DOTS[0] not in scalars:
+        return scalars
+    dots = tuple(scalars.pop(name) for name in DOTS)
+    num = int(scalars.pop("dots/num"))
+    return scalars | facts_of(dots, scalars.pop("dots/tolerance"), scalars.pop("dots/scale"), num)
+
+
+def facts_of(dots: Sequence[float], tolerance: float, scale: float, num: int = SIZE) -> dict[str, float]:
+    """What the products of arrived, gradient, left and the arrived of the step before say."""
+    *mine, cb, bb = dots
+    handed, carried = made_of(mine, tolerance, num)
+    out: dict[str, float] = {}
+    if handed is not None:
+        out["handed"] = handed * scale
+        if mine[0] * bb > 0 and math.isfinite(mine[0] * bb):
+            out["grad_cos"] = cb / math.sqrt(mine[0] * bb)
+    if carried is not None:
+        out["carried"] = carried
+    return out
+
+
+def made_of(dots: Sequence[float], tolerance: float, num: int = SIZE) -> tuple[float | None, float | None]:
+    """How much of what arrived, and how much of what was left from before, a gradient is made of.
+
+    The second is relative to the first: 0 where the gradient was zeroed, 1 where it was not. None where the numbers do
+    not say: something else was added, or the two cannot be told apart.
+    """
+    cc, cg, gg, co, go, oo = dots
+    if not (cc > 0 and gg > 0 and math.isfinite(cc) and math.isfinite(gg)):
+        return None, None
+    a = cg / cc
+    alone = gg - a * cg <= (tolerance**2) * gg
+    if alone:
+        if oo == 0.0 or a < 1.5:
+            return a, 0.0 if a > 0 else None
+        # More than arrived: what was left points the same way (a full batch at a small rate does that).
+        return 1.0, (a - 1.0) * math.sqrt(cc / oo)
+    if num < MIN_SIZE:
+        return None, None  # so few numbers can be made of any two others
+    det = cc * oo - co * co
+    if oo == 0.0 or not math.isfinite(det) or det <= 1e-6 * cc * oo:
+        return None, None
+    a, b = (cg * oo - go * co) / det, (go * cc - cg * co) / det
+    rest = gg - a * cg - b * go
+    if rest > (tolerance**2) * gg or a <= 0:
+        return None, None
+    return a, b / a
+
+
+def _dots(arrived: Any, grad: Any, left: Any, before: Any) -> Any:
+    """Products of four vectors in the order of `DOTS`: numbers on the host, one tensor on a device."""
+    if isinstance(arrived, Tensor):
+        none = torch.zeros_like(arrived)
+        stacked = torch.stack([arrived, grad, none if left is None else left, none if before is None else before])
+        gram = stacked.float() @ stacked.float().T
+        return torch.stack([gram[i, j] for i, j in _PAIRS])
+    rows = (arrived, grad, left, before)
+    return [0.0 if rows[i] is None or rows[j] is None else float(np.dot(rows[i], rows[j])) for i, j in _PAIRS]
+
+
+def _leading(grad: Tensor) -> Any:
+    """The first elements: numpy on the host, where its small products are ten times as fast; else a tensor."""
+    part = grad.detach().reshape(-1)[:SIZE]
+    if not part.is_cpu:
+        return part
+    values = to_host(part)
+    return values if values.dtype in (np.float32, np.float64) else values.astype(np.float32)

@@ -1,0 +1,152 @@
+"""How model and optimizer belong together: what the optimizer misses or holds in vain, which ties broke, and which
+parameter is the temperature of a softmax."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from trimtab.sample.rows import Rows
+from trimtab.sample.transfer import number
+
+EARLY = (2, 4, 8)
+EVERY = 10
+NUM_NAMED = 8
+
+
+class Wiring:
+    """Looks in the first steps, and now and then ever after."""
+
+    def __init__(self, model: nn.Module, optimizers: list[Any]) -> None:
+        self._model, self._optimizers = model, optimizers
+        self._versions: dict[int, int] = {}
+        self._rows: Rows | None = None
+        self._there: list[int] = []
+        self._free: dict[str, nn.Parameter] = {}
+        self._ties = _ties(model)
+        self._split = _split_twins(model)
+
+    def look(self, step: int, rows: Rows) -> tuple[dict[str, float], dict[str, tuple[str, ...]]]:
+        """The facts of this step; nothing on most steps."""
+        if step not in EARLY and step % EVERY:
+            return {}, {}
+        facts: dict[str, float] = {}
+        notes: dict[str, tuple[str, ...]] = {}
+        self._held(facts, notes, rows)
+        broken = [f"{a} and {b}" for a, b in self._ties if _find(self._model, a) is not _find(self._model, b)]
+        broken += self._split if step in EARLY else []
+        if broken:
+            facts["untied"] = float(len(broken))
+            notes["untied"] = tuple(broken[:NUM_NAMED])
+        return facts, notes
+
+    def _held(self, facts: dict[str, float], notes: dict[str, tuple[str, ...]], rows: Rows) -> None:
+        there = [id(p) for p in self._model.parameters()]
+        if rows is not self._rows or there != self._there:  # else the last answer still holds: names cost most
+            held = {id(p) for o in self._optimizers for g in o.param_groups for p in g["params"]}
+            self._free = {n: p for n, p in self._model.named_parameters() if id(p) not in held}
+            self._rows, self._there = rows, there
+        if not self._free:
+            return
+        # A parameter whose values somebody moves has an optimizer we were not told of.
+        loose = {n: p for n, p in self._free.items() if p.requires_grad and p.grad is not None}
+        unheld = {n: p for n, p in loose.items() if self._versions.get(id(p)) == p._version}
+        self._versions = {id(p): p._version for p in loose.values()}
+        if not unheld:
+            return
+        facts["unheld"] = float(len(unheld))
+        whole = sum(p.numel() for p in self._model.parameters())
+        facts["unheld_share"] = sum(p.numel() for p in unheld.values()) / whole
+        notes["unheld"] = tuple(unheld)[:NUM_NAMED]
+        known = set(there)
+        idle = [p for p in rows.params if id(p) not in known and p.grad is None]
+        if idle:
+            facts["idle"] = float(len(idle))
+
+
+def _ties(model: nn.Module) -> list[tuple[str, str]]:
+    first: dict[int, str] = {}
+    pairs = []
+    for name, p in model.named_parameters(remove_duplicate=False):
+        if id(p) in first:
+            pairs.append((first[id(p)], name))
+        else:
+            first[id(p)] = name
+    return pairs
+
+
+def _find(model: nn.Module, name: str) -> Tensor | None:
+    path, _, last = name.rpartition(".")
+    try:
+        return dict(model.get_submodule(path).named_parameters(recurse=False, remove_duplicate=False)).get(last)
+    except AttributeError:
+        return None
+
+
+def _split_twins(model: nn.Module) -> list[str]:
+    """An embedding and a linear layer with equal values in different memory: a tie that was broken before we came."""
+    # Never by attribute: reading the weight of a parametrised layer computes it, and moves its buffers.
+    plain = {n: dict(m.named_parameters(recurse=False)).get("weight") for n, m in model.named_modules()}
+    kinds = {n: type(m) for n, m in model.named_modules()}
+    tables = [(n, w) for n, w in plain.items() if w is not None and issubclass(kinds[n], nn.Embedding)]
+    heads = [(n, w) for n, w in plain.items() if w is not None and issubclass(kinds[n], nn.Linear)]
+    return [
+        f"{a}.weight and {b}.weight"
+        for a, one in tables
+        for b, other in heads
+        if one is not other and one.shape == other.shape and one.requires_grad and other.requires_grad
+        if one.device == other.device and torch.equal(one, other) and number_of_values(one) > 1
+    ]
+
+
+def number_of_values(tensor: Tensor) -> int:
+    """How many different values there are, counted up to two: constant tensors are equal by initialisation."""
+    flat = tensor.detach().reshape(-1)
+    return 1 if torch.equal(flat, flat[:1].expand_as(flat)) else 2
+
+
+SEARCH_EVERY = 5
+_WORDS = ("logit_scale", "temperature", "temp", "tau", "inv_temp", "log_scale")
+
+
+class TemperatureProbe:
+    """Reads single-number parameters with telling names, on the host only."""
+
+    def __init__(self, names: Sequence[str], params: Sequence[Tensor]) -> None:
+        self._found = [
+            (name, p, _is_log(name, number(p.detach().reshape(()))), _is_inverse(name))
+            for name, p in zip(names, params, strict=True)
+            if p.numel() == 1 and p.is_cpu and p.is_floating_point()
+            if any(word in name.rpartition(".")[2].lower() for word in _WORDS)
+        ]
+
+    def look(self, step: int) -> tuple[dict[str, float], dict[str, tuple[str, ...]]]:
+        """The factor farthest from 1, now and then."""
+        if not self._found or step % SEARCH_EVERY:
+            return {}, {}
+        factors = []
+        for name, p, is_log, is_inverse in self._found:
+            value = number(p.detach().reshape(()))
+            if not math.isfinite(value):
+                continue
+            factor = math.exp(max(min(value, 60.0), -60.0)) if is_log else abs(value)
+            factors.append((1.0 / max(factor, 1e-30) if is_inverse else factor, name))
+        if not factors:
+            return {}, {}
+        factor, name = max(factors, key=lambda f: abs(math.log(max(f[0], 1e-30))))
+        return {"temperature": factor}, {"temperature": (name,)}
+
+
+def _is_log(name: str, value: float) -> bool:
+    """CLIP keeps the logarithm, 2.66 at first, under the name logit_scale; others begin at 1, or far above 5."""
+    last = name.rpartition(".")[2].lower()
+    return last.startswith("log_") or ("logit_scale" in last and 2.0 <= value <= 5.0)
+
+
+def _is_inverse(name: str) -> bool:
+    last = name.rpartition(".")[2].lower()
+    return ("temp" in last or "tau" in last) and "inv" not in last
