@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from importlib import import_module
 
 import torch
 from torch import Tensor, nn
 
 from trimtab.losses import nway_loss
+from trimtab.losses.dispatch import module_of
 from trimtab.losses.prepare import make_problem
 from trimtab.losses.problem import Problem
 
@@ -38,7 +38,7 @@ def errors(backend: str, problem: Callable[[Sequence[Tensor], Tensor], Problem],
         scale = torch.tensor(c, device=DEVICE, dtype=dtype, requires_grad=True)
         prepared = problem(leaves, scale)
         prepared = replace(prepared, precision="ieee") if dtype == torch.float64 else prepared
-        value = import_module(f"trimtab.losses.{name}").reduce_tuples(prepared, "lse")
+        value = module_of(name).reduce_tuples(prepared, "lse")
         total = (torch.where(value == -torch.inf, 0.0, value) * g).sum()
         return value.detach().double(), [x.double() for x in torch.autograd.grad(total, [*leaves, scale])]
 
@@ -95,7 +95,7 @@ def behaviour() -> Iterator[str]:
     """No host wait, equal bits, and bad values that come through."""
     yield "## Behaviour\n"
     for backend, name, n, b in (("triton_stream", "mip", 4, 30), ("triton_gram", "norm", 4, 30)):
-        module = import_module(f"trimtab.losses.{backend}")
+        module = module_of(backend)
         xs = rows(n, b)
         problem = replace(make_problem(xs, name, logit_scale=torch.tensor(1.0, device=DEVICE)), precision="bf16")
         module.reduce_tuples(problem, "lse").sum().backward(retain_graph=True)

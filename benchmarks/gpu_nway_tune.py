@@ -25,13 +25,14 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from trimtab.losses import nway_loss, triton_stream
+from trimtab.losses import nway_loss
+from trimtab.losses.triton import stream_launcher
 
 sys.path.insert(0, str(Path(__file__).parent))
 from gpu_nway import matmul_rate, measure
 from gpu_nway_checks import DEVICE, errors, rows
 
-BASE = dict(triton_stream.TILES)
+BASE = dict(stream_launcher.TILES)
 JOBS = (
     ("mip", 6, 8, 0.1, "bf16"), ("mip", 2, 1000, 20.0, "bf16"), ("mip", 2, 3000, 20.0, "ieee"),
     ("mip", 2, 1000, 1000.0, "ieee"), ("norm", 3, 40, 10.0, "ieee"), ("paircos", 3, 40, 10.0, "bf16"),
@@ -59,8 +60,8 @@ def six(b: int = 32) -> tuple[Callable[[], Tensor], list[Tensor]]:
 def use(strip: int = 32, group: int = 16) -> None:
     """Settings of the stream, by hand."""
     for key in (("forward", "bf16"), ("weights", "bf16")):
-        triton_stream.TILES[key] = replace(BASE[key], strip=strip)
-    triton_stream.GROUP = group
+        stream_launcher.TILES[key] = replace(BASE[key], strip=strip)
+    stream_launcher.GROUP = group
 
 
 def queued(run: Callable[[], Tensor], leaves: list[Tensor], count: int = 10, *, backward: bool = True) -> float:

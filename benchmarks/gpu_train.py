@@ -30,9 +30,8 @@ from torch.utils.data import DataLoader, TensorDataset
 from trimtab.core.config import PolicyConfig
 from trimtab.train.recipe import run_recipe
 from trimtab.train.recipes import RECIPES, load_recipe
-from trimtab.train.rig import Surroundings
 from trimtab.train.settings import TrainConfig
-from trimtab.train.stages import Stage
+from trimtab.train.stages import Stage, Surroundings
 from trimtab.train.trainer import Trainer
 
 FILES = ("metrics_file",)  # settings that would leave files where it is run

@@ -30,8 +30,8 @@ from torch.nn import functional as F  # noqa: N812
 
 from trimtab.data import load_digits
 from trimtab.losses import nway_loss
-from trimtab.train.recipes.clip6_original import version_zero
-from trimtab.train.recipes.clip6_views import latent_views
+from trimtab.train.recipes.clip6.original_loss import version_zero
+from trimtab.train.recipes.clip6.views import latent_views
 
 Views = list[Tensor]
 Loss = Callable[[Sequence[Tensor], Tensor], Tensor]

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from trimtab.drill.child import answer
+from trimtab.drill.worker import answer
 
 ROOT = Path(__file__).parents[2]
 TARGETS = f"{ROOT}/tests/drill/targets.py"
@@ -35,7 +35,7 @@ class InProcess:
 
 @pytest.fixture
 def in_process(monkeypatch):
-    monkeypatch.setattr("trimtab.drill.run.Child", InProcess)
+    monkeypatch.setattr("trimtab.drill.session.Child", InProcess)
     monkeypatch.setattr(sys, "path", list(sys.path))
     monkeypatch.setattr(logging.getLogger("trimtab"), "disabled", True)
 
@@ -86,7 +86,7 @@ def test_an_act_of_the_guard_has_a_column_and_seeds_have_one(trimtab, in_process
 
 def test_time_that_runs_out_is_told(trimtab, in_process, monkeypatch):
     clock = iter(range(0, 10_000, 40))
-    monkeypatch.setattr("trimtab.drill.run.time", SimpleNamespace(perf_counter=lambda: next(clock)))
+    monkeypatch.setattr("trimtab.drill.session.time", SimpleNamespace(perf_counter=lambda: next(clock)))
     data = trimtab("drill", f"{TARGETS}:build", *SHORT, "--select", "state,bit-flip", "--json").json()
     late = [row for row in data["report"]["rows"] if row["status"] == "not run"]
     assert 0 < len(late) < len(data["report"]["rows"])

@@ -13,7 +13,7 @@ import pytest
 import trimtab.data
 from trimtab.core.errors import InputError
 from trimtab.data import LANGUAGES, TABLES, load_digits, load_emoji, load_table, load_textures
-from trimtab.data.arrays import read_arrays
+from trimtab.data.datasets import read_arrays
 
 FOLDER = Path(trimtab.data.__file__).parent
 NOTICE = (FOLDER / "NOTICE.md").read_text(encoding="utf-8")
@@ -66,7 +66,7 @@ def test_no_file_needs_a_pickle(name: str) -> None:
 
 def test_a_pickle_put_in_the_place_of_a_file_is_not_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     np.savez(tmp_path / "emoji.npz", images=np.array([{"a": 1}], dtype=object))
-    monkeypatch.setattr("trimtab.data.arrays.files", lambda _: tmp_path)
+    monkeypatch.setattr("trimtab.data.datasets.files", lambda _: tmp_path)
     with pytest.raises(ValueError, match="allow_pickle"):
         read_arrays("emoji")
 

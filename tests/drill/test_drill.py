@@ -19,15 +19,27 @@ from trimtab.checks.target import check_target
 from trimtab.core.errors import InputError
 from trimtab.core.registry import all_rules
 from trimtab.drill import words
-from trimtab.drill.child import answer, build
-from trimtab.drill.children import Child
-from trimtab.drill.cost import added_cost
 from trimtab.drill.faults import FAULTS, GROUPS, choose, fairly
-from trimtab.drill.one_run import Run
-from trimtab.drill.outcome import FOUND, MISSED, NA, NOT_RUN, OTHERWISE, Report, Result, Row, Task, Told
 from trimtab.drill.page import to_html
-from trimtab.drill.run import drill
-from trimtab.drill.score import harm_of, judge, score, sentence
+from trimtab.drill.score import (
+    FOUND,
+    MISSED,
+    NA,
+    NOT_RUN,
+    OTHERWISE,
+    Report,
+    Result,
+    Row,
+    Task,
+    Told,
+    harm_of,
+    judge,
+    score,
+    sentence,
+)
+from trimtab.drill.session import drill
+from trimtab.drill.trial import Run, added_cost
+from trimtab.drill.worker import Child, answer, build
 
 HERE = str(Path(__file__).with_name("targets.py"))  # a child begins wherever this process is
 SHORT = Task(target=f"{HERE}:build", num_steps=50, onset=25)
@@ -334,7 +346,7 @@ def test_an_interrupt_ends_the_drill_and_its_children(monkeypatch: pytest.Monkey
     def stop(row: Row) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("trimtab.drill.run.Child", Asked)
+    monkeypatch.setattr("trimtab.drill.session.Child", Asked)
     with pytest.raises(KeyboardInterrupt):
         drill(SHORT, choose(["wiring"]), on_row=stop)
     assert asked[-1] == "closed"
@@ -345,7 +357,7 @@ def test_a_device_that_fails_ends_the_run_and_is_told(monkeypatch: pytest.Monkey
     def fails(*args: Any) -> Any:
         raise RuntimeError("device-side assert triggered")
 
-    monkeypatch.setattr("trimtab.drill.one_run.sick", fails)
+    monkeypatch.setattr("trimtab.drill.trial.sick", fails)
     result = train(num_steps=3, onset=1)
     assert result.broken
     assert len(result.losses) == 3

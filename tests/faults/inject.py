@@ -9,11 +9,11 @@ from typing import Any
 from torch import Tensor, nn
 
 from tests.faults.base import STEPS, Case, Run
-from trimtab.drill import tools
-from trimtab.drill.tools import alter as alter
-from trimtab.drill.tools import alter_once as alter_once
-from trimtab.drill.tools import before as before
-from trimtab.drill.tools import put as put
+from trimtab.drill import injection
+from trimtab.drill.injection import alter as alter
+from trimtab.drill.injection import alter_once as alter_once
+from trimtab.drill.injection import before as before
+from trimtab.drill.injection import put as put
 
 ONSET = 60
 ALL = ("mlp", "cnn", "rnn", "lm", "contrastive", "segment")
@@ -115,7 +115,7 @@ def targets(change: Callable[[Tensor], Tensor]) -> Callable[[tuple[Any, ...]], t
 
 def scale_lr(run: Run, factor: float) -> None:
     """Multiply the rate of every group."""
-    tools.scale_lr(run.optimizer, factor)
+    injection.scale_lr(run.optimizer, factor)
 
 
 def rebuild(run: Run, kind: type[Any] | None = None, params: Any = None, **changes: Any) -> None:
@@ -128,9 +128,9 @@ def rebuild(run: Run, kind: type[Any] | None = None, params: Any = None, **chang
 
 def moments(run: Run) -> list[Tensor]:
     """What the optimizer remembers of past gradients."""
-    return tools.moments(run.optimizer)
+    return injection.moments(run.optimizer)
 
 
 def squares(run: Run) -> list[Tensor]:
     """What the optimizer divides by, or its momentum where it divides by nothing."""
-    return tools.squares(run.optimizer)
+    return injection.squares(run.optimizer)

@@ -41,17 +41,17 @@ if os.environ.get("TRITON_INTERPRET") != "1" or find_spec("triton") is None:
         from triton.backends.compiler import GPUTarget
         from triton.compiler import ASTSource
 
-        from trimtab.losses import triton_kernels
-        from trimtab.losses.triton_stream import TILES
+        from trimtab.losses.triton import stream_kernels
+        from trimtab.losses.triton.stream_launcher import TILES
 
         tiles = TILES[kernel, "bf16"]
         constants: dict[str, Any] = {"D": 512, "ADD": False, "ROOT": False, "MASKED": False}
         constants |= {"PRECISION": "tf32", "FLAT": tiles.flat, "BM": tiles.bm, "BN": tiles.bn, "BK": tiles.bk}
         constants |= {"row_keep": None, "column_keep": None}
         if kernel == "forward":
-            function, extra = triton_kernels.forward_tiles, {"WARPS": tiles.warps, "FAST": True}
+            function, extra = stream_kernels.forward_tiles, {"WARPS": tiles.warps, "FAST": True}
         else:
-            function, extra = triton_kernels.weight_tiles, {"HALVES": tiles.halves}
+            function, extra = stream_kernels.weight_tiles, {"HALVES": tiles.halves}
         constants |= extra
         kinds = {
             "x_rows": f"tensordesc<bf16[{tiles.bm}, {tiles.bk}]>",
@@ -73,11 +73,11 @@ if os.environ.get("TRITON_INTERPRET") != "1" or find_spec("triton") is None:
 
 else:
     from tests.losses.negatives import close, compare, cotangent, gradients, inputs
-    from trimtab.losses import materialize, triton_gram, triton_row_kernels, triton_rows, triton_stream, triton_unit
+    from trimtab.losses.backends import materialize
     from trimtab.losses.prepare import make_problem
     from trimtab.losses.problem import Kind, Problem
-    from trimtab.losses.reduce import lse
-    from trimtab.losses.superrows import outer
+    from trimtab.losses.triton import gram_launcher, row_kernels, row_launcher, stream_launcher
+    from trimtab.losses.tuple_reduction import lse, outer
 
     # The interpreter computes with numpy, which warns where a kernel is meant to overflow or takes the log of nothing.
     pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
@@ -85,15 +85,15 @@ else:
     @pytest.fixture(autouse=True)
     def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
         """Several tiles, strips, blocks and launches of everything at sizes the interpreter can do."""
-        tiles = triton_stream.Tiles(bm=32, bn=16, bk=64, warps=2, stages=1, strip=2, halves=2)
-        monkeypatch.setattr(triton_stream, "TILES", dict.fromkeys(triton_stream.TILES, tiles))
-        monkeypatch.setattr(triton_stream, "BLOCKS", ((256, 512), (256, 256)))
-        monkeypatch.setattr(triton_stream, "LARGE", 2**12)
-        monkeypatch.setattr(triton_stream, "PARTS_BYTES", 2**9)
-        monkeypatch.setattr(triton_stream, "PROGRAMS", 4)
-        monkeypatch.setattr(triton_stream, "GROUP", 3)
-        monkeypatch.setattr(triton_gram, "TILES", (512, 256))
-        monkeypatch.setattr(triton_gram, "PROGRAMS", 4)
+        tiles = stream_launcher.Tiles(bm=32, bn=16, bk=64, warps=2, stages=1, strip=2, halves=2)
+        monkeypatch.setattr(stream_launcher, "TILES", dict.fromkeys(stream_launcher.TILES, tiles))
+        monkeypatch.setattr(stream_launcher, "BLOCKS", ((256, 512), (256, 256)))
+        monkeypatch.setattr(stream_launcher, "LARGE", 2**12)
+        monkeypatch.setattr(stream_launcher, "PARTS_BYTES", 2**9)
+        monkeypatch.setattr(stream_launcher, "PROGRAMS", 4)
+        monkeypatch.setattr(stream_launcher, "GROUP", 3)
+        monkeypatch.setattr(gram_launcher, "TILES", (512, 256))
+        monkeypatch.setattr(gram_launcher, "PROGRAMS", 4)
 
     def problem(xs: tuple[Tensor, ...], similarity: str, scale: float = 2.0, **more: Any) -> Problem:
         return Problem(xs=xs, similarity=similarity, scale=torch.tensor(scale), **more)
@@ -108,38 +108,38 @@ else:
 
     @pytest.mark.parametrize(("similarity", "n", "b"), STREAM)
     def test_stream_is_the_definition(similarity: str, n: int, b: int) -> None:
-        compare(triton_stream.reduce_tuples, single(n, b), similarity, "lse", tolerance=3e-5)
+        compare(stream_launcher.reduce_tuples, single(n, b), similarity, "lse", tolerance=3e-5)
 
     @pytest.mark.parametrize(("similarity", "n", "b"), GRAM)
     def test_gram_is_the_definition(similarity: str, n: int, b: int) -> None:
-        compare(triton_gram.reduce_tuples, single(n, b), similarity, "lse", tolerance=3e-5)
+        compare(gram_launcher.reduce_tuples, single(n, b), similarity, "lse", tolerance=3e-5)
 
     def test_gram_without_a_partly_filled_tile(monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(triton_gram, "TILES", (4096, 2048))
-        compare(triton_gram.reduce_tuples, single(4, 16), "norm", "lse", tolerance=3e-5)
+        monkeypatch.setattr(gram_launcher, "TILES", (4096, 2048))
+        compare(gram_launcher.reduce_tuples, single(4, 16), "norm", "lse", tolerance=3e-5)
 
     @pytest.mark.parametrize("scale", [1e-2, 40.0, 1e3])
     def test_any_scale(scale: float) -> None:
         # Gradients of sharp softmaxes follow the logits' own rounding, which grows with the scale.
         tolerance = 1e-5 * max(1.0, scale / 3)
-        compare(triton_stream.reduce_tuples, single(4, 3), "mip", "lse", scale=scale, tolerance=tolerance)
-        compare(triton_stream.reduce_tuples, single(3, 4), "norm", "lse", scale=scale, tolerance=tolerance)
-        compare(triton_gram.reduce_tuples, single(4, 3), "norm", "lse", scale=scale, tolerance=tolerance)
+        compare(stream_launcher.reduce_tuples, single(4, 3), "mip", "lse", scale=scale, tolerance=tolerance)
+        compare(stream_launcher.reduce_tuples, single(3, 4), "norm", "lse", scale=scale, tolerance=tolerance)
+        compare(gram_launcher.reduce_tuples, single(4, 3), "norm", "lse", scale=scale, tolerance=tolerance)
 
     def test_a_wide_row_and_rows_longer_than_one_tile() -> None:
-        compare(triton_stream.reduce_tuples, single(3, 4, 70), "mip", "lse", tolerance=1e-5)
+        compare(stream_launcher.reduce_tuples, single(3, 4, 70), "mip", "lse", tolerance=1e-5)
 
     def test_absent_entries() -> None:
         present = torch.tensor([[1, 1, 0, 1], [1, 0, 1, 1], [1, 1, 1, 0], [1, 1, 1, 1]], dtype=torch.bool)
-        compare(triton_stream.reduce_tuples, single(4, 4), "mip", "lse", present=present, tolerance=3e-5)
-        compare(triton_stream.reduce_tuples, single(4, 4), "dist2", "lse", present=present, tolerance=3e-5)
-        compare(triton_gram.reduce_tuples, single(4, 4), "norm", "lse", present=present, tolerance=3e-5)
+        compare(stream_launcher.reduce_tuples, single(4, 4), "mip", "lse", present=present, tolerance=3e-5)
+        compare(stream_launcher.reduce_tuples, single(4, 4), "dist2", "lse", present=present, tolerance=3e-5)
+        compare(gram_launcher.reduce_tuples, single(4, 4), "norm", "lse", present=present, tolerance=3e-5)
         only = torch.tensor([[1, 0, 0], [1, 0, 0]], dtype=torch.bool)  # no negative at all
-        nothing = triton_stream.reduce_tuples(problem(single(2, 3), "mip", present=only), "lse")
+        nothing = stream_launcher.reduce_tuples(problem(single(2, 3), "mip", present=only), "lse")
         assert torch.equal(nothing, torch.full((2, 3), -math.inf))
 
     @pytest.mark.parametrize(
-        ("backend", "similarity", "n", "parts"), [(triton_stream, "mip", 3, 5), (triton_gram, "norm", 4, 2)]
+        ("backend", "similarity", "n", "parts"), [(stream_launcher, "mip", 3, 5), (gram_launcher, "norm", 4, 2)]
     )
     def test_shares_are_a_partition(backend: Any, similarity: str, n: int, parts: int) -> None:
         def reduce(whole: Problem, kind: Kind) -> Tensor:
@@ -148,7 +148,7 @@ else:
 
         compare(reduce, single(n, 3), similarity, "lse", tolerance=3e-5)
 
-    @pytest.mark.parametrize("backend", [triton_stream, triton_gram])
+    @pytest.mark.parametrize("backend", [stream_launcher, gram_launcher])
     def test_zero_rows_and_opposite_rows(backend: Any) -> None:
         xs = [x.detach().clone() for x in single(4, 3)]
         xs[0][1] = 0.0
@@ -161,12 +161,12 @@ else:
         value = backend.reduce_tuples(problem(zero, "norm"), "lse")
         close(value, torch.full((4, 3), math.log(26.0), dtype=torch.float64), 1e-6)
         assert all(torch.equal(g, torch.zeros(3, 6)) for g in gradients(value, cotangent(4, 3), zero))
-        if backend is triton_stream:
+        if backend is stream_launcher:
             compare(backend.reduce_tuples, leaves, "mip", "lse", tolerance=1e-5)
 
     @pytest.mark.parametrize("bad", [math.nan, math.inf])
     def test_bad_values_come_through(bad: float) -> None:
-        for backend, similarity in ((triton_stream, "mip"), (triton_stream, "norm"), (triton_gram, "norm")):
+        for backend, similarity in ((stream_launcher, "mip"), (stream_launcher, "norm"), (gram_launcher, "norm")):
             xs = [x.detach().clone() for x in single(4, 3)]
             xs[0][2, 1] = bad
             value = backend.reduce_tuples(problem(tuple(xs), similarity), "lse")
@@ -178,7 +178,7 @@ else:
     def test_a_factor_of_nothing(similarity: str) -> None:
         # The weights have the factor inside, and the gradient of the factor is found by taking it out again.
         xs, scale = single(3, 4), torch.zeros((), requires_grad=True)
-        value = triton_stream.reduce_tuples(Problem(xs=xs, similarity=similarity, scale=scale), "lse")
+        value = stream_launcher.reduce_tuples(Problem(xs=xs, similarity=similarity, scale=scale), "lse")
         found = torch.autograd.grad((value * cotangent(3, 4)).sum(), [*xs, scale])
         wide, one = [x.detach().double().requires_grad_() for x in xs], torch.zeros((), dtype=torch.float64)
         whole = Problem(xs=tuple(wide), similarity=similarity, scale=one.requires_grad_())
@@ -191,7 +191,7 @@ else:
         parts = torch.randn(70, 100) * 40
         parts[:, 3], parts[5, 4], parts[:, 5] = -math.inf, math.nan, -1e4
         out = torch.full((100,), 7.0 if not first else math.nan)
-        triton_row_kernels.merge_partials[(2,)](parts, out, 70, 100, TALL=32, BLOCK=64, FIRST=first)
+        row_kernels.merge_partials[(2,)](parts, out, 70, 100, TALL=32, BLOCK=64, FIRST=first)
         every = parts if first else torch.cat([parts, torch.full((1, 100), 7.0)])
         want = torch.logsumexp(every.double() * math.log(2), 0) / math.log(2)
         assert torch.allclose(out.double(), want, rtol=1e-5, equal_nan=True)
@@ -199,14 +199,14 @@ else:
     def test_every_tile_is_done_once(monkeypatch: pytest.MonkeyPatch) -> None:
         # Groups of blocks that do not divide evenly, strips that do not either.
         for group, together in ((3, 50), (100, 1)):
-            monkeypatch.setattr(triton_stream, "GROUP", group)
-            monkeypatch.setattr(triton_stream, "PROGRAMS", together)
-            compare(triton_stream.reduce_tuples, single(2, 50), "mip", "lse", tolerance=3e-5)
+            monkeypatch.setattr(stream_launcher, "GROUP", group)
+            monkeypatch.setattr(stream_launcher, "PROGRAMS", together)
+            compare(stream_launcher.reduce_tuples, single(2, 50), "mip", "lse", tolerance=3e-5)
 
     @pytest.mark.parametrize("apart", [True, False])
     @pytest.mark.parametrize("how", ["l2", "rms"])
     def test_unit_rows_are_those_of_plain_operations(how: str, apart: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(triton_unit, "APART", 0 if apart else 2**20)
+        monkeypatch.setattr(row_launcher, "APART", 0 if apart else 2**20)
         xs = [torch.randn(9, 70) * size for size in (1e-30, 1.0, 1e30)]
         xs[1] = xs[1].bfloat16()
         xs[2] = torch.randn(70, 9).T  # columns side by side
@@ -214,7 +214,7 @@ else:
         present = torch.ones(3, 9, dtype=torch.bool)
         present[1, 3], present[0, 0] = False, False  # the NaN is of a row that is not there
         leaves, others = ([x.clone().requires_grad_() for x in xs] for _ in range(2))
-        mine = triton_unit.unit_rows(leaves, how, present)
+        mine = row_launcher.unit_rows(leaves, how, present)
         theirs = make_problem(others, "mip", normalize=how, mask=present).xs
         weights = torch.randn(3, 9, 70)
         weights[2, 4] = 0.0
@@ -231,37 +231,37 @@ else:
 
     def test_unit_rows_of_one_modality_alone_in_the_gradient() -> None:
         xs = [torch.randn(4, 6, requires_grad=True), torch.randn(4, 6)]
-        first, _ = triton_unit.unit_rows(xs, "l2", None)
+        first, _ = row_launcher.unit_rows(xs, "l2", None)
         g = torch.randn(4, 6)
         (found,) = torch.autograd.grad((first * g).sum(), xs[0])
         (want,) = torch.autograd.grad((torch.nn.functional.normalize(xs[0], dim=-1) * g).sum(), xs[0])
         assert torch.allclose(found, want, atol=1e-6)
-        assert not triton_unit.supports(xs, torch.float32)  # no card
+        assert not row_launcher.supports_unit_rows(xs, torch.float32)  # no card
 
     def test_unit_rows_where_kernels_cannot_run(monkeypatch: pytest.MonkeyPatch) -> None:
         xs = [torch.randn(4, 6), torch.randn(4, 6)]
-        monkeypatch.setattr(triton_stream, "available", lambda device: True)
-        triton_unit._runs.cache_clear()
-        assert triton_unit.supports(xs, torch.float32)
-        assert not triton_unit.supports(xs, torch.float64)
-        triton_unit._runs.cache_clear()
-        monkeypatch.setattr(triton_unit, "unit_rows", lambda *_: 1 // 0)  # no compiler on that machine, say
-        assert not triton_unit.supports(xs, torch.float32)
-        triton_unit._runs.cache_clear()
+        monkeypatch.setattr(stream_launcher, "available", lambda device: True)
+        row_launcher._runs.cache_clear()
+        assert row_launcher.supports_unit_rows(xs, torch.float32)
+        assert not row_launcher.supports_unit_rows(xs, torch.float64)
+        row_launcher._runs.cache_clear()
+        monkeypatch.setattr(row_launcher, "unit_rows", lambda *_: 1 // 0)  # no compiler on that machine, say
+        assert not row_launcher.supports_unit_rows(xs, torch.float32)
+        row_launcher._runs.cache_clear()
 
     def test_rows_that_lie_together_are_not_copied() -> None:
         rows = torch.randn(3, 4, 64)
-        form = triton_rows.form_of("mip", 6)
+        form = row_launcher.form_of("mip", 6)
         views = rows.unbind(0)
-        assert triton_rows.build(views, None, form, (0, 64)).parts.data_ptr() == rows.data_ptr()
+        assert row_launcher.build(views, None, form, (0, 64)).parts.data_ptr() == rows.data_ptr()
         for apart in (views[::-1], [rows[0], rows[0], rows[0]], [x.T.contiguous().T for x in views]):
-            parts = triton_rows.build(apart, None, form, (0, 64)).parts
+            parts = row_launcher.build(apart, None, form, (0, 64)).parts
             assert torch.equal(parts, torch.stack(list(apart)))
             assert parts.data_ptr() != rows.data_ptr()
 
     def test_equal_inputs_give_equal_bits() -> None:
         xs = single(3, 5)
-        first, second = (triton_stream.reduce_tuples(problem(xs, "mip"), "lse") for _ in range(2))
+        first, second = (stream_launcher.reduce_tuples(problem(xs, "mip"), "lse") for _ in range(2))
         assert torch.equal(first, second)
         g = cotangent(3, 5)
         for mine, theirs in zip(gradients(first, g, xs), gradients(second, g, xs), strict=True):
@@ -269,36 +269,36 @@ else:
 
     def test_rows_are_rounded_once() -> None:
         xs = [x.detach() for x in single(3, 4, 70)]
-        form = triton_rows.form_of("mip", 6)
-        side = triton_rows.build(xs, None, form, (5, 50), "bf16")
+        form = row_launcher.form_of("mip", 6)
+        side = row_launcher.build(xs, None, form, (5, 50), "bf16")
         want = outer(xs, product=True)[5:50]
         assert torch.allclose(side.rows[:, :70].float(), want, rtol=2**-7, atol=0)  # the interpreter cuts off
         assert not side.rows[:, 70:].any()
         assert torch.allclose(side.squares, side.rows.float().square().sum(1))
         xs[0][0, 0] = math.nan
-        near = triton_rows.build(xs[:1], None, form, (0, 4), "tf32").rows[:, :70]
+        near = row_launcher.build(xs[:1], None, form, (0, 4), "tf32").rows[:, :70]
         assert torch.equal(near.isnan(), xs[0].isnan())
         assert torch.allclose(near, xs[0], rtol=2**-11, atol=0, equal_nan=True)  # half a unit of the last of ten bits
         assert not (near.nan_to_num().view(torch.int32) & 0x1FFF).any()
 
     def test_what_the_kernels_leave_to_others() -> None:
         with pytest.raises(NotImplementedError, match="'sum' of 'mip'"):
-            triton_stream.reduce_tuples(problem(single(2, 3), "mip"), "sum")
+            stream_launcher.reduce_tuples(problem(single(2, 3), "mip"), "sum")
         with pytest.raises(NotImplementedError, match="float64"):
-            triton_stream.reduce_tuples(problem(inputs(2, 3, 4), "mip"), "lse")
+            stream_launcher.reduce_tuples(problem(inputs(2, 3, 4), "mip"), "lse")
         for xs, similarity in ((single(3, 3), "norm"), (single(4, 3), "mip"), (inputs(4, 3, 4), "norm")):
-            assert not triton_gram.supports(problem(xs, similarity), "lse")
+            assert not gram_launcher.supports(problem(xs, similarity), "lse")
         with pytest.raises(NotImplementedError, match="'norm' over 3 x"):
-            triton_gram.reduce_tuples(problem(single(3, 3), "norm"), "lse")
+            gram_launcher.reduce_tuples(problem(single(3, 3), "norm"), "lse")
 
     def test_determinism_is_kept_where_it_is_demanded(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: True)
-        assert not triton_gram.supports(problem(single(4, 3), "norm"), "lse")
-        assert triton_stream.supports(problem(single(4, 3), "norm"), "lse")
+        assert not gram_launcher.supports(problem(single(4, 3), "norm"), "lse")
+        assert stream_launcher.supports(problem(single(4, 3), "norm"), "lse")
 
     def test_availability(monkeypatch: pytest.MonkeyPatch) -> None:
-        assert not triton_stream.available("cpu")
+        assert not stream_launcher.available("cpu")
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
-        assert not triton_stream.available("cuda")
+        assert not stream_launcher.available("cuda")
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
-        assert triton_stream.available("cuda")
+        assert stream_launcher.available("cuda")

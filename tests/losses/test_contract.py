@@ -13,10 +13,10 @@ from torch import Tensor
 from tests.losses import reference
 from tests.losses.largest import Largest
 from tests.losses.negatives import close, compare, cotangent, gradients, inputs, reduced, unit
-from trimtab.losses import contract, gram
-from trimtab.losses.contract_tables import centred, tables_of
-from trimtab.losses.entries import entries_of, outer_sum
+from trimtab.losses.backends import contract, gram
+from trimtab.losses.backends.contract import centred, tables_of
 from trimtab.losses.problem import Problem
+from trimtab.losses.tuple_reduction import entries_of, outer_sum
 
 SIZES = {2: 7, 3: 6, 4: 5, 5: 3, 6: 3, 7: 2}
 

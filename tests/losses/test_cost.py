@@ -11,7 +11,7 @@ import torch
 from tests.losses.agree import NAMES
 from tests.losses.largest import Largest
 from trimtab.losses import TooCostly, nway_cost, nway_logits, nway_loss
-from trimtab.losses import machine as machines
+from trimtab.losses import cost as machines
 from trimtab.losses.cost import BACKENDS, can, check_tuples, choose, double_is_cheap
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")

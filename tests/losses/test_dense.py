@@ -11,7 +11,7 @@ import torch
 from tests.losses.agree import NAMES, distance, gradients, rows
 from tests.losses.largest import Largest
 from trimtab.losses import nway_loss
-from trimtab.losses.dense import reduce_lines
+from trimtab.losses.backends.dense import reduce_lines
 from trimtab.losses.prepare import make_problem
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from tests.losses import reference
 from tests.losses.largest import Largest
 from tests.losses.negatives import close, compare, cotangent, gradients, inputs, reduced, unit
-from trimtab.losses import gram
+from trimtab.losses.backends import gram
 from trimtab.losses.problem import Kind, Problem
 
 KINDS: tuple[Kind, ...] = ("lse", "sum", "softplus")

@@ -9,7 +9,7 @@ from torch import Tensor
 from tests.losses import reference
 from tests.losses.agree import NAMES, distance, gradients, how, rows
 from trimtab.losses import nway_loss
-from trimtab.losses.sampled import draw_permutations
+from trimtab.losses.backends.sampled import draw_permutations
 
 
 def by_hand(

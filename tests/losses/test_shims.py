@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, normalize
 
 from trimtab.losses import ClipLoss, Symile, gram_volume_loss, nway_loss, triangle_area_loss
-from trimtab.losses.sampled import draw_permutations
+from trimtab.losses.backends.sampled import draw_permutations
 
 
 def features(n: int, batch: int, width: int, dtype: torch.dtype = torch.float64) -> list[Tensor]:

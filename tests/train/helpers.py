@@ -6,8 +6,8 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from trimtab.train.rig import Surroundings
 from trimtab.train.settings import TrainConfig
+from trimtab.train.stages import Surroundings
 from trimtab.train.trainer import Trainer
 
 QUIET = Surroundings(run_dir=False)

@@ -17,9 +17,9 @@ from trimtab.losses import nway_loss
 from trimtab.train.recipe import Result, build_parts, doctor_target, run_recipe, settings_of
 from trimtab.train.recipes import load_recipe
 from trimtab.train.recipes.clip6 import SIMILARITIES, batch_size
-from trimtab.train.recipes.clip6_original import OriginalLoss, version_zero
-from trimtab.train.recipes.clip6_retrieval import ranks, retrieval
-from trimtab.train.recipes.clip6_views import emoji_views, family, latent_views
+from trimtab.train.recipes.clip6.metrics import ranks, retrieval
+from trimtab.train.recipes.clip6.original_loss import OriginalLoss, version_zero
+from trimtab.train.recipes.clip6.views import emoji_views, family, latent_views
 
 RECIPE = load_recipe("clip6")
 LINE = re.compile(

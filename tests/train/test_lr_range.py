@@ -16,9 +16,7 @@ from trimtab.checks.target_steps import run_steps
 from trimtab.checks.untouched import untouched
 from trimtab.core.errors import InputError
 from trimtab.data import load_digits
-from trimtab.train.lr_range import find_lr, settle, suggest_lr
-from trimtab.train.lr_sweep import Sweep, has_left, sweep_rates
-from trimtab.train.lr_trial import climb
+from trimtab.train.lr_range import Sweep, climb, find_lr, has_left, settle, suggest_lr, sweep_rates
 
 
 def digits() -> TensorDataset:

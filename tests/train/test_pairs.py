@@ -18,7 +18,10 @@ from trimtab.checks.run import examine
 from trimtab.core.errors import InputError
 from trimtab.core.presets import get_preset
 from trimtab.train.recipe import Result, build_parts, run_recipe, settings_of
-from trimtab.train.recipes import load_recipe, pairs, pairs_check, pairs_data, pairs_loss
+from trimtab.train.recipes import load_recipe, pairs
+from trimtab.train.recipes.pairs import data as pairs_data
+from trimtab.train.recipes.pairs import loss as pairs_loss
+from trimtab.train.recipes.pairs import reporting as pairs_check
 
 RECIPE = load_recipe("pairs")
 GRAD = re.compile(

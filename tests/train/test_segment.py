@@ -19,12 +19,11 @@ from trimtab.core.errors import InputError
 from trimtab.train.recipe import Result, build_parts, doctor_target, run_recipe, settings_of
 from trimtab.train.recipes import load_recipe
 from trimtab.train.recipes.segment import target
-from trimtab.train.recipes.segment_data import compose, texture_crops
-from trimtab.train.recipes.segment_loss import segmentation_loss
-from trimtab.train.recipes.segment_model import Segmenter
-from trimtab.train.recipes.segment_pretrain import Wanted, pretrain
-from trimtab.train.rig import Surroundings
-from trimtab.train.stages import make_optimizer
+from trimtab.train.recipes.segment.data import compose, texture_crops
+from trimtab.train.recipes.segment.metrics import segmentation_loss
+from trimtab.train.recipes.segment.model import Segmenter
+from trimtab.train.recipes.segment.stages import Wanted, pretrain
+from trimtab.train.stages import Surroundings, make_optimizer
 from trimtab.train.trainer import Trainer
 
 RECIPE = load_recipe("segment")
@@ -74,7 +73,7 @@ def test_scenes_are_exact_seeded_and_camouflaged() -> None:
 
 
 def test_held_out_scenes_are_composed_from_other_parts_of_the_pictures() -> None:
-    from trimtab.train.recipes.segment_data import _sources
+    from trimtab.train.recipes.segment.data import _sources
 
     train, held = _sources(held_out=False), _sources(held_out=True)
     assert train.keys() == held.keys()

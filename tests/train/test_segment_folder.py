@@ -14,8 +14,7 @@ import pytest
 from trimtab.core.errors import InputError
 from trimtab.train.recipe import run_recipe
 from trimtab.train.recipes import load_recipe
-from trimtab.train.recipes.segment_data import compose
-from trimtab.train.recipes.segment_folder import read_folder
+from trimtab.train.recipes.segment.data import compose, read_folder
 
 NEEDED = "images" in os.environ.get("TRIMTAB_REQUIRE", "")
 

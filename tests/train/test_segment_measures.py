@@ -10,9 +10,14 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from trimtab.train.recipes.segment_loss import edge_loss, segmentation_loss, soft_iou_loss
-from trimtab.train.recipes.segment_metrics import overlap_metrics, segmentation_metrics
-from trimtab.train.recipes.segment_model import Predicted
+from trimtab.train.recipes.segment.metrics import (
+    edge_loss,
+    overlap_metrics,
+    segmentation_loss,
+    segmentation_metrics,
+    soft_iou_loss,
+)
+from trimtab.train.recipes.segment.model import Predicted
 
 NAMES = ["MAE", "IoU", "F-measure", "S-measure", "E-measure", "Pixel_Accuracy"]
 NAMES += ["Precision", "Recall", "Dice_Score", "Specificity"]

@@ -7,11 +7,7 @@ import pytest
 import torch
 
 from trimtab.train import selftest
-from trimtab.train.selftest import GROUPS, available, run_selftest
-from trimtab.train.selftest_guard import GUARD
-from trimtab.train.selftest_kit import Group, Part, SelfTestError
-from trimtab.train.selftest_losses import LOSSES
-from trimtab.train.selftest_monitor import MONITOR
+from trimtab.train.selftest import GROUPS, GUARD, LOSSES, MONITOR, Group, Part, SelfTestError, available, run_selftest
 
 
 def outcome(group: Group) -> dict[str, str]:
@@ -107,7 +103,7 @@ def test_the_accelerator_is_tried_too(monkeypatch):
 
 
 def test_what_is_injected_is_really_injected(monkeypatch):
-    from trimtab.train import selftest_monitor
+    from trimtab.train import selftest as selftest_monitor
 
     assert math.isnan(selftest_monitor._checked(torch.device("cpu"), spoil=math.nan)["global_grad_norm"])
     assert selftest.GROUPS == (MONITOR, GUARD, LOSSES)

@@ -18,9 +18,8 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from tests.train.helpers import QUIET, loaders, network, trainer
 from trimtab.core.errors import CheckpointError, ConfigError, InputError
-from trimtab.train.rig import Surroundings
 from trimtab.train.settings import TrainConfig
-from trimtab.train.stages import Stage
+from trimtab.train.stages import Stage, Surroundings
 from trimtab.train.trainer import Trainer
 
 Row = namedtuple("Row", "x y")

@@ -18,9 +18,8 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from tests.train.helpers import QUIET, loaders, network, trainer
 from trimtab.core.errors import InputError, TrainingStopped
-from trimtab.train.rig import Surroundings
 from trimtab.train.settings import SCHEDULES, TrainConfig
-from trimtab.train.stages import Stage
+from trimtab.train.stages import Stage, Surroundings
 from trimtab.train.trainer import Trainer
 
 

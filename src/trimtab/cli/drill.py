@@ -13,7 +13,7 @@ from trimtab.cli._shell import DIFFERENT, OK, command, console, emit, fail
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from trimtab.drill.outcome import Report, Row
+    from trimtab.drill.score import Report, Row
 
 NAME = "drill"
 STYLES = {"good": "green", "bad": "bold red", "unclear": "yellow"}
@@ -49,9 +49,9 @@ def run(
     from trimtab.core.config_read import words as split
     from trimtab.drill import words
     from trimtab.drill.faults import choose
-    from trimtab.drill.outcome import Task
     from trimtab.drill.page import write_page
-    from trimtab.drill.run import drill
+    from trimtab.drill.score import Task
+    from trimtab.drill.session import drill
 
     spec = _spec([target] if target else None)
     faults = choose(split(select, "--select"), split(ignore, "--ignore"))

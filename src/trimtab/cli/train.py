@@ -17,8 +17,7 @@ from trimtab.cli._shell import DIFFERENT, OK, command, console, emit
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from trimtab.train.recipe import Option, Recipe
-    from trimtab.train.result import Result
+    from trimtab.train.recipe import Option, Recipe, Result
 
 NAME = "train"
 CONTEXT = {

@@ -5,9 +5,6 @@
 
 from __future__ import annotations
 
-from trimtab.data.digits import load_digits
-from trimtab.data.emoji import LANGUAGES, Emoji, load_emoji
-from trimtab.data.tables import TABLES, Table, load_table
-from trimtab.data.textures import load_textures
+from trimtab.data.datasets import LANGUAGES, TABLES, Emoji, Table, load_digits, load_emoji, load_table, load_textures
 
 __all__ = ["LANGUAGES", "TABLES", "Emoji", "Table", "load_digits", "load_emoji", "load_table", "load_textures"]

@@ -10,8 +10,7 @@ from typing import Any
 from jinja2 import Environment, StrictUndefined
 
 from trimtab.drill import words
-from trimtab.drill.outcome import Report
-from trimtab.drill.score import sentence
+from trimtab.drill.score import Report, sentence
 from trimtab.report.html import _hash
 
 EXTRA = """

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from trimtab.drill.outcome import FOUND, MISSED, NA, NOT_RUN, OTHERWISE, Report, Row
-from trimtab.drill.score import Score, score
+from trimtab.drill.score import FOUND, MISSED, NA, NOT_RUN, OTHERWISE, Report, Row, Score, score
 
 MIN_RECALL = 0.8
 

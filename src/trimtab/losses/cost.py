@@ -1,17 +1,82 @@
-"""What a loss will cost before it is computed, which backend costs least, and the refusal of what cannot end well."""
+"""What a loss will cost before it is computed, which backend costs least, and the refusal of what cannot end well.
+
+The rates of a device are rough: enough to tell seconds from hours, and what fits from what does not.
+"""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from trimtab.losses.machine import LINES, free_bytes, machine_of, small_bytes, tile_of
 from trimtab.losses.prepare import check_name
 from trimtab.losses.similarity import SIMILARITIES
+
+LINES = 1 << 24
+"""Logits of one ``[B, B]`` matrix up to which it is kept for the backward pass."""
+
+
+_PER_CORE = 6e10  # float32 products of one core; 9e10 was measured with AVX-512
+_PER_SM = {"ieee": 3.0e11, "tf32": 1.7e12, "bf16": 3.4e12}  # measured on an H200, of 132
+_DEFAULT_SMS = 132
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Machine:
+    """Rates of one device, per second."""
+
+    kind: str
+    flops: float
+    """Of large matrix products."""
+    elements: float
+    """Numbers that one plain pass over memory handles."""
+
+
+def machine_of(device: torch.device, precision: str = "ieee", *, double: bool = False) -> Machine:
+    """The rates of ``device``; of an H200 where a CUDA device is asked about that is not there."""
+    slow = 2.0 if double else 1.0
+    if device.type == "cuda":
+        there = torch.cuda.is_available()
+        count = torch.cuda.get_device_properties(device).multi_processor_count if there else _DEFAULT_SMS
+        return Machine(kind="cuda", flops=count * _PER_SM[precision] / slow, elements=count * 2e9 / slow)
+    cores = torch.get_num_threads()
+    return Machine(kind=device.type, flops=cores * _PER_CORE / slow, elements=cores * 6e8 / slow)
+
+
+def tile_of(device: torch.device) -> int:
+    """Tuples of one tile where the caller does not say: what stays near a cache, or fills a card."""
+    return 1 << 25 if device.type == "cuda" else 1 << 20
+
+
+def small_bytes(device: torch.device) -> float:
+    """Memory that is not worth asking for: the question takes longer than small losses do."""
+    if device.type == "cuda" and torch.cuda.is_available():
+        return 0.02 * torch.cuda.get_device_properties(device).total_memory
+    return 2.0**26
+
+
+def free_bytes(device: torch.device) -> float:
+    """Memory a new tensor could get; infinite where nothing tells."""
+    if device.type == "cuda":
+        if not torch.cuda.is_available():
+            return float("inf")
+        cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return float(torch.cuda.mem_get_info(device)[0] + cached)
+    try:
+        for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
+            if line.startswith("MemAvailable:"):  # with what the page cache would give back, unlike SC_AVPHYS_PAGES
+                return float(line.split()[1]) * 1024
+    except OSError:
+        pages = {"SC_AVPHYS_PAGES", "SC_PAGE_SIZE"}
+        if pages <= set(getattr(os, "sysconf_names", ())):
+            return float(os.sysconf("SC_AVPHYS_PAGES")) * os.sysconf("SC_PAGE_SIZE")
+    return float("inf")
+
 
 BACKENDS = ("auto", "dense", "materialize", "stream", "gram", "contract", "triton")
 OBJECTIVES = ("axis", "joint", "full", "pairwise", "sampled", "sigmoid")
@@ -21,19 +86,6 @@ SMALL = 1 << 21
 """Tuples up to which keeping every logit is the fastest."""
 TILE_WINS = 1 << 15
 """Logits of two modalities beyond which tiles are faster on a CPU than one matrix: they stay in its cache."""
-
-__all__ = [
-    "BACKENDS",
-    "OBJECTIVES",
-    "Estimate",
-    "TooCostly",
-    "afford",
-    "can",
-    "check_tuples",
-    "choose",
-    "double_is_cheap",
-    "nway_cost",
-]
 
 
 class TooCostly(ValueError):
@@ -277,9 +329,9 @@ def _triton(device: torch.device) -> bool:
     """Whether the Triton backend can run there; on a card that is only asked about, as on an H200."""
     if not torch.cuda.is_available():
         return True
-    from trimtab.losses import triton_stream
+    from trimtab.losses.triton import stream_launcher
 
-    return triton_stream.available(device)
+    return stream_launcher.available(device)
 
 
 def _limit(device: torch.device, budget_bytes: float | None) -> float:
@@ -296,3 +348,29 @@ def _seconds(value: float) -> str:
         if value >= 2 * size:
             return f"{value / size:{'.0f' if value >= 1000 * size else '.3g'}} {unit}"
     return f"{value:.2g} s"
+
+
+SURELY_FITS = 1 << 27
+"""Bytes for which nobody is asked what is free."""
+
+
+def check_it_fits(xs: Sequence[Tensor], similarity: str) -> None:
+    """Raise `TooCostly` where a tensor of all tuples, with what its backward pass keeps, is more than is free."""
+    (batch, width), num, device = xs[0].shape, len(xs), xs[0].device
+    item = 2 if xs[0].dtype == torch.float64 else 1
+
+    def needed(b: int) -> float:
+        return item * nway_cost(num, b, width, similarity=similarity, objective="full", backend="materialize").bytes
+
+    if needed(batch) < SURELY_FITS:
+        return
+    free = free_bytes(device)
+    if needed(batch) > free:
+        fits = next((b for b in range(batch - 1, 0, -1) if needed(b) <= free), 0)
+        smaller = f" up to B={fits} fits;" if fits else ""
+        raise TooCostly(
+            f"the similarities of {num} modalities of {batch} samples are {batch}^{num} = {float(batch) ** num:.3g} "
+            f"numbers: with what the backward pass keeps about {needed(batch) / 2**30:.3g} GiB, and "
+            f"{free / 2**30:.3g} GiB are free on {device}. What to do:{smaller} form='line' gives {batch} x {batch}; "
+            f"nway_loss(similarity={similarity!r}) needs no such tensor."
+        )

@@ -12,7 +12,7 @@ from torch import Tensor
 from trimtab.losses.cost import check_tuples
 from trimtab.losses.prepare import make_problem
 from trimtab.losses.similarity import SIMILARITIES, heights, of_pairs, of_total, positives, safe_sqrt, wide
-from trimtab.losses.superrows import outer
+from trimtab.losses.tuple_reduction import outer
 
 __all__ = ["all_line_similarities", "line_similarity", "nway_logits", "tuple_similarity"]
 

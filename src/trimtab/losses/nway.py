@@ -10,15 +10,21 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 import torch
 from torch import Tensor
 
-from trimtab.losses.backends import OFFSET, pick
+from trimtab.losses.backends.sampled import draw_permutations, reduce_sampled, sampled_count
 from trimtab.losses.cost import BACKENDS, BUDGET_S, OBJECTIVES, Estimate, double_is_cheap
-from trimtab.losses.excluded import combine, complete, excluded, masked_mean, smoothed
-from trimtab.losses.pairwise import pairwise_values
+from trimtab.losses.dispatch import OFFSET, pick
+from trimtab.losses.matmul import products_in
+from trimtab.losses.objectives import (
+    combine,
+    complete,
+    excluded,
+    masked_mean,
+    pairwise_values,
+    sigmoid_values,
+    smoothed,
+)
 from trimtab.losses.prepare import check_anchors, check_name, check_smoothing, check_xs, make_problem
 from trimtab.losses.problem import Problem
-from trimtab.losses.products import products_in
-from trimtab.losses.sampled import draw_permutations, reduce_sampled, sampled_count
-from trimtab.losses.sigmoid import sigmoid_values
 from trimtab.losses.similarity import positives
 
 if TYPE_CHECKING:

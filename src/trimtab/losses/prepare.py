@@ -137,10 +137,10 @@ def _comparable(
             return rows
         return tuple(x.masked_fill(~there.unsqueeze(-1), 0.0) for x, there in zip(rows, present, strict=True))
     if xs[0].is_cuda:
-        from trimtab.losses import triton_unit
+        from trimtab.losses.triton import row_launcher
 
-        if triton_unit.supports(xs, dtype):
-            return triton_unit.unit_rows(xs, how, present)
+        if row_launcher.supports_unit_rows(xs, dtype):
+            return row_launcher.unit_rows(xs, how, present)
     together: Tensor = _Normalised.apply(dtype, how, present, *xs)  # type: ignore[no-untyped-call]
     return together.unbind(0)
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from trimtab.losses.clamp import soft_clamp
-from trimtab.losses.fits import check_it_fits
+from trimtab.losses.cost import check_it_fits
 from trimtab.losses.logits import line_similarity, tuple_similarity
 from trimtab.losses.prepare import check_name, check_xs, normalise
 

@@ -1,4 +1,8 @@
-"""What became of each epoch: losses, metrics, rates, norms and memory, written to `history.json` as it grows."""
+"""What became of each epoch (`History`), what the guard recorded in it (`Meter`), where a training stands (`Course`).
+
+The history is written to `history.json` as it grows: losses, metrics, rates, norms and memory. The course is all that
+must be put back, beside model and optimizer, to go on exactly.
+"""
 
 from __future__ import annotations
 
@@ -9,12 +13,15 @@ import resource
 import sys
 import time
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
-from trimtab.train.meter import Meter
+from trimtab.core.types import Outcome, Record, Sample
+from trimtab.train.early_stopping import EarlyStopping
 
 
 class History:
@@ -118,3 +125,153 @@ def _plain(value: Any) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
         return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
     return value
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Norms:
+    """The gradient norms of some steps before clipping, and how many of the steps were clipped or rejected."""
+
+    average: float
+    highest: float
+    num_steps: int
+    num_clipped: int
+    num_rejected: int
+
+    @property
+    def clipped_frac(self) -> float:
+        """The share of steps that were clipped."""
+        return self.num_clipped / self.num_steps if self.num_steps else 0.0
+
+
+class Meter:
+    """A sink that keeps one short line per step. What it knows is complete once the guard is closed.
+
+    Example:
+        >>> import numpy as np
+        >>> from trimtab.core.types import Layout
+        >>> meter, empty = Meter(), Layout(names=(), kinds=(), numel=())
+        >>> for step, norm in enumerate((2.0, 0.5)):
+        ...     scalars = {"grad_norm": norm, "clip_coef": min(1.0, 1.0 / norm)}
+        ...     meter.write(Sample(step=step, layout=empty, table=np.empty((0, 7)), scalars=scalars))
+        >>> meter.norms(0, 2)
+        Norms(average=1.25, highest=2.0, num_steps=2, num_clipped=1, num_rejected=0)
+    """
+
+    def __init__(self) -> None:
+        self.outcomes: list[Outcome] = []
+        self.losses: dict[int, float] = {}
+        self._steps: dict[int, tuple[float, bool, bool]] = {}
+        self._seen: set[tuple[int, str]] = set()
+
+    def write(self, record: Record) -> None:
+        """Take in a step, or an action that was carried out."""
+        if isinstance(record, Sample) and record.phase == "train":
+            scalars = record.scalars
+            clipped = scalars.get("clip_coef", 1.0) < 1.0
+            rejected = scalars.get("rejected", 0.0) > 0 or scalars.get("scaler_skipped", 0.0) > 0
+            self._steps[record.step] = (scalars.get("grad_norm", math.nan), clipped and not rejected, rejected)
+            if "loss" in scalars:
+                self.losses[record.step] = float(scalars["loss"])
+        elif isinstance(record, Outcome) and record.applied and record.action.kind != "skip":
+            key = record.at, record.action.kind
+            if key not in self._seen:  # the same action comes again, later, with what became of it
+                self._seen.add(key)
+                self.outcomes.append(record)
+
+    def close(self) -> None:
+        """Nothing to close."""
+
+    @property
+    def last_norm(self) -> float:
+        """The gradient norm of the newest step; NaN before there is any."""
+        return self._steps[max(self._steps)][0] if self._steps else math.nan
+
+    def norms(self, begin: int, end: int) -> Norms:
+        """Of the steps from `begin` to before `end`, as far as they are known."""
+        steps = [self._steps[i] for i in range(begin, end) if i in self._steps]
+        known = [norm for norm, _, _ in steps if math.isfinite(norm)]
+        return Norms(
+            average=math.fsum(known) / len(known) if known else math.nan,
+            highest=max(known, default=math.nan),
+            num_steps=len(steps),
+            num_clipped=sum(clipped for _, clipped, _ in steps),
+            num_rejected=sum(rejected for _, _, rejected in steps),
+        )
+
+
+class Course:
+    """Counts epochs, steps and micro-batches, and sums up the losses of the epoch under way.
+
+    It goes into checkpoints beside the schedulers, so that a training resumed within an epoch also ends with the same
+    history. Losses stay on their device until the epoch is over: no step waits for them.
+    """
+
+    def __init__(self, history: History, stopping: EarlyStopping) -> None:
+        self.history, self.stopping = history, stopping
+        self.stability: Any = None
+        self.settings: dict[str, Any] = {}
+        self.changed: dict[str, tuple[Any, Any]] = {}
+        """Settings that a checkpoint was saved with, and those here, where they differ."""
+        self.epoch = self.step = self.steps_done = self.micro = self.first_step = 0
+        self.last_loss = torch.zeros((), dtype=torch.float32, device="cpu")
+        self._sums: Tensor | None = None  # of finite losses, how many they are, how many were not finite
+
+    def begin_stage(self) -> None:
+        """Epochs and steps of a stage count from 0."""
+        self.epoch = self.step = self.micro = self.first_step = 0
+        self._sums = None
+
+    def add(self, loss: Tensor) -> None:
+        """Take in the loss of one micro-batch."""
+        self.micro += 1
+        self.last_loss = loss
+        value = loss.detach().double().reshape(())
+        sound = value.isfinite()
+        row = torch.stack([value.nan_to_num(0.0, 0.0, 0.0), sound.double(), (~sound).double()])
+        self._sums = row if self._sums is None else self._sums.to(row.device) + row
+
+    def step_done(self) -> None:
+        """An optimizer step was attempted."""
+        self.micro = 0
+        self.step += 1
+        self.steps_done += 1
+
+    def epoch_done(self, row: Mapping[str, Any]) -> None:
+        """An epoch is over."""
+        self.history.add(row)
+        self.epoch, self.first_step = self.epoch + 1, self.step
+
+    def take_mean(self) -> tuple[float, int]:
+        """The mean of the finite losses of this epoch, and how many were not finite; then a new epoch begins."""
+        total, num, bad = (0.0, 0.0, 0.0) if self._sums is None else self._sums.tolist()
+        self._sums = None
+        return (total / num if num else float("nan")), int(bad)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Plain data and one tensor."""
+        return {
+            "epoch": self.epoch,
+            "step": self.step,
+            "steps_done": self.steps_done,
+            "micro": self.micro,
+            "first_step": self.first_step,
+            "last_loss": float(self.last_loss.detach()),
+            "sums": None if self._sums is None else self._sums.tolist(),
+            "settings": dict(self.settings),
+            "history": self.history.state_dict(),
+            "stopping": self.stopping.state_dict(),
+            "stability": None if self.stability is None else self.stability.state_dict(),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on where `state_dict` was taken."""
+        for name in ("epoch", "step", "steps_done", "micro", "first_step"):
+            setattr(self, name, int(state[name]))
+        self.last_loss = torch.tensor(float(state["last_loss"]), dtype=torch.float32, device="cpu")
+        self._sums = None if state["sums"] is None else torch.tensor(state["sums"], dtype=torch.float64, device="cpu")
+        saved = state.get("settings", {})
+        self.changed = {k: (saved[k], now) for k, now in self.settings.items() if k in saved and saved[k] != now}
+        self.history.load_state_dict(state["history"])
+        self.stopping.load_state_dict(state["stopping"])
+        if self.stability is not None and state["stability"] is not None:
+            self.stability.load_state_dict(state["stability"])

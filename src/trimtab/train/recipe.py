@@ -1,6 +1,6 @@
 """A recipe is a whole training under one name: data, model, settings, faults to inject, and how good it became.
 
-How to write one: a file `recipes/NAME.py` with
+How to write one: a folder `recipes/NAME/` whose `__init__.py` has
 
 - `RECIPE = Recipe(name=..., summary=..., options=(Option(...), ...), quick={...}, score="r2", build=build, faults=...)`
   where each `Option` becomes a flag `--the-name` and an entry `settings["the_name"]`, `quick` holds what `--quick`
@@ -23,9 +23,10 @@ on by itself sets `Parts.resume` to what is left for the trainer (None: nothing)
 
 from __future__ import annotations
 
+import math
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -40,10 +41,8 @@ from trimtab.train.device import AUTO, choose_device
 from trimtab.train.evaluation import LossFn, Metrics, StepFn
 from trimtab.train.names import instead_of
 from trimtab.train.progress import Progress
-from trimtab.train.result import Result, result_of
-from trimtab.train.rig import Surroundings
 from trimtab.train.settings import TrainConfig
-from trimtab.train.stages import Stage, freeze, make_optimizer
+from trimtab.train.stages import Stage, Surroundings, freeze, make_optimizer
 from trimtab.train.trainer import Evaluate, Hook, Trainer
 
 Settings = Mapping[str, Any]
@@ -273,3 +272,79 @@ def doctor_target(recipe: Recipe, given: Settings | None = None, *, quick: bool 
     target = {"model": parts.model, "optimizer": make_optimizer(parts.model, stage, parts.config)}
     target |= {"loader": parts.train_loader, "val_loader": parts.val_loader}
     return target | ({"loss_fn": parts.loss_fn} if parts.step_fn is None else {"step_fn": parts.step_fn})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Result:
+    """How one run of a recipe ended."""
+
+    recipe: str
+    arm: str
+    fault: str | None
+    score_name: str
+    score: float
+    metrics: Mapping[str, float]
+    num_steps: int
+    seconds: float
+    rejected: int
+    weights_finite: bool
+    findings: tuple[str, ...]
+    actions: tuple[str, ...]
+    stopped: str | None
+    run_dirs: tuple[str, ...]
+    facts: Mapping[str, Any]
+    history: tuple[Mapping[str, Any], ...] = field(repr=False)
+
+
+def result_of(
+    recipe: str,
+    score: str,
+    trainer: Trainer,
+    arm: str,
+    fault: str | None,
+    stopped: str | None,
+    facts: Mapping[str, Any],
+    seconds: float,
+) -> Result:
+    """What a trainer that is done has to say; `score` is the metric it is judged by (`-mae`: less is better)."""
+    history: Sequence[Mapping[str, Any]] = trainer.history.epochs
+    last = {name: value for name, value in (history[-1] if history else {}).items() if isinstance(value, float)}
+    last.pop("seconds", None)
+    state = [t for t in trainer.model.state_dict().values() if t.is_floating_point()]
+    name = score.removeprefix("-")
+    return Result(
+        recipe=recipe,
+        arm=arm,
+        fault=fault,
+        score_name=name,
+        score=last.get(name, math.nan),
+        metrics=last,
+        num_steps=trainer.course.steps_done,
+        seconds=round(seconds, 2),
+        rejected=trainer.rejected,
+        weights_finite=all(bool(t.isfinite().all()) for t in state),
+        findings=tuple(dict.fromkeys(finding.name for finding in trainer.findings)),
+        actions=tuple(f"step {o.at}: {o.action} ({o.detail})" for o in trainer.outcomes),
+        stopped=stopped,
+        run_dirs=tuple(str(folder) for folder in trainer.run_dirs),
+        facts=dict(facts),
+        history=tuple(history),
+    )
+
+
+FACTOR = 1000.0
+
+
+def rate_spike(parts: Parts, now: Callable[[Trainer], bool]) -> Parts:
+    """The rate times 1000 while `now(trainer)`: written into the optimizer before a step, and taken out after it."""
+
+    def scale(trainer: Trainer, factor: float) -> None:
+        rig = trainer.rig
+        for group in rig.optimizer.param_groups if rig is not None and now(trainer) else ():
+            group["lr"] *= factor
+
+    return replace(
+        parts,
+        before_step=lambda trainer: scale(trainer, FACTOR),
+        after_step=lambda trainer: scale(trainer, 1.0 / FACTOR),
+    )

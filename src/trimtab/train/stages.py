@@ -1,17 +1,32 @@
-"""A training in stages: what is frozen, which part learns how fast, and everything that is built anew for it."""
+"""A training in stages: what is frozen, which part learns how fast, and everything that is built anew for a stage.
+
+`Rig` holds the parts that one stage runs on (optimizer, schedule, scaler, average and guard), built and closed
+together; `Unguarded` takes the place of the guard in the control arm.
+"""
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
+from trimtab.checkpoint.checkpointer import Checkpointer
+from trimtab.core.config import PolicyConfig
 from trimtab.core.errors import InputError
+from trimtab.guard.guard import Guard
+from trimtab.monitor.stability import StabilityMonitor
+from trimtab.record.line_sink import LineSink
+from trimtab.record.lines import epoch_metrics
+from trimtab.record.training_tags import TrainingTagsSink
+from trimtab.train.history import Course, Meter
+from trimtab.train.progress import Progress
 from trimtab.train.schedules import Schedule, make_schedule
 from trimtab.train.settings import TrainConfig
 
@@ -155,3 +170,197 @@ def make_scaler(stage: Stage, config: TrainConfig, device: torch.device) -> Any:
 
 def _within(name: str, part: str) -> bool:
     return name == part or name.startswith(part if part.endswith(".") else f"{part}.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Surroundings:
+    """What is the same in every stage: where to record and to save, who listens, and whether there is a guard."""
+
+    guarded: bool = True
+    sinks: tuple[Any, ...] = ()
+    run_dir: Any = None
+    checkpoint_dir: Path | None = None
+    say: Callable[[str], object] | None = None
+    progress: Progress | None = None
+    policy: PolicyConfig | None = None
+    tags: Any = None
+    """Gets the documented TensorBoard tags: a SummaryWriter, anything with `.log()`, or a function of one dict."""
+    guard: Mapping[str, Any] = field(default_factory=dict)
+    """Further settings of the guard, as `Config` knows them."""
+    on_finding: Callable[[Any], object] | None = None
+
+    def __post_init__(self) -> None:
+        if self.checkpoint_dir is not None:
+            object.__setattr__(self, "checkpoint_dir", Path(self.checkpoint_dir))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rig:
+    """The parts of one stage, each knowing the others it needs."""
+
+    stage: Stage
+    optimizer: torch.optim.Optimizer
+    schedule: Schedule
+    scaler: Any
+    ema: Any
+    guard: Any
+    stability: StabilityMonitor
+    meter: Meter
+    checkpointer: Checkpointer | None
+    kept: dict[str, Any]
+    """What a checkpoint holds, by the names that `Checkpointer.save` knows."""
+
+    def flush(self) -> None:
+        """Wait until everything recorded so far was heard: an epoch ends with all of its lines and norms."""
+        recorder: Any = getattr(self.guard, "_recorder", None)
+        if recorder is not None:
+            recorder.flush()
+
+    def validated(self, measured: Mapping[str, float], train_loss: float, around: Surroundings) -> None:
+        """Tell the guard what was measured; without one, the line of an epoch is said from here."""
+        if "loss" not in measured:
+            return
+        others = {name: value for name, value in measured.items() if name != "loss"}
+        self.guard.validate(measured["loss"], **others)
+        if not around.guarded and around.say is not None:
+            around.say(epoch_metrics({"Loss": train_loss, "Val loss": measured["loss"], **others}))
+
+    def close(self, reason: str = "closed") -> None:
+        """Judge what is under way, finish the record, take every hook off."""
+        try:
+            self.guard.close(reason=reason)
+        finally:
+            self.stability.close()
+
+
+def build_rig(
+    model: nn.Module,
+    stage: Stage,
+    config: TrainConfig,
+    course: Course,
+    around: Surroundings,
+    *,
+    loader: Any,
+    total_steps: int | None,
+    device: torch.device,
+    checkpoint_dir: Path | None,
+    run_dir: Any,
+) -> Rig:
+    """Build the parts of a stage for a model whose frozen parts are frozen already."""
+    optimizer = make_optimizer(model, stage, config)
+    schedule = schedule_of(optimizer, stage, config, total_steps)
+    scaler = make_scaler(stage, config, device)
+    ema = make_average(model, config.ema_decay)
+    clip = config.max_grad_norm if stage.clip is None else stage.clip
+    meter = Meter()
+    kept = {"model": model, "optimizer": optimizer, "scheduler": {"schedule": schedule, "course": course}}
+    kept |= {"scaler": scaler, "ema": ema, "loader": loader}
+    checkpointer: Checkpointer | None = None
+    guard: Any
+    if not around.guarded:
+        guard = Unguarded(optimizer, scaler)
+    else:
+        if checkpoint_dir is not None:
+            checkpointer = Checkpointer(checkpoint_dir, keep_last=config.keep_last, keep_best=config.monitor)
+        tags = [TrainingTagsSink(around.tags)] if around.tags is not None else []
+        lines = [LineSink(config.lines, write=around.say, bar=around.progress)] if config.lines else []
+        settings: dict[str, Any] = {"full_every": config.full_every, "checkpoint_every": config.checkpoint_every}
+        settings |= dict(around.guard)
+        if around.policy is not None:
+            settings["policy"] = around.policy
+        guard = Guard(
+            model,
+            optimizer,
+            settings,
+            clip=clip,
+            mode=config.mode,
+            # An average must not follow a step that was rejected: with one, each step is judged before the next.
+            lag=None if ema is None else 0,
+            scheduler=kept["scheduler"],
+            scaler=scaler,
+            ema=ema,
+            loader=loader,
+            checkpoint=checkpointer,
+            sinks=[meter, *lines, *tags, *around.sinks],
+            on_finding=around.on_finding,
+            run_dir=run_dir,
+        )
+        kept["guard"] = guard
+    stability = StabilityMonitor(model, optimizer, clip or float("inf"), scaler, around.tags, policy=around.policy)
+    course.stability = stability
+    return Rig(
+        stage=stage,
+        optimizer=optimizer,
+        schedule=schedule,
+        scaler=scaler,
+        ema=ema,
+        guard=guard,
+        stability=stability,
+        meter=meter,
+        checkpointer=checkpointer,
+        kept=kept,
+    )
+
+
+def make_average(model: nn.Module, decay: float | None) -> Any:
+    """An exponential moving average of weights and buffers, torch's own; None where no decay is given.
+
+    Example:
+        >>> import torch
+        >>> model = nn.Linear(1, 1, bias=False)
+        >>> average = make_average(model, 0.5)
+        >>> for value in (1.0, 3.0):
+        ...     _ = nn.init.constant_(model.weight, value)
+        ...     average.update_parameters(model)
+        >>> average.module.weight.item()
+        2.0
+    """
+    if decay is None:
+        return None
+    follow = get_ema_multi_avg_fn(decay)  # type: ignore[no-untyped-call]
+    return AveragedModel(model, multi_avg_fn=follow, use_buffers=True)
+
+
+def averaged_or(model: nn.Module, average: Any) -> nn.Module:
+    """The model whose metrics count: the average once it has begun, else the model itself."""
+    if average is None or int(average.n_averaged) == 0:
+        return model
+    inner: nn.Module = average.module
+    return inner
+
+
+class Unguarded:
+    """Steps the optimizer as a plain loop would: no clipping, no rejection, no record, no checkpoint.
+
+    Example:
+        >>> import torch
+        >>> weight = torch.nn.Parameter(torch.ones(1))
+        >>> bare = Unguarded(torch.optim.SGD([weight], lr=1.0))
+        >>> (weight * float("nan")).sum().backward()
+        >>> bare.step(None)
+        >>> bare.rejected, bool(weight.isnan())
+        (0, True)
+    """
+
+    def __init__(self, optimizer: Any, scaler: Any = None) -> None:
+        self._optimizer, self._scaler = optimizer, scaler
+        self.findings: list[Any] = []
+        self.rejected = 0
+        self.run_dir = None
+
+    def step(self, loss: Any, batch: Any = None) -> None:
+        """Step, whatever the gradients hold."""
+        if self._scaler is None:
+            self._optimizer.step()
+            return
+        self._scaler.step(self._optimizer)
+        self._scaler.update()
+
+    def observe(self, loss: Any = None, batch: Any = None, **scalars: Any) -> None:
+        """Nobody looks."""
+
+    def validate(self, loss: Any, **metrics: Any) -> None:
+        """Nobody looks."""
+
+    def close(self, reason: str = "closed") -> None:
+        """Nothing to close."""

@@ -1,8 +1,12 @@
-"""The trainer: epochs and stages, accumulation, precision, averaging, early stopping; every update through a guard."""
+"""The trainer: epochs and stages, accumulation, precision, averaging, early stopping; every update through a guard.
+
+After it: one optimizer step from its micro-batches, what batches are read from, and the corrections after an epoch.
+"""
 
 from __future__ import annotations
 
 import logging
+import math
 import os
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -10,27 +14,48 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor, nn
+from torch.utils.data import DataLoader
 
+from trimtab.checkpoint.loader import resumable
 from trimtab.compat import checkpoint_pair as documented
 from trimtab.core.errors import InputError
-from trimtab.core.types import Snapshot
-from trimtab.monitor.stability import get_training_stats, monitor_training_health
+from trimtab.core.types import Outcome, Snapshot
+from trimtab.monitor.stability import (
+    StabilityMonitor,
+    check_training_stability,
+    get_training_stats,
+    monitor_training_health,
+)
 from trimtab.sample.transfer import to_device
-from trimtab.train.averaging import averaged_or
-from trimtab.train.corrections import correct_epoch
-from trimtab.train.course import Course
 from trimtab.train.device import choose_device
 from trimtab.train.early_stopping import EarlyStopping, warn_of_no_metric
-from trimtab.train.evaluation import LossFn, Metrics, StepFn, check_given, evaluate_model, measured_by
-from trimtab.train.feeding import nothing_came, num_batches, place_of, readable, to_measure
-from trimtab.train.history import History, epoch_row
-from trimtab.train.resuming import go_on, settle
-from trimtab.train.rig import Rig, Surroundings, build_rig
-from trimtab.train.saving import folder_of, run_dir_of, save_after_epoch, save_best, save_history, tell_how_to_go_on
+from trimtab.train.evaluation import LossFn, Metrics, StepFn, check_given, evaluate_model, loss_of, measured_by
+from trimtab.train.history import Course, History, epoch_row
+from trimtab.train.resuming import (
+    folder_of,
+    go_on,
+    run_dir_of,
+    save_after_epoch,
+    save_best,
+    save_history,
+    settle,
+    tell_how_to_go_on,
+)
 from trimtab.train.settings import TrainConfig
-from trimtab.train.stages import Stage, check_stages, freeze, num_steps, set_training
-from trimtab.train.steps import complete_tail, micro_batch, ready, update
+from trimtab.train.stages import (
+    Rig,
+    Stage,
+    Surroundings,
+    amp_dtype,
+    averaged_or,
+    build_rig,
+    check_stages,
+    freeze,
+    num_steps,
+    set_training,
+)
 
 log = logging.getLogger("trimtab")
 Evaluate = Callable[[nn.Module, Any], Mapping[str, float]]
@@ -300,3 +325,139 @@ class Trainer:
         folder = self.around.checkpoint_dir or next(reversed(self.run_dirs), None)
         if folder is not None:
             save_history(folder, self.history)
+
+
+def micro_batch(
+    model: nn.Module,
+    batch: Any,
+    rig: Rig,
+    config: TrainConfig,
+    device: torch.device,
+    loss_fn: LossFn | None,
+    step_fn: StepFn | None,
+) -> Tensor:
+    """Forward and backward of one batch, its loss divided by how many make a step; returns the loss undivided."""
+    dtype = amp_dtype(config, device)
+    with torch.autocast(device.type, dtype=dtype, enabled=dtype is not None):
+        loss, _ = loss_of(model, batch, loss_fn, step_fn)
+    if not isinstance(loss, Tensor):
+        raise InputError(f"the loss is a {type(loss).__name__}; expected a tensor of one number, to go backward from")
+    rig.guard.observe(loss=loss, batch=batch)
+    shared = loss / config.accumulation_steps if config.accumulation_steps > 1 else loss
+    (shared if rig.scaler is None else rig.scaler.scale(shared)).backward()
+    return loss
+
+
+def ready(scaler: Any, device: torch.device) -> None:
+    """Let a scaler know its scale: torch's finds it out with the first loss, and after a resume there may be none."""
+    if scaler is not None:
+        scaler.scale(torch.zeros((), device=device, dtype=torch.float32))
+
+
+def complete_tail(model: nn.Module, factor: float) -> None:
+    """Make gradients of fewer micro-batches than usual a mean over those that there were."""
+    gradients = [p.grad for p in model.parameters() if p.grad is not None]
+    if gradients and factor != 1.0:
+        torch._foreach_mul_(gradients, factor)
+
+
+def update(model: nn.Module, rig: Rig, loss: Tensor) -> None:
+    """Step through the guard; the average follows only if the update went into the weights."""
+    rejected, scale = rig.guard.rejected, _scale(rig)
+    rig.guard.step(loss)
+    rig.optimizer.zero_grad(set_to_none=True)
+    if rig.ema is not None and rig.guard.rejected == rejected and not _scale(rig) < scale:
+        rig.ema.update_parameters(model)
+
+
+def _scale(rig: Rig) -> float:
+    """The loss scale, where an average has to know whether a step was skipped: only then is it waited for."""
+    return float(rig.scaler.get_scale()) if rig.scaler is not None and rig.ema is not None else 1.0
+
+
+def readable(loader: Any, *, guarded: bool = True) -> Any:
+    """The loader as a training reads it: one that knows its place where that is possible, else as it is.
+
+    Example:
+        >>> readable([1, 2])
+        [1, 2]
+        >>> readable(7)
+        Traceback (most recent call last):
+            ...
+        trimtab.core.errors.InputError: the training loader is a int; expected a DataLoader, or a list of batches
+    """
+    if not isinstance(loader, Iterable) or isinstance(loader, str | bytes):
+        raise InputError(
+            f"the training loader is a {type(loader).__name__}; expected a DataLoader, or a list of batches"
+        )
+    if num_batches(loader) == 0:
+        raise InputError(f"the training loader has no batches{_why(loader)}")
+    return resumable(loader) if guarded and isinstance(loader, DataLoader) else loader
+
+
+def to_measure(loader: Any) -> Any:
+    """The validation loader, if it has something to measure on."""
+    if loader is not None and num_batches(loader) == 0:
+        raise InputError(f"the validation loader has no batches{_why(loader)}, or give None: nothing is measured then")
+    return loader
+
+
+def num_batches(loader: Any) -> int | None:
+    """How many batches an epoch has; None where the loader does not say."""
+    try:
+        return len(loader)
+    except TypeError:
+        return None
+
+
+def place_of(loader: Any) -> Any:
+    """The loader, if it can say where it is: what a checkpoint holds of it; else None."""
+    return loader if hasattr(loader, "state_dict") and hasattr(loader, "load_state_dict") else None
+
+
+def nothing_came(loader: Any, epoch: int) -> InputError:
+    """An epoch without a single batch is no epoch."""
+    if epoch == 1:
+        return InputError(f"the training loader gave no batch{_why(loader)}")
+    return InputError(
+        f"the training loader gave no batch in epoch {epoch}: it can be read only once. Give a DataLoader, a list, or "
+        "an object whose __iter__ begins anew"
+    )
+
+
+def _why(loader: Any) -> str:
+    size, drop = getattr(loader, "batch_size", None), bool(getattr(loader, "drop_last", False))
+    if size is None:
+        return "; give one with data"
+    try:
+        rows = f"{len(loader.dataset)} rows"
+    except TypeError:
+        rows = "a dataset of unknown length"
+    return f": {rows}, batch_size {size}, drop_last {drop}; give more data" + (
+        " or a smaller batch_size" if drop else ""
+    )
+
+
+def correct(stability: StabilityMonitor, train_loss: float, val_loss: float | None) -> tuple[list[str], list[Outcome]]:
+    """Judge an epoch, and answer each issue with its documented factor, the gravest first; cool-down and bounds hold.
+
+    Example:
+        >>> import torch
+        >>> model = torch.nn.Linear(1, 1)
+        >>> with StabilityMonitor(model, torch.optim.SGD(model.parameters(), lr=0.1)) as stability:
+        ...     _ = correct(stability, 1.0, 1.0)
+        ...     issues, done = correct(stability, 50.0, 1.0)
+        >>> issues, done[0].detail
+        (['loss_explosion'], 'LR multiplier 1 -> 0.1, effective LR 0.01')
+    """
+    issues = check_training_stability(train_loss, val_loss, stability.history, persistence=stability.persistence)
+    gravest_first = sorted(issues, key=lambda issue: stability.keeper.factors[issue])
+    return issues, [stability.handle_training_instability(issue) for issue in gravest_first]
+
+
+def correct_epoch(
+    stability: StabilityMonitor, train_loss: float, val_loss: float | None, num_bad: int
+) -> tuple[list[str], list[Outcome]]:
+    """The issues of an epoch and what was really done; one NaN among its losses is news, whatever their mean is."""
+    issues, outcomes = correct(stability, math.nan if num_bad else train_loss, val_loss)
+    return issues, [outcome for outcome in outcomes if outcome.applied]

@@ -1,4 +1,4 @@
-"""The five systems of the source documents, one file each; nothing is imported before it is asked for."""
+"""The five systems of the source documents, one folder each; nothing is imported before it is asked for."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ RECIPES: tuple[tuple[str, str], ...] = (
     ("tabular", "an MLP on raw tables that corrects itself: NaN, outliers, rates too high, overfitting"),
     ("pairs", "two images and a question, answered First, Second or Similar, with swap consistency"),
 )
-"""Name and one line about each; the file has the same name."""
+"""Name and one line about each; the folder has the same name."""
 
 
 def load_recipe(name: str) -> Recipe:

@@ -1,0 +1,1 @@
+"""The stream and the gram backend as Triton kernels: launchers need torch alone, `*_kernels` need Triton."""

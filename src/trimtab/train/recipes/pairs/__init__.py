@@ -1,0 +1,236 @@
+"""System 004: two images and a question, answered First, Second or Similar, alike whichever image comes first.
+
+The documented rates are those for a model that was trained before. This one is small and begins from nothing, so the
+first stage trains it, and the second does what the document does, with its constants. `--pretrain-epochs 0` leaves the
+first one out: the documented rates alone then answer 0.66 of the unseen pairs, instead of 0.92.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader
+
+from trimtab.core.errors import InputError
+from trimtab.monitor.training_health import TrainingHealthMonitor
+from trimtab.record.line_sink import LineSink
+from trimtab.train.recipe import Option, Parts, Recipe, Settings, doctor_target
+from trimtab.train.recipes.pairs import data as pairs_data
+from trimtab.train.recipes.pairs import reporting
+from trimtab.train.recipes.pairs.data import own_pairs
+from trimtab.train.recipes.pairs.faults import FAULTS
+from trimtab.train.recipes.pairs.loss import W_SIM, PairLoss, evaluate_pairs
+from trimtab.train.recipes.pairs.model import PairFusion
+from trimtab.train.recipes.pairs.reporting import dry_run
+from trimtab.train.settings import TrainConfig
+from trimtab.train.stages import Stage, num_steps
+from trimtab.train.trainer import Trainer
+
+ADAPTER_LR, PROJECTOR_LR, WEIGHT_DECAY = 2e-4, 2e-5, 0.1
+BATCH_SIZE, EPOCHS, PATIENCE = 32, 3, 5
+WARMUP_RATIO, MIN_LR_RATIO = 0.05, 0.01
+GRADIENT_CLIP_NORM = 1.0
+PRETRAIN, TUNE = "pretrain", "tune"
+SHARE_HELD = 0.1
+"""So many held-out pairs, measured in training pairs."""
+
+
+def build(settings: Settings) -> Parts:
+    """The pairs, the model, the two stages and the documented settings."""
+    train, held, words = _pairs(settings)
+    loader = _loader(train, settings)
+    size = tuple(train.images.shape[1:])
+    model = PairFusion(
+        size=(size[0], size[1], size[2]),
+        num_words=len(words),
+        max_words=train.asked.prompts.shape[1],
+        width=settings["width"],
+        depth=settings["layers"],
+        heads=settings["heads"],
+    )
+    if settings["compile"]:
+        reporting.compile_blocks(model.blocks, settings["width"], settings["say"])
+    loss, monitor = PairLoss(settings["w_sim"]), TrainingHealthMonitor(patience=settings["patience"] or PATIENCE)
+    stages = _stages(settings)
+    return Parts(
+        model=model,
+        train_loader=loader,
+        val_loader=DataLoader(held, batch_size=256),
+        config=_config(settings, stages[-1].epochs * len(loader)),
+        step_fn=loss,
+        evaluate=partial(evaluate_pairs, loss),
+        stages=stages,
+        sinks=_sinks(settings, monitor),
+        # The swap term grows fourfold by design: that a loss climbs at first is no news before 30 steps.
+        guard={"rules": {"diverging-loss": {"early": 30}}},
+        before_step=partial(reporting.explain, settings),
+        after_step=partial(reporting.tell_memory, settings),
+        begin=partial(_begin, settings),
+        within=partial(_within, settings, loss, len(loader)),
+        finish=partial(_finish, settings, monitor),
+    )
+
+
+def target() -> dict[str, Any]:
+    """For `trimtab doctor trimtab.train.recipes.pairs:target`."""
+    return doctor_target(RECIPE)
+
+
+def _pairs(settings: Settings) -> tuple[pairs_data.PairSet, pairs_data.PairSet, tuple[str, ...]]:
+    seed = settings["seed"]
+    if settings["data_dir"] is not None:
+        shown, train, held, words = own_pairs(settings["data_dir"], seed)
+    else:
+        questions = pairs_data.DIGIT_QUESTIONS if settings["data"] == "digits" else pairs_data.EMOJI_QUESTIONS
+        shown, told = pairs_data.digits(seed) if settings["data"] == "digits" else pairs_data.emoji()
+        rows = [(~shown.held_out).nonzero().flatten(), shown.held_out.nonzero().flatten()]
+        num = settings["num_pairs"]
+        train = pairs_data.ask(questions, told, rows[0], num, seed)
+        held = pairs_data.ask(questions, told, rows[1], max(round(SHARE_HELD * num), 600), seed + 1)
+        words = pairs_data.vocabulary([text for text, _, _ in questions])
+    if len(train.labels) < settings["batch_size"]:
+        raise InputError(
+            f"there are {len(train.labels)} pairs to train on, too few for one batch of {settings['batch_size']}; give "
+            "more pairs or a smaller --batch-size"
+        )
+    return pairs_data.PairSet(shown.images, train), pairs_data.PairSet(shown.images, held), words
+
+
+def _loader(data: pairs_data.PairSet, settings: Settings) -> DataLoader[Any]:
+    return DataLoader(
+        data,
+        batch_size=settings["batch_size"],
+        shuffle=True,
+        drop_last=True,
+        pin_memory=torch.cuda.is_available(),
+        generator=torch.Generator().manual_seed(settings["seed"]),
+    )
+
+
+def _stages(settings: Settings) -> tuple[Stage, ...]:
+    """First everything learns at one rate; then words and fusion are tuned, the projector slowly, and the eyes rest."""
+    factors = {"projector": settings["projector_lr"] / settings["learning_rate"]}
+    before = settings["pretrain_epochs"]
+    tune = Stage(name=TUNE, epochs=settings["epochs"], lr_factors=factors, frozen=("vision",) if before else ())
+    if settings["dry_run"]:
+        return (replace(tune, epochs=0),)
+    if not before:
+        return (tune,)
+    return Stage(name=PRETRAIN, epochs=before, learning_rate=settings["pretrain_lr"]), tune
+
+
+def _config(settings: Settings, tune_steps: int) -> TrainConfig:
+    half = settings["amp_dtype"] != "none"
+    return TrainConfig(
+        learning_rate=settings["learning_rate"],
+        weight_decay=settings["weight_decay"],
+        max_grad_norm=settings["clip_grad_norm"] or None,
+        use_amp=half,
+        amp_dtype=settings["amp_dtype"] if half else "auto",
+        batch_size=settings["batch_size"],
+        num_epochs=settings["epochs"],
+        max_steps=settings["max_steps"],
+        patience=settings["patience"],
+        scheduler_type="cosine",
+        warmup_steps=round(WARMUP_RATIO * min(tune_steps, settings["max_steps"] or tune_steps)),
+        warmup_init_lr=MIN_LR_RATIO
+        * settings["learning_rate"],  # not from 0: a first step that is none looks like a fault
+        min_lr_ratio=MIN_LR_RATIO,
+        mode="act",
+        seed=settings["seed"],
+    )
+
+
+# -- around the training ---------------------------------------------------------------------------------------------
+
+
+def _sinks(settings: Settings, monitor: TrainingHealthMonitor) -> tuple[Any, ...]:
+    norms, every = reporting.NormSink(monitor), 1 if settings["debug"] else settings["grad_log_interval"]
+    if settings["say"] is None or not every:
+        return (norms,)
+    return norms, LineSink("e13", every, write=settings["say"])
+
+
+def _begin(settings: Settings, parts: Parts) -> None:
+    say = settings["say"]
+    if say is None:
+        return
+    num = len(parts.train_loader.dataset), len(parts.val_loader.dataset)
+    for line in reporting.banner(settings, parts.model, *num):
+        say(line)
+
+
+@contextmanager
+def _within(settings: Settings, loss: PairLoss, num_batches: int, trainer: Trainer) -> Iterator[None]:
+    def done_frac() -> float | None:
+        stage = trainer.stages[-1] if trainer.rig is None else trainer.rig.stage
+        if stage.name == PRETRAIN:
+            return None
+        return trainer.course.step / max(num_steps(stage, trainer.config, num_batches) or 1, 1)
+
+    if settings["output_dir"] is not None and trainer.around.checkpoint_dir is None:
+        trainer.around = replace(trainer.around, checkpoint_dir=_folder(settings) / "checkpoints")
+    with reporting.switched(settings, settings["say"]):
+        if settings["dry_run"]:
+            dry_run(partial(doctor_target, RECIPE, {**settings, "dry_run": False, "say": None}), settings["say"])
+        loss.done_frac = done_frac
+        yield
+
+
+def _finish(settings: Settings, monitor: TrainingHealthMonitor, trainer: Trainer) -> dict[str, Any]:
+    if settings["dry_run"]:
+        return {"dry_run": "everything was built and checked; nothing was trained"}
+    report = reporting.report_health(trainer, monitor, settings["say"])
+    if settings["output_dir"] is not None:
+        reporting.write_files(_folder(settings), trainer, settings, report)
+    last = trainer.history.epochs[-1] if trainer.history.epochs else {}
+    facts = {name: last[name] for name in last if name.startswith(("accuracy_", "swap_"))}
+    return {**facts, "training_healthy": report["training_healthy"], "issues": "; ".join(report["issues"]) or "none"}
+
+
+def _folder(settings: Settings) -> Path:
+    return Path(settings["output_dir"]) / (settings["arm"] or "")
+
+
+RECIPE = Recipe(
+    name="pairs",
+    summary="two images and a question, answered First, Second or Similar, with swap consistency",
+    score="accuracy",
+    build=build,
+    options=(
+        Option(name="data", default="digits", help="The images.", choices=("digits", "emoji")),
+        Option(name="data_dir", default=None, kind=str, help="Your own pairs: a folder with pairs.npz, or the file."),
+        Option(name="output_dir", default=None, kind=str, help="Where to write weights, history, report, checkpoints."),
+        Option(name="num_pairs", default=6_400, help="How many pairs are drawn to train on.", least=1),
+        Option(name="epochs", default=EPOCHS, help="Passes over the pairs in the documented stage.", least=1),
+        Option(name="pretrain_epochs", default=3, help="Passes before it, at a rate of their own; 0: none.", least=0),
+        Option(name="pretrain_lr", default=2e-3, help="The rate of these."),
+        Option(name="max_steps", default=None, kind=int, help="Optimizer steps at most, in all.", least=1),
+        Option(name="batch_size", default=BATCH_SIZE, help="Pairs per step.", least=2),
+        Option(name="learning_rate", default=ADAPTER_LR, help="The rate of words, fusion and head."),
+        Option(name="projector_lr", default=PROJECTOR_LR, help="The rate of the projector."),
+        Option(name="weight_decay", default=WEIGHT_DECAY, help="Weight decay.", least=0),
+        Option(name="w_sim", default=W_SIM, help="The weight of Similar in the loss."),
+        Option(name="patience", default=PATIENCE, help="Epochs without improvement before it stops; 0: never."),
+        Option(name="clip_grad_norm", default=GRADIENT_CLIP_NORM, help="The largest gradient norm; 0: off.", least=0),
+        Option(name="amp_dtype", default="none", help="Mixed precision.", choices=("bf16", "fp16", "none")),
+        Option(name="grad_log_interval", default=10, help="The [GRAD] line every so many steps; 0: never.", least=0),
+        Option(name="gpu_log_interval", default=100, help="A line about memory every so many steps.", least=0),
+        Option(name="cudnn_benchmark", default=False, help="Let cuDNN choose algorithms by their speed."),
+        Option(name="compile", default=False, help="Compile the fusion blocks, where there is a compiler."),
+        Option(name="deterministic", default=False, help="Only algorithms that give the same bits every time."),
+        Option(name="debug", default=False, help="Say more: each parameter, and the [GRAD] line of every step."),
+        Option(name="dry_run", default=False, help="Build and check everything, train nothing."),
+        Option(name="width", default=64, help="Width of the model."),
+        Option(name="layers", default=2, help="Fusion blocks.", least=1),
+        Option(name="heads", default=4, help="Attention heads.", least=1),
+    ),
+    quick={"num_pairs": 1_600, "pretrain_epochs": 4, "epochs": 1},
+    faults=FAULTS,
+)
