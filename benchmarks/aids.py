@@ -30,7 +30,7 @@ import torch
 from aids_tasks import TASKS, build
 
 import trimtab
-from trimtab.checks.target_steps import compute_loss, endless, validation_loss
+from trimtab.doctor.target import compute_loss, endless, validation_loss
 from trimtab.record.reader import read_run
 from trimtab.report.suggest import suggest_clip, suggest_warmup
 from trimtab.train.lr_range import find_lr

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn, optim
 from torch.nn import functional as F  # noqa: N812
 
-from trimtab.checks.target import Target
 from trimtab.data import load_digits
+from trimtab.doctor.target import Target
 
 WINDOW = 32
 Pairs = tuple[Tensor, Tensor]

@@ -79,7 +79,7 @@ def rules() -> Iterator[str]:
 
 def checks() -> Iterator[str]:
     """Every check of doctor: its line, what it means, how it is checked."""
-    from trimtab.checks.registry import all_checks
+    from trimtab.doctor.examine import all_checks
 
     yield from catalogue(list(all_checks()), lambda check: check.title)
 

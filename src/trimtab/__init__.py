@@ -50,7 +50,7 @@ _HOME = {
     "TrainingStopped": "trimtab.core.errors",
 }
 
-_PACKAGES = ("checks", "core", "data", "losses", "monitor", "nn", "record", "recover", "report", "rules", "train")
+_PACKAGES = ("core", "data", "doctor", "losses", "monitor", "nn", "record", "recover", "report", "rules", "train")
 """Imported when they are first asked for, as in `trimtab.checkpoint.ResumableLoader`."""
 
 __all__ = [

@@ -25,12 +25,12 @@ from trimtab import Config, Guard, TrimtabError
 from trimtab.advice.engine import MOST, Facts, advise, applicable, fair_limit, gather
 from trimtab.advice.guides import GUIDES
 from trimtab.advice.recommendations import TABLE, advise_on
-from trimtab.checks.registry import all_checks
 from trimtab.cli.app import app
 from trimtab.core.pipeline import Brain
 from trimtab.core.registry import advice_of, all_rules, find_rule, select_rules
 from trimtab.core.types import Finding, Sample, Severity
 from trimtab.core.window import Window
+from trimtab.doctor.examine import all_checks
 
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "tools"))

@@ -13,10 +13,11 @@ from typing import Any
 
 import torch
 
-from trimtab.checks.drive import Options
-from trimtab.checks.outcome import Status
-from trimtab.checks.run import Report, examine
-from trimtab.checks.target import check_target
+from trimtab.doctor.checklist import Status
+from trimtab.doctor.doctor_report import Report
+from trimtab.doctor.examine import examine
+from trimtab.doctor.observed_step import Options
+from trimtab.doctor.target import check_target
 
 FOLDER = Path(__file__).parent / "projects"
 PROJECTS = tuple(sorted(p.stem for p in FOLDER.glob("*.py") if p.stem != "__init__"))

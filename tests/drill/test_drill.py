@@ -15,9 +15,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.drill import targets
-from trimtab.checks.target import check_target
 from trimtab.core.errors import InputError
 from trimtab.core.registry import all_rules
+from trimtab.doctor.target import check_target
 from trimtab.drill import words
 from trimtab.drill.faults import FAULTS, GROUPS, choose, fairly
 from trimtab.drill.page import to_html

@@ -11,11 +11,10 @@ from torch import nn
 from torch.nn.functional import cross_entropy, mse_loss
 from torch.utils.data import DataLoader, TensorDataset
 
-from trimtab.checks.target import Target
-from trimtab.checks.target_steps import run_steps
-from trimtab.checks.untouched import untouched
 from trimtab.core.errors import InputError
 from trimtab.data import load_digits
+from trimtab.doctor.target import Target, run_steps
+from trimtab.doctor.undo import untouched
 from trimtab.train.lr_range import Sweep, climb, find_lr, has_left, settle, suggest_lr, sweep_rates
 
 

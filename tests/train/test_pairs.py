@@ -14,9 +14,9 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
-from trimtab.checks.run import examine
 from trimtab.core.errors import InputError
 from trimtab.core.presets import get_preset
+from trimtab.doctor.examine import examine
 from trimtab.train.recipe import Result, build_parts, run_recipe, settings_of
 from trimtab.train.recipes import load_recipe, pairs
 from trimtab.train.recipes.pairs import data as pairs_data

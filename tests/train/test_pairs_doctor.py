@@ -9,9 +9,10 @@ import pytest
 import torch
 from torch import nn
 
-from trimtab.checks.outcome import Status
-from trimtab.checks.run import Report, examine
-from trimtab.checks.target import check_target
+from trimtab.doctor.checklist import Status
+from trimtab.doctor.doctor_report import Report
+from trimtab.doctor.examine import examine
+from trimtab.doctor.target import check_target
 from trimtab.train.recipe import doctor_target
 from trimtab.train.recipes.pairs import RECIPE
 

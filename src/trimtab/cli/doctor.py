@@ -13,13 +13,13 @@ from trimtab.cli._shell import DIFFERENT, OK, command, console, emit
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from trimtab.checks.outcome import Line
-    from trimtab.checks.run import Report
+    from trimtab.doctor.checklist import Line
+    from trimtab.doctor.doctor_report import Report
 
 NAME = "doctor"
 PASSED = "SANITY CHECK PASSED - Training setup is working correctly!"
 FAILED = "SANITY CHECK FAILED - Issues detected in training setup!"
-BUNDLED = "trimtab.checks.sample:build"
+BUNDLED = "trimtab.doctor.sample_training:build"
 SIGNS = {
     "pass": ("ok  ", "green"),
     "warn": ("WARN", "yellow"),
@@ -64,12 +64,12 @@ def run(
     \\[tool.trimtab], else a bundled sample. Everything is left as it was. Exit code 0: clean; 1: a check failed; 2: it
     could not run.
     """
-    from trimtab.checks.banner import environment
-    from trimtab.checks.drive import DTYPES, Options
-    from trimtab.checks.run import examine
-    from trimtab.checks.target import load_target
     from trimtab.core.config_read import words
     from trimtab.core.errors import InputError
+    from trimtab.doctor.doctor_report import environment
+    from trimtab.doctor.examine import examine
+    from trimtab.doctor.observed_step import DTYPES, Options
+    from trimtab.doctor.target import load_target
 
     if amp_dtype not in (*DTYPES, "none", "auto"):
         raise InputError(f"--amp-dtype is {amp_dtype!r}; expected bf16, fp16 or none")
@@ -108,8 +108,8 @@ def is_script(word: str) -> bool:
 
 
 def _script(words_: list[str], options: Any, select: str, ignore: str, *, strict: bool, as_json: bool) -> int:
-    from trimtab.checks.banner import environment
     from trimtab.core.config_read import words
+    from trimtab.doctor.doctor_report import environment
     from trimtab.run.preflight import examine_script
     from trimtab.run.script import Program
 

@@ -95,7 +95,7 @@ def _rule(name: str, *, as_json: bool) -> None:
 
 def _check(name: str, *, as_json: bool) -> bool:
     """Explain a check of `trimtab doctor` that is no rule; False where there is none of this name."""
-    from trimtab.checks.registry import find_check
+    from trimtab.doctor.examine import find_check
 
     found = find_check(name)
     if found is None:

@@ -46,7 +46,7 @@ def lr(
     The function returns a dict: model, optimizer, loader, and loss_fn(output, target) or step_fn(model, batch);
     also scaler, if there is one. Exit code 1: the loss fell nowhere; 2: the target could not be used.
     """
-    from trimtab.checks.target import load_target
+    from trimtab.doctor.target import load_target
     from trimtab.train.lr_range import find_lr
 
     loaded = load_target(target)

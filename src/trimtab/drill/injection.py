@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from trimtab.checks.leaves import leaves, mapped
-from trimtab.checks.roles import roles_of
+from trimtab.doctor.batch_tensors import leaves, mapped, roles_of
 from trimtab.drill.score import Fault, NotApplicableError
 
 if TYPE_CHECKING:

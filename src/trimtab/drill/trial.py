@@ -22,17 +22,17 @@ import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from trimtab.checks.drive import Options, _follow, _wants_closure, amp_dtype, as_loss
-from trimtab.checks.leaves import mark
-from trimtab.checks.target import Target
-from trimtab.checks.target_steps import endless, raw_loss
 from trimtab.core.contain import Contained
 from trimtab.core.errors import InputError, TrainingStopped
 from trimtab.core.types import Finding
+from trimtab.doctor.batch_tensors import mark
+from trimtab.doctor.observed_step import Options, amp_dtype, as_loss, update_schedule_and_ema
+from trimtab.doctor.target import Target, endless, raw_loss
 from trimtab.drill.score import Fault, NotApplicableError, Result, Task, Told
 from trimtab.guard.guard import Guard
 from trimtab.run.discover import marks_of, params_of
 from trimtab.run.patch_training import Losses, wrap_clip_grad_norm
+from trimtab.torchutil.optimizer_argument import needs_closure
 
 
 class Run:
@@ -50,7 +50,7 @@ class Run:
         self.guard: Guard | None = None
         self._batches = endless(target)
         self._amp = amp_dtype(target, Options())
-        self.by_closure = any(_wants_closure(one) for one in self.optimizers)
+        self.by_closure = any(needs_closure(one) for one in self.optimizers)
         self._undo: list[Callable[[], object]] = []
 
     def begin(self) -> None:
@@ -214,7 +214,7 @@ class Run:
 
     def follow(self) -> None:
         """Move the schedule and the average."""
-        _follow(self.target)
+        update_schedule_and_ema(self.target)
 
     # -- listening -----------------------------------------------------------------------------------------------
 

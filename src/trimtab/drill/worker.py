@@ -24,8 +24,8 @@ import numpy as np
 import torch
 from torch import nn
 
-from trimtab.checks.target import Target, load_target
 from trimtab.core.errors import TrimtabError
+from trimtab.doctor.target import Target, load_target
 from trimtab.drill.faults import FAULTS
 from trimtab.drill.score import Result, Task, Told
 from trimtab.drill.trial import Run, measure_cost, place

@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import inspect
-import weakref
-from collections.abc import Callable, Mapping, Sequence
-from functools import cache
+from collections.abc import Callable, Mapping
 from typing import Any
 
-from torch import Tensor, nn
-from torch.optim.lr_scheduler import LRScheduler
+from torch import nn
 
 from trimtab.checkpoint.quarantine import Quarantine
 from trimtab.core.config import Config
 from trimtab.core.contain import Contained
-from trimtab.core.errors import AttachError, InputError
+from trimtab.core.errors import InputError
 from trimtab.core.types import Decision, Sample, Verdict
 from trimtab.guard.batches import Batches
 from trimtab.guard.buffers import BufferShadow
-from trimtab.guard.hooks import ScalerSeam, Seam, innermost
+from trimtab.guard.hooks import ScalerSeam, Seam
 from trimtab.guard.lane import Lane
 from trimtab.guard.ranks import Together
 from trimtab.guard.rollback import Ring
@@ -27,84 +23,19 @@ from trimtab.sample.probes.activations import ActivationTap
 from trimtab.sample.probes.batch import Epoch
 from trimtab.sample.probes.forward import ForwardTap
 from trimtab.sample.reduce import Peers
-from trimtab.sample.rows import Parts, Rows, parameter_names, roots_of
+from trimtab.sample.rows import Rows, parameter_names, roots_of
 from trimtab.sample.watch import Watch
+from trimtab.torchutil.optimizer_argument import GUARDED, innermost, needs_closure
 from trimtab.torchutil.patch import own_hook
 
 MIN_EPOCH = 8
-_GUARDED: weakref.WeakSet[Any] = weakref.WeakSet()
-
-
-def check_model(model: Any) -> nn.Module:
-    """The model, if it can be guarded; several in a dict are guarded together, under their names."""
-    if isinstance(model, Mapping) and not isinstance(model, nn.Module):
-        wrong = {key: one for key, one in model.items() if not isinstance(one, nn.Module)}
-        if wrong or not model:
-            told = ", ".join(f"{key!r} is a {type(one).__name__}" for key, one in wrong.items()) or "it is empty"
-            raise InputError(f"model is a dict, and {told}; expected names with a torch.nn.Module each")
-        model = Parts({str(key): one for key, one in model.items()})
-    if not isinstance(model, nn.Module):
-        raise InputError(f"model is a {type(model).__name__}; expected a torch.nn.Module")
-    if not any(True for _ in model.parameters()):
-        raise InputError(
-            f"the model ({type(model).__name__}) has no parameters; expected at least one. "
-            "Build its layers (and run one forward pass if they are lazy) before the guard."
-        )
-    return model
-
-
-def labelled(optimizer: Any) -> dict[str, Any]:
-    """The optimizers to guard by label: one is labelled "", several by their key or place."""
-    if isinstance(optimizer, LRScheduler):
-        raise InputError(f"optimizer is the scheduler {type(optimizer).__name__}; pass scheduler.optimizer instead")
-    if isinstance(optimizer, Mapping):
-        found = {str(k): v for k, v in optimizer.items()}
-    elif isinstance(optimizer, Sequence) and not isinstance(optimizer, str):
-        found = {str(i): v for i, v in enumerate(optimizer)}
-    else:
-        found = {"": optimizer}
-    if not found:
-        raise InputError("optimizer is empty; expected an optimizer, or a list or dict of them")
-    if len(found) == 1:
-        found = {"": next(iter(found.values()))}
-    inner = {label: innermost(o) for label, o in found.items()}
-    if len({id(o) for o in inner.values()}) != len(inner):
-        raise InputError("the same optimizer is given twice; expected each once")
-    return inner
-
-
-def is_guarded(optimizer: Any) -> bool:
-    """Whether an open guard has it already."""
-    return optimizer in _GUARDED
-
-
-def check_optimizer(optimizer: Any, model: nn.Module, label: str) -> None:
-    """Refuse an optimizer that does not move this model, or that is guarded already."""
-    where = f"optimizer {label!r}" if label else "the optimizer"
-    if is_guarded(optimizer):
-        raise AttachError(f"{where} is already guarded; close() the other guard first, or use that one")
-    mine = {id(p) for p in model.parameters()}
-    params: list[Tensor] = [p for group in optimizer.param_groups for p in group["params"]]
-    if not any(id(p) in mine for p in params):
-        raise InputError(
-            f"none of the {len(params)} parameters of {where} ({type(optimizer).__name__}) belong to the model "
-            f"({type(model).__name__}); expected an optimizer built from model.parameters(). "
-            "Build it after the model is complete and on its device."
-        )
-
-
-@cache
-def _needs_closure(kind: Any) -> bool:
-    closure = inspect.signature(kind.step).parameters.get("closure")
-    return closure is not None and closure.default is inspect.Parameter.empty
 
 
 def choose(optimizers: Mapping[str, Any], wanted: Any, closure: bool) -> list[Any]:
     """The optimizers a step is for: of those meant by `wanted`, none may miss a closure it needs."""
     chosen = _meant(optimizers, wanted)
     for one in chosen:
-        kind: Any = type(one)
-        if not closure and _needs_closure(kind):
+        if not closure and needs_closure(one):
             raise InputError(
                 f"{type(one).__name__} needs a closure and got a loss; call guard.step(closure), where closure() "
                 "zeroes the gradients, computes the loss, calls backward() and returns the loss"
@@ -209,7 +140,7 @@ class Attachment:
         self._undo.append(tap.remove)
         if activations is not None:
             self._undo.append(activations.remove)
-        _GUARDED.update(optimizers.values())
+        GUARDED.update(optimizers.values())
 
     def _forward_begins(self, shadow: BufferShadow) -> None:
         """The first training forward after a step: what comes of it are gradients of the weights there are now."""
@@ -250,4 +181,4 @@ class Attachment:
         for lane in self.lanes.values():
             lane.multiplier.remove()
             lane.watch.remove()
-            _GUARDED.discard(lane.optimizer)
+            GUARDED.discard(lane.optimizer)

@@ -31,6 +31,8 @@ from trimtab.remedies import BUILTIN
 from trimtab.remedies.skip_data import SkipData
 from trimtab.remedies.stop import stopped
 from trimtab.sample.observed import Observed, scalar_loss
+from trimtab.sample.rows import check_model
+from trimtab.torchutil.optimizer_argument import check_optimizer, labelled
 from trimtab.torchutil.scaler import scale_of, unscale
 
 log = logging.getLogger("trimtab")
@@ -90,10 +92,10 @@ class Guard:
         self.verdict: Verdict | None = None
         self.run_dir = None
         self._disabled = os.environ.get("TRIMTAB_DISABLE", "") not in ("", "0")
-        self._model, self._scaler, self._on_finding = attach.check_model(model), scaler, on_finding
-        self._optimizers = attach.labelled(optimizer)
+        self._model, self._scaler, self._on_finding = check_model(model), scaler, on_finding
+        self._optimizers = labelled(optimizer)
         for label, one in self._optimizers.items():
-            attach.check_optimizer(one, self._model, label)
+            check_optimizer(one, self._model, label)
         self._contained, self._observed, self._journal = Contained(), Observed(), Journal()
         self._lines = IncidentLines()
         self._closed = self._stopping = False

@@ -15,10 +15,11 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from trimtab.core.contain import Contained
-from trimtab.core.errors import InputError, TrimtabError
+from trimtab.core.errors import TrimtabError
 from trimtab.guard.protect import Owned
 from trimtab.sample.measure import reference as measure
 from trimtab.sample.transfer import number
+from trimtab.torchutil.optimizer_argument import innermost
 from trimtab.torchutil.patch import own_hook, wrap_method_of
 
 Method = TypeVar("Method", bound=Callable[..., Any])
@@ -59,18 +60,6 @@ class Passenger(Protocol):
     def abandon(self) -> None:
         """Undo whatever was begun: the step goes through unguarded."""
         ...
-
-
-def innermost(optimizer: Any) -> Any:
-    """The optimizer whose hooks are really called: wrappers such as Accelerate's never run their own."""
-    while not hasattr(optimizer, "_optimizer_step_pre_hooks") and hasattr(optimizer, "optimizer"):
-        optimizer = optimizer.optimizer
-    if not hasattr(optimizer, "param_groups") or not callable(getattr(optimizer, "step", None)):
-        raise InputError(
-            f"optimizer is a {type(optimizer).__name__} without param_groups or step(); "
-            "expected a torch.optim.Optimizer, or a list or dict of them"
-        )
-    return optimizer
 
 
 def on_stack(frame: FrameType | None) -> bool:

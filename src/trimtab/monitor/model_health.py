@@ -9,11 +9,11 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from trimtab.guard.attach import labelled
 from trimtab.guard.recording import HEALTH_PARTS
 from trimtab.monitor.nonfinite import find_nonfinite
 from trimtab.monitor.norms import compute_global_gradient_norm
 from trimtab.sample.transfer import number
+from trimtab.torchutil.optimizer_argument import labelled
 
 log = logging.getLogger("trimtab")
 

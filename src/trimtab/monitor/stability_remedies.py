@@ -12,11 +12,11 @@ from typing import Any
 from trimtab.core.config import PolicyConfig
 from trimtab.core.errors import AttachError, InputError
 from trimtab.core.types import Action, Outcome, Remedy
-from trimtab.guard.hooks import innermost
 from trimtab.monitor.loss_history import ISSUES, LOSS_EXPLOSION, OVERFITTING, TRAIN_LOSS_NAN_INF, VAL_LOSS_NAN_INF
 from trimtab.remedies.cut_lr import CutLR, LrMultiplier
 from trimtab.remedies.raise_weight_decay import RaiseWeightDecay
 from trimtab.sample.transfer import number
+from trimtab.torchutil.optimizer_argument import innermost
 
 log = logging.getLogger("trimtab")
 

@@ -12,10 +12,10 @@ import torch
 from torch import Tensor, nn
 
 from trimtab.core.errors import InputError
-from trimtab.guard.attach import labelled
 from trimtab.monitor.model_health import mismatch
 from trimtab.monitor.nonfinite import find_nonfinite
 from trimtab.sample.transfer import number
+from trimtab.torchutil.optimizer_argument import labelled
 from trimtab.torchutil.scaler import scale_of
 
 log = logging.getLogger("trimtab")

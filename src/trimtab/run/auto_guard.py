@@ -20,9 +20,8 @@ from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, 
 
 from trimtab.core.contain import Contained, when_collected
 from trimtab.core.errors import TrainingStopped, TrimtabError
-from trimtab.guard.attach import is_guarded, labelled
 from trimtab.guard.guard import Guard
-from trimtab.guard.hooks import innermost, on_stack, stepping_frame, uncompiled
+from trimtab.guard.hooks import on_stack, stepping_frame, uncompiled
 from trimtab.record.recorder import wait_for_finished
 from trimtab.run.discover import (
     Census,
@@ -43,6 +42,7 @@ from trimtab.run.discover import (
 from trimtab.run.patch_training import Losses, wrap_clip_grad_norm
 from trimtab.run.runner import Flight
 from trimtab.sample.rows import Parts
+from trimtab.torchutil.optimizer_argument import innermost, is_guarded, labelled
 from trimtab.torchutil.patch import own_hook, wrap_method_of
 
 log = logging.getLogger("trimtab")

@@ -11,12 +11,13 @@ import torch
 from torch import nn
 from torch.optim.optimizer import Optimizer
 
-from trimtab.checks.drive import Options, failure_of
-from trimtab.checks.run import Report, examine_seen
-from trimtab.checks.target import Target
-from trimtab.checks.watch import Watch
-from trimtab.checks.watched import watched
 from trimtab.core.errors import InputError
+from trimtab.doctor.doctor_report import Report
+from trimtab.doctor.examine import examine_seen
+from trimtab.doctor.observed_step import Options, failure_of
+from trimtab.doctor.probe import Probe
+from trimtab.doctor.recording import Watch
+from trimtab.doctor.target import Target
 from trimtab.run.discover import Census, owners_of, params_of, wrap_method
 from trimtab.run.script import Program, run_program
 
@@ -122,5 +123,5 @@ def examine_script(
         raise InputError(f"{program.target} stepped no PyTorch optimizer; expected a script that trains")
     if failure is not None:
         watch.now.failure = failure_of(failure, watch.now, watch)
-    probe = watched(model, flight.optimizers, watch, options, tuple(flight._schedulers))
+    probe = Probe.of_recording(model, flight.optimizers, watch, options, tuple(flight._schedulers))
     return examine_seen(probe, select=select, ignore=ignore), probe.target

@@ -4,12 +4,14 @@ loop calls."""
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from trimtab.core.errors import InputError
 from trimtab.core.types import FULL_COLUMNS, NORM_COLUMNS, Column, Kind, Layout
 from trimtab.sample.measure import reference as measure
 from trimtab.sample.transfer import upload
@@ -162,3 +164,21 @@ def _roots(model: nn.Module) -> Iterator[nn.Module]:
             yield from _roots(child)
     else:
         yield model
+
+
+def check_model(model: Any) -> nn.Module:
+    """The model, if it can be guarded; several in a dict are guarded together, under their names."""
+    if isinstance(model, Mapping) and not isinstance(model, nn.Module):
+        wrong = {key: one for key, one in model.items() if not isinstance(one, nn.Module)}
+        if wrong or not model:
+            told = ", ".join(f"{key!r} is a {type(one).__name__}" for key, one in wrong.items()) or "it is empty"
+            raise InputError(f"model is a dict, and {told}; expected names with a torch.nn.Module each")
+        model = Parts({str(key): one for key, one in model.items()})
+    if not isinstance(model, nn.Module):
+        raise InputError(f"model is a {type(model).__name__}; expected a torch.nn.Module")
+    if not any(True for _ in model.parameters()):
+        raise InputError(
+            f"the model ({type(model).__name__}) has no parameters; expected at least one. "
+            "Build its layers (and run one forward pass if they are lazy) before the guard."
+        )
+    return model

@@ -17,10 +17,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from trimtab.checks.target import Target
-from trimtab.checks.target_steps import compute_loss, endless, take_step
-from trimtab.checks.untouched import untouched
 from trimtab.core.errors import InputError
+from trimtab.doctor.target import Target, compute_loss, endless, take_step
+from trimtab.doctor.undo import untouched
 
 MIN_GAIN = 0.01
 """A loss that fell by less than this part of itself has not fallen."""

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from trimtab.checks.drive import scaler_is_on
+from trimtab.doctor.observed_step import scaler_is_on
 from trimtab.drill.injection import fault, middle, on_gradient, spoilt
 from trimtab.drill.score import Fault, NotApplicableError
 from trimtab.drill.trial import Run

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from trimtab.checks.leaves import mapped
+from trimtab.doctor.batch_tensors import mapped
 from trimtab.drill.injection import HURT, NONFINITE, alter, alter_once, fault, inputs, spoilt, targets
 from trimtab.drill.score import Fault, NotApplicableError
 from trimtab.drill.trial import Run

@@ -9,7 +9,7 @@ from torch import Tensor
 
 NUM_NODES = 16
 _KINDS = {"NllLoss": "nll", "BinaryCrossEntropy": "bce", "MseLoss": "mse"}
-_PASSING = ("Div", "Mul", "Add", "Sum", "Mean", "Neg", "Sub", "ToCopy", "View", "Squeeze", "Alias")
+PASSING = ("Div", "Mul", "Add", "Sum", "Mean", "Neg", "Sub", "ToCopy", "View", "Squeeze", "Alias")
 _SUPERVISED = ("NllLoss", "BinaryCrossEntropy", "MseLoss", "SmoothL1Loss", "HuberLoss", "CtcLoss")
 _RESHAPING = ("View", "Squeeze", "Unsqueeze", "Reshape", "Alias", "ToCopy", "UnsafeView", "Transpose", "T", "Permute")
 _CHOOSING = ("Gather", "Index", "Select", "Take", "Max", "Min", "Minimum", "Maximum")
@@ -34,7 +34,7 @@ def _ends(loss: Tensor, *, through: tuple[str, ...] = ()) -> Iterator[tuple[str,
 
 def kind_of(loss: Tensor) -> str:
     """`nll`, `bce` or `mse` where exactly one of them is at the end of the graph; empty where it is not known."""
-    found = {kind for kind, _ in _ends(loss, through=_PASSING)}
+    found = {kind for kind, _ in _ends(loss, through=PASSING)}
     return found.pop() if len(found) == 1 else ""
 
 
@@ -70,7 +70,7 @@ def is_fixed(loss: Tensor) -> bool:
             if not shapes or len(shapes[0].shape) > 0 or _is_chosen(node):
                 return False
             known = True
-        elif name.startswith(_PASSING):
+        elif name.startswith(PASSING):
             ahead += [following for following, _ in node.next_functions]
         else:
             return False

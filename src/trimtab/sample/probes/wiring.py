@@ -27,8 +27,8 @@ class Wiring:
         self._rows: Rows | None = None
         self._there: list[int] = []
         self._free: dict[str, nn.Parameter] = {}
-        self._ties = _ties(model)
-        self._split = _split_twins(model)
+        self._ties = tied_pairs(model)
+        self._split = split_twins(model)
 
     def look(self, step: int, rows: Rows) -> tuple[dict[str, float], dict[str, tuple[str, ...]]]:
         """The facts of this step; nothing on most steps."""
@@ -37,7 +37,9 @@ class Wiring:
         facts: dict[str, float] = {}
         notes: dict[str, tuple[str, ...]] = {}
         self._held(facts, notes, rows)
-        broken = [f"{a} and {b}" for a, b in self._ties if _find(self._model, a) is not _find(self._model, b)]
+        broken = [
+            f"{a} and {b}" for a, b in self._ties if parameter_at(self._model, a) is not parameter_at(self._model, b)
+        ]
         broken += self._split if step in EARLY else []
         if broken:
             facts["untied"] = float(len(broken))
@@ -68,7 +70,8 @@ class Wiring:
             facts["idle"] = float(len(idle))
 
 
-def _ties(model: nn.Module) -> list[tuple[str, str]]:
+def tied_pairs(model: nn.Module) -> list[tuple[str, str]]:
+    """Names of parameters that are one and the same tensor, in pairs."""
     first: dict[int, str] = {}
     pairs = []
     for name, p in model.named_parameters(remove_duplicate=False):
@@ -79,7 +82,8 @@ def _ties(model: nn.Module) -> list[tuple[str, str]]:
     return pairs
 
 
-def _find(model: nn.Module, name: str) -> Tensor | None:
+def parameter_at(model: nn.Module, name: str) -> Tensor | None:
+    """The parameter of this name; None where there is none."""
     path, _, last = name.rpartition(".")
     try:
         return dict(model.get_submodule(path).named_parameters(recurse=False, remove_duplicate=False)).get(last)
@@ -87,7 +91,7 @@ def _find(model: nn.Module, name: str) -> Tensor | None:
         return None
 
 
-def _split_twins(model: nn.Module) -> list[str]:
+def split_twins(model: nn.Module) -> list[str]:
     """An embedding and a linear layer with equal values in different memory: a tie that was broken before we came."""
     # Never by attribute: reading the weight of a parametrised layer computes it, and moves its buffers.
     plain = {n: dict(m.named_parameters(recurse=False)).get("weight") for n, m in model.named_modules()}

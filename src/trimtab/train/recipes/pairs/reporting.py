@@ -12,13 +12,13 @@ from typing import Any
 import torch
 from torch import nn
 
-from trimtab.checks.banner import environment
-from trimtab.checks.drive import Options
-from trimtab.checks.outcome import Status
-from trimtab.checks.run import examine
-from trimtab.checks.target import check_target
 from trimtab.core.errors import TrainingStopped
 from trimtab.core.types import Record, Sample
+from trimtab.doctor.checklist import Status
+from trimtab.doctor.doctor_report import environment
+from trimtab.doctor.examine import examine
+from trimtab.doctor.observed_step import Options
+from trimtab.doctor.target import check_target
 from trimtab.monitor.training_health import TrainingHealthMonitor, format_health_report
 from trimtab.monitor.validation import validate_training_setup
 from trimtab.train.device import choose_device

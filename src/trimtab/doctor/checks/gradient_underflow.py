@@ -1,0 +1,64 @@
+"""AMP002: gradients are lost because float16 cannot hold them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+
+from trimtab.doctor.checklist import Line, failed, not_applicable, passed, warned
+from trimtab.doctor.experiments.gradient_accuracy import lost_to_half
+from trimtab.doctor.probe import Probe
+
+SHARE, LITTLE = 0.1, 0.001
+"""How much may be lost with a scaler, and how much without one is already proof."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GradientUnderflow:
+    """Gradients are lost because float16 cannot hold them.
+
+    ## What it means
+    Below 6e-8 a float16 is 0. Without a GradScaler small gradients vanish on their way back, and the layers that get
+    them stop learning, without any error.
+
+    ## How it is checked
+    The same backward pass twice, in float16 and in float32: which share of what is not 0 in the one is 0 in the other.
+
+    ## What to try
+    1. `scaler = torch.amp.GradScaler()`, `scaler.scale(loss).backward()`.
+    2. bfloat16 has the range of float32 and needs none.
+    """
+
+    code: ClassVar[str] = "AMP002"
+    name: ClassVar[str] = "gradient-underflow"
+    title: ClassVar[str] = "float16 gradients do not vanish"
+    causes: ClassVar[tuple[str, ...]] = ("zero-gradient", "weights-unchanged", "not-learning")
+
+    def run(self, probe: Probe) -> Iterator[Line]:
+        """Report what float16 swallows."""
+        forwards = probe.events("forward")
+        half = any(p.dtype is torch.float16 for p in probe.model.parameters())
+        low = half or any(e.facts["autocast"] is torch.float16 for e in forwards)
+        if not low or probe.no_steps:
+            yield not_applicable(self, probe.no_steps or "nothing is computed in float16")
+            return
+        scaled = any(e.facts["scaled"] for e in probe.events("backward"))
+        lost = None if probe.too_slow or half else lost_to_half(probe)
+        told = (
+            "could not be measured"
+            if lost is None
+            else f"{lost:.1%} of the gradient is 0 in float16 and not in float32"
+        )
+        scale = next((c.scale for c in probe.through if c.scale is not None), None)
+        if scaled and (lost is None or lost <= SHARE):
+            yield passed(self, f"{told}; the scale is {scale:g}" if scale is not None else told)
+            return
+        cause = (
+            "float16 without a GradScaler: small gradients vanish." if not scaled else "the loss scale is too small."
+        )
+        fix = "scaler = torch.amp.GradScaler(); scaler.scale(loss).backward(); scaler.step(optimizer); scaler.update()"
+        tell = failed if scaled or lost is None or lost > LITTLE else warned
+        yield tell(self, cause, told, fix, ("gradients",), share=lost or 0.0)

@@ -1,0 +1,73 @@
+"""WIRE004: the loss does not depend on the input."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import ClassVar
+
+from trimtab.doctor.checklist import Line, failed, not_applicable, passed
+from trimtab.doctor.experiments.batch_perturbation import other_inputs
+from trimtab.doctor.probe import Probe
+from trimtab.doctor.recording import Call
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LossIgnoresInput:
+    """The loss does not depend on the input.
+
+    ## What it means
+    The model, or the loss, uses something else in the place of the data: the wrong variable, a constant, the target
+    itself.
+
+    ## How it is checked
+    One step with the inputs of other samples and the same targets, weights and random numbers: loss and gradients must
+    differ.
+
+    ## What to try
+    1. Follow the batch into the model and its output into the loss: is each the variable you think it is?
+    """
+
+    code: ClassVar[str] = "WIRE004"
+    name: ClassVar[str] = "loss-ignores-input"
+    title: ClassVar[str] = "the loss depends on the input"
+    causes: ClassVar[tuple[str, ...]] = (
+        "not-learning",
+        "targets-do-not-predict",
+        "collapsed-output",
+        "initial-loss",
+        "zero-gradient",
+        "loss-ignores-target",
+    )
+
+    def run(self, probe: Probe) -> Iterator[Line]:
+        """Report losses that stay the same on other data."""
+        if probe.too_slow or probe.no_steps:
+            yield not_applicable(self, probe.no_steps or probe.too_slow)
+            return
+        changed = other_inputs(probe)
+        if changed is None:
+            yield not_applicable(self, "the batch holds no input that could be replaced")
+            return
+        plain, other = probe.once(probe.batch(0)), probe.once(changed)
+        if other.failure is not None or plain.failure is not None:
+            yield not_applicable(self, "a step with replaced inputs ended with an exception")
+            return
+        same = plain.loss == other.loss and _norms(plain) == _norms(other)
+        if same and plain.loss is not None and math.isfinite(plain.loss) and any(_norms(plain)):
+            yield failed(
+                self,
+                "the loss is the same whatever the input is.",
+                f"{plain.loss:.6g} with its own inputs, {other.loss:.6g} with those of other samples; gradients equal",
+                "loss = loss_fn(model(x), y)  # is x the batch, and is its output what the loss gets?",
+                ("loss",),
+            )
+        elif plain.loss is None or other.loss is None:
+            yield passed(self, "gradients differ when the inputs do")
+        else:
+            yield passed(self, f"{plain.loss:.4g} with its own inputs, {other.loss:.4g} with others")
+
+
+def _norms(call: Call) -> list[float]:
+    return [v for e in call.of("step") for v in e.facts["gradients"].present.values()]

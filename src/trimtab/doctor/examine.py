@@ -1,0 +1,173 @@
+"""Runs the checklist on a training: selects checks, runs them, and lets a cause speak for its consequences."""
+
+from __future__ import annotations
+
+import difflib
+import logging
+import time
+import warnings
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from functools import cache
+from importlib.metadata import entry_points
+
+from trimtab.core.errors import ConfigError
+from trimtab.doctor.accelerator import is_lost
+from trimtab.doctor.checklist import Check, Line, Status, not_applicable
+from trimtab.doctor.checks import BUILTIN
+from trimtab.doctor.checks.label_range import LabelRange
+from trimtab.doctor.doctor_report import Report, step_view
+from trimtab.doctor.observed_step import Options
+from trimtab.doctor.probe import Probe
+from trimtab.doctor.target import Target, smaller
+
+log = logging.getLogger("trimtab")
+
+
+def examine(
+    target: Target,
+    options: Options | None = None,
+    *,
+    select: Iterable[str] = (),
+    ignore: Iterable[str] = (),
+    again: Callable[[], Target] | None = None,
+) -> Report:
+    """Run the checks on a training, and leave it exactly as it was.
+
+    `again` builds the same training anew, to be held against a second one of its kind.
+
+    Example:
+        >>> from trimtab.doctor.sample_training import build
+        >>> from trimtab.doctor.target import check_target
+        >>> examine(check_target(build()), select=["OPT"]).ok
+        True
+    """
+    options = options or Options()
+    chosen = select_checks(tuple(select), tuple(ignore))
+    if options.batch_size is not None:
+        target = smaller(target, options.batch_size)
+    began = time.perf_counter()
+    probe = Probe(target, options, again)
+    try:
+        with warnings.catch_warnings(), probe:
+            warnings.simplefilter("ignore")  # what a training says in experiments is no news
+            lines = [line for check in chosen for line in _run(check, probe)]
+            traces = tuple(c.failure.trace for c in probe.calls if c.failure is not None)
+            steps = tuple(step_view(call, probe.batch(i), probe.roles) for i, call in enumerate(probe.calls))
+    except RuntimeError as error:
+        if not is_lost(error):
+            raise
+        lines, traces, steps = _after_assertion(chosen, probe, error), (), ()
+    return Report(lines=tuple(explained(lines)), steps=steps, seconds=time.perf_counter() - began, traces=traces)
+
+
+def _after_assertion(chosen: Iterable[Check], probe: Probe, error: Exception) -> list[Line]:
+    """The list of a training whose GPU answers no more: what was noted before is all there is."""
+    why = f"the GPU answers no more: {str(error).splitlines()[0][:120]}"
+    asked = {check.name: check for check in chosen} | {LabelRange.name: LabelRange()}
+    return [
+        line
+        for check in asked.values()
+        for line in (check.after_assertion(probe) if isinstance(check, LabelRange) else [not_applicable(check, why)])
+    ]
+
+
+def examine_seen(probe: Probe, *, select: Iterable[str] = (), ignore: Iterable[str] = ()) -> Report:
+    """Run the checks on a training that was only watched."""
+    chosen = select_checks(tuple(select), tuple(ignore))
+    began = time.perf_counter()
+    lines = [line for check in chosen for line in _run(check, probe)]
+    steps = tuple(step_view(call, tuple(call.inputs)) for call in probe.calls)
+    traces = tuple(c.failure.trace for c in probe.calls if c.failure is not None)
+    return Report(lines=tuple(explained(lines)), steps=steps, seconds=time.perf_counter() - began, traces=traces)
+
+
+def explained(lines: Iterable[Line]) -> list[Line]:
+    """The same lines, those that merely follow from an earlier failure marked so, and no alarm any more."""
+    causes = {check.name: check.causes for check in all_checks()}
+    out: list[Line] = []
+    found: list[str] = []
+    for line in lines:
+        why = next((n for n in found if line.name != n and _explains(causes.get(n, ()), line)), "")
+        if why and not line.ok:
+            evidence = f"follows from {why}: {line.cause} {line.evidence}".strip()
+            line = replace(line, status=Status.NA, evidence=evidence, follows=why)
+        elif line.status is Status.FAIL:
+            found.append(line.name)
+        out.append(line)
+    return out
+
+
+EFFECTS = (
+    "learning-rate",
+    "weights-unchanged",
+    "not-learning",
+    "gradcheck",
+    "initial-loss",
+    "collapsed-output",
+    "checkpoint-round-trip",
+    "resume-differs",
+)
+"""What is seen by its effect: after any other failure it says nothing of its own."""
+
+
+def _explains(consequences: tuple[str, ...], line: Line) -> bool:
+    return "*" in consequences or line.name in consequences or line.name in EFFECTS
+
+
+def _run(check: Check, probe: Probe) -> Iterable[Line]:
+    try:
+        lines = list(check.run(probe))
+    except Exception as error:  # a check that breaks says nothing about the training
+        log.debug("check %s broke", check.name, exc_info=True)
+        return [not_applicable(check, f"the check itself ended with {type(error).__name__}: {str(error)[:200]}")]
+    return lines
+
+
+@cache
+def all_checks() -> tuple[Check, ...]:
+    """Every known check: the built-in ones, then those of installed plug-ins (entry points `trimtab.checks`)."""
+    found: list[Check] = [make() for make in BUILTIN]
+    taken = {c.name for c in found}
+    for point in entry_points(group="trimtab.checks"):
+        try:
+            check: Check = point.load()()
+            if check.name in taken:
+                raise ValueError(f"its name {check.name} is taken")
+        except Exception as error:
+            log.warning("check plug-in %s could not be loaded (%s): it is left out", point.value, error)
+            continue
+        taken.add(check.name)
+        found.append(check)
+    return tuple(found)
+
+
+def find_check(code_or_name: str) -> Check | None:
+    """The check with this code or name, in any case; None where there is none."""
+    wanted = code_or_name.strip().lower().replace("_", "-")
+    return next((c for c in all_checks() if wanted in (c.code.lower(), c.name)), None)
+
+
+def select_checks(select: tuple[str, ...], ignore: tuple[str, ...]) -> tuple[Check, ...]:
+    """Those that are selected (all, if nothing is) and not ignored, by code, family or name.
+
+    Example:
+        >>> [check.name for check in select_checks(("MODE",), ("no-grad",))]
+        ['eval-mode']
+    """
+    for word in (*select, *ignore):
+        if not any(_matches(word, c) for c in all_checks()):
+            names = {n.lower(): n for c in all_checks() for n in (c.code, c.name, c.code.rstrip("0123456789"))}
+            close = difflib.get_close_matches(word.lower().replace("_", "-"), names, n=1)
+            hint = f"did you mean {names[close[0]]!r}?" if close else "`trimtab doctor --json` names them all."
+            raise ConfigError(f"there is no check {word!r}; {hint}")
+    return tuple(
+        c
+        for c in all_checks()
+        if (not select or any(_matches(w, c) for w in select)) and not any(_matches(w, c) for w in ignore)
+    )
+
+
+def _matches(word: str, check: Check) -> bool:
+    w = word.strip().upper().replace("_", "-")
+    return w == "ALL" or w in (check.code, check.name.upper(), check.code.rstrip("0123456789"))

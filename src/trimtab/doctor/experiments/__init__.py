@@ -1,0 +1,1 @@
+"""What checks try out on a training; everything is undone afterwards."""

@@ -1,0 +1,87 @@
+"""Learning rates and what a schedule will do to them: the highest one, the one half an epoch ahead, and other ones."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from trimtab.doctor.probe import Probe
+
+
+def rates_of(optimizers: Sequence[Any]) -> list[list[float]]:
+    """The rates of every optimizer and group, as they are."""
+    return [[float(g.get("lr", 0.0)) for g in o.param_groups] for o in optimizers]
+
+
+def peaks(optimizers: Sequence[Any], schedulers: Sequence[Any], num: int) -> list[list[float]]:
+    """The highest rates within so many moves of the schedules, which are not moved back here."""
+    top = rates_of(optimizers)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for scheduler in schedulers:
+            if hasattr(scheduler, "num_bad_epochs"):
+                continue  # it wants to be told how things go
+            try:
+                for _ in range(num):
+                    scheduler.step()
+                    now = rates_of(optimizers)
+                    top = [[max(a, b) for a, b in zip(x, y, strict=True)] for x, y in zip(top, now, strict=True)]
+            except Exception:
+                continue  # it ends before that, or wants arguments
+    return top
+
+
+def set_rates(optimizers: Sequence[Any], rates: list[list[float]], factor: float = 1.0) -> None:
+    """Put other rates in their place."""
+    for optimizer, mine in zip(optimizers, rates, strict=True):
+        for group, rate in zip(optimizer.param_groups, mine, strict=True):
+            if isinstance(group.get("lr"), Tensor):
+                group["lr"].fill_(rate * factor)
+            elif "lr" in group:
+                group["lr"] = rate * factor
+
+
+@contextmanager
+def frozen_schedule(scheduler: Any) -> Iterator[None]:
+    """A schedule whose steps do nothing."""
+    had = vars(scheduler).get("step")
+    scheduler.step = lambda *args, **kwargs: None
+    try:
+        yield
+    finally:
+        if had is None:
+            vars(scheduler).pop("step", None)
+        else:
+            scheduler.step = had
+
+
+def half_way(probe: Probe) -> float | None:
+    """The learning rate half an epoch ahead, as a part of its peak; None where the length of an epoch is not known."""
+    try:
+        num = len(probe.target.loader) // 2  # type: ignore[arg-type]
+    except TypeError:
+        num = probe.scan.num // 2 if probe.scan.complete else 0
+    if num < 4:
+        return None
+    probe.rewind()
+    top = max((float(g.get("lr", 0.0)) for o in probe.optimizers for g in o.param_groups), default=0.0)
+    last = top
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            for _ in range(num):
+                for scheduler in probe.schedulers:
+                    if not hasattr(scheduler, "num_bad_epochs"):
+                        scheduler.step()
+                last = max((float(g.get("lr", 0.0)) for o in probe.optimizers for g in o.param_groups), default=0.0)
+                top = max(top, last)
+        except Exception:
+            return None
+        finally:
+            probe.rewind()
+    return last / top if top > 0 else None

@@ -1,0 +1,335 @@
+"""Everything the checks share: the training, its data, its first steps under observation, and the experiments."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from trimtab.doctor.accelerator import in_order
+from trimtab.doctor.batch_tensors import Roles, fresh, roles_of
+from trimtab.doctor.experiments.schedule_preview import frozen_schedule, peaks, rates_of, set_rates
+from trimtab.doctor.loader_scan import Scan, scan
+from trimtab.doctor.loss_graph import LossFacts
+from trimtab.doctor.observed_step import Options, make_call, trouble_of
+from trimtab.doctor.recording import Call, Event, Failure, Watch
+from trimtab.doctor.target import Target
+from trimtab.doctor.undo import average_mark, remembered, untouched
+from trimtab.sample.probes.wiring import parameter_at, split_twins, tied_pairs
+
+MAX_CALLS = 40
+SCAN_S, TRIAL_S = 1.5, 3.0
+SLOW_S = 1.5  # a step that takes longer leaves no time for experiments, unless they were asked for
+LOOK_AHEAD = 2_000
+
+
+class Probe:
+    """One training under examination.
+
+    Made of a target it is used as a context: its first steps are run, and afterwards everything is as it was.
+    `of_recording` makes one of steps that were only watched.
+    """
+
+    def __init__(
+        self, target: Target, options: Options | None = None, again: Callable[[], Target] | None = None
+    ) -> None:
+        self.again = again
+        self.target, self.options = target, options or Options()
+        self.calls: list[Call] = []
+        self.scan = Scan()
+        self.schedulers: tuple[Any, ...] = ()
+        self.ours = True
+        self.watched_only = ""
+        self.nonfinite_at_start = self.split_twins = self.broken_ties = tuple[str, ...]()
+        self.average_at_start: float | None = None
+        self.num_ties = 0
+        self.watch = Watch(target.model)
+        self.rewind: Callable[[], None] = lambda: None
+        self._stack = ExitStack()
+        self._cache: dict[Any, Any] = {}
+        self._began = time.perf_counter()
+
+    @classmethod
+    def of_recording(
+        cls, model: nn.Module, optimizers: list[Any], watch: Watch, options: Options, schedulers: tuple[Any, ...]
+    ) -> Probe:
+        """A training of which only the steps were seen, as a script makes them: nothing of it can be run again."""
+        target = Target(model=model, optimizer=optimizers, loader=[], step_fn=lambda model, batch: None)
+        probe = cls(target, options)
+        probe._use(watch, schedulers)
+        return probe
+
+    def _use(self, watch: Watch, schedulers: tuple[Any, ...]) -> None:
+        """Take what a watch has seen for the first steps of the training."""
+        self.watch, self.schedulers, self.ours = watch, schedulers, False
+        self.watched_only = "the training is a script: its steps cannot be made again"
+        self.calls = [c for c in watch.calls if c.events or c.failure is not None]
+        for call in self.calls:
+            call.note_losses()
+        self.scan = scan([tuple(c.inputs) for c in self.calls if c.inputs], budget_s=SCAN_S)
+        self.num_ties = len(tied_pairs(self.model))
+
+    def __enter__(self) -> Probe:
+        self.rewind = self._stack.enter_context(untouched(self.target, deep=True))
+        self._memory = remembered(self.target, deep=True)
+        self.schedulers = self._all_schedulers()
+        tensors = [*self.model.named_parameters(), *self.model.named_buffers()]
+        self.nonfinite_at_start = tuple(n for n, t in tensors if holds_nonfinite(t))
+        ties = tied_pairs(self.model)
+        self.split_twins, self.num_ties = tuple(split_twins(self.model)), len(ties)
+        self.reseed()
+        self.scan = scan(self.target.loader, budget_s=SCAN_S)
+        self.average_at_start = average_mark(self.target.ema)
+        self._observe()
+        self.broken_ties = tuple(
+            f"{a} and {b}" for a, b in ties if parameter_at(self.model, a) is not parameter_at(self.model, b)
+        )
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._stack.close()
+
+    # -- what is known without running anything ------------------------------------------------------------------
+
+    @property
+    def model(self) -> nn.Module:
+        """The model."""
+        return self.target.model
+
+    @cached_property
+    def names(self) -> dict[int, str]:
+        """Parameters by identity."""
+        found = {id(p): f"a parameter of {tuple(p.shape)} outside the model" for p in self.held.values()}
+        return found | {id(p): n for n, p in self.model.named_parameters()}
+
+    @cached_property
+    def held(self) -> dict[int, Tensor]:
+        """What the optimizers hold, all that are known."""
+        return {id(p): p for o in self.optimizers for g in o.param_groups for p in g["params"]}
+
+    @property
+    def optimizers(self) -> tuple[Any, ...]:
+        """Those of the target, and those that its step was seen to use."""
+        known = {id(o): o for o in self.target.optimizers}
+        stepped = {e.who for e in self.events("step")} | {e.who for e in self.events("scaler-step")}
+        known |= {key: o for key, o in self.watch.optimizers.items() if key in stepped}
+        return tuple(known.values())
+
+    @cached_property
+    def trainable(self) -> dict[str, nn.Parameter]:
+        """Parameters of the model that want a gradient."""
+        return {n: p for n, p in self.model.named_parameters() if p.requires_grad}
+
+    def _all_schedulers(self) -> tuple[Any, ...]:
+        """The target's, and those its step keeps for itself."""
+        found = {id(s): s for s in self._memory.schedulers}
+        if self.target.scheduler is not None:
+            found[id(self.target.scheduler)] = self.target.scheduler
+        return tuple(found.values())
+
+    @property
+    def device(self) -> torch.device:
+        """Where the model is."""
+        return next(self.model.parameters()).device
+
+    # -- the observed steps --------------------------------------------------------------------------------------
+
+    def _observe(self) -> None:
+        """The first steps of the training, from where it stands."""
+        self.watch = Watch(self.model, self.schedulers)
+        for one in (*self.target.optimizers, *self._memory.optimizers):
+            self.watch.know(one)
+        self.ours_known: bool | None = None
+        wanted = max(self.options.max_steps, 3)
+        with self.watch.listening():
+            for i in range(MAX_CALLS if self.scan.batches else 0):
+                late = time.perf_counter() - self._began > 10.0
+                if i >= wanted and (self.num_steps >= wanted or self.ours_known or late):
+                    break
+                self.watch.graphs_left = 3 - i
+                call, ours = make_call(
+                    self.target, fresh(self.batch(i)), self.watch, self.options, ours=self.ours_known
+                )
+                call.average = average_mark(self.target.ema)
+                self.calls.append(call)
+                if call.failure is not None:
+                    break
+                self.ours_known = ours
+        self.ours = self.ours_known is not False
+
+    @property
+    def num_steps(self) -> int:
+        """Optimizer steps that were seen."""
+        return len(self.events("step")) + len(
+            [e for e in self.events("scaler-step") if not any(s.who == e.who for s in self.calls[e.call].of("step"))]
+        )
+
+    def events(self, kind: str) -> list[Event]:
+        """Events of one kind, of all observed calls."""
+        return [e for call in self.calls for e in call.of(kind)]
+
+    @property
+    def through(self) -> list[Call]:
+        """Calls that came to their end."""
+        return [c for c in self.calls if c.failure is None]
+
+    def batch(self, i: int) -> Any:
+        """One of the batches that were kept, in turn."""
+        return self.scan.batches[i % len(self.scan.batches)]
+
+    @cached_property
+    def roles(self) -> Roles:
+        """Which tensors of a batch are inputs, and which are targets."""
+        given = self.calls[0].inputs if self.calls else []
+        compared = self.calls[0].facts.target if self.calls else None
+        return roles_of(self.batch(0), given, compared, by_contract=self.target.step_fn is None)
+
+    @cached_property
+    def failure(self) -> Failure | None:
+        """The exception that ended the observed steps."""
+        return next((c.failure for c in self.calls if c.failure is not None), None)
+
+    @cached_property
+    def failed_as(self) -> str:
+        """Its name; empty where every step came to its end."""
+        if self.failure is None:
+            return ""
+        name = trouble_of(self.failure)
+        forwards = self.calls[-1].of("forward")
+        if name == "loss-detached" and forwards and not any(e.facts["grad"] for e in forwards):
+            return "no-grad"
+        return name
+
+    @property
+    def no_steps(self) -> str:
+        """Why nothing can be said about steps; empty where something can."""
+        if self.failure is not None and not self.num_steps:
+            return f"the first step ended with {self.failure.kind}"
+        return "" if self.num_steps else "no step was made"
+
+    @cached_property
+    def facts(self) -> LossFacts:
+        """What the graph of the first loss told."""
+        return next((c.facts for c in self.calls if c.facts.num_nodes or c.facts.kind), LossFacts())
+
+    @cached_property
+    def module_names(self) -> dict[int, str]:
+        """Modules by identity."""
+        return {id(m): n or type(m).__name__ for n, m in self.model.named_modules()}
+
+    def cached(self, key: Any, make: Callable[[], Any]) -> Any:
+        """What `make` gives, made once."""
+        if key not in self._cache:
+            self._cache[key] = make()
+        return self._cache[key]
+
+    # -- experiments ---------------------------------------------------------------------------------------------
+
+    @property
+    def step_s(self) -> float:
+        """How long a step takes."""
+        return min((c.seconds for c in self.through), default=0.0)
+
+    @property
+    def too_slow(self) -> str:
+        """Why there are no experiments; empty where there are."""
+        if self.watched_only:
+            return self.watched_only
+        if not self.through:
+            return "no step came to its end"
+        if self.step_s > SLOW_S and not self.options.full:
+            return f"a step takes {self.step_s:.1f} s; --full runs it"
+        return ""
+
+    def affordable(self, most: int, least: int = 3, seconds: float = TRIAL_S) -> int:
+        """How many steps an experiment may take."""
+        return most if self.options.full else max(least, min(most, int(seconds / max(self.step_s, 1e-4))))
+
+    @contextmanager
+    def trial(self, *, rates: bool = True) -> Iterator[None]:
+        """From the beginning again, in training as it was, with the schedule standing at its peak; undone after."""
+        self.rewind()
+        self.reseed()
+        with ExitStack() as stack:
+            if rates and self.schedulers:
+                set_rates(self.optimizers, self.peak_rates)
+                for scheduler in self.schedulers:
+                    stack.enter_context(frozen_schedule(scheduler))
+            try:
+                yield
+            finally:
+                self.rewind()
+
+    def run(self, batches: Sequence[Any], *, listen: bool = False, seeds: Sequence[int] | None = None) -> list[Call]:
+        """Some calls, one per batch, ended by the first exception; each begins with its own seed where given."""
+        watch = Watch(self.model)
+        watch.graphs_left = 0
+        calls: list[Call] = []
+        with ExitStack() as stack:
+            if listen or not self.ours:
+                stack.enter_context(watch.listening())
+            for one in self.optimizers:
+                watch.know(one)
+            for i, batch in enumerate(batches):
+                if seeds is not None:
+                    self.reseed(seeds[i])
+                call, _ = make_call(self.target, fresh(batch), watch, self.options, ours=self.ours)
+                call.average = average_mark(self.target.ema)
+                calls.append(call)
+                if call.failure is not None:
+                    break
+        return calls
+
+    @cached_property
+    def peak_rates(self) -> list[list[float]]:
+        """For every optimizer and group the highest rate that its schedule will reach in the steps ahead."""
+        self.rewind()
+        found = peaks(self.optimizers, self.schedulers, LOOK_AHEAD)
+        self.rewind()
+        return found
+
+    def scale_rates(self, factor: float) -> None:
+        """All learning rates times a factor, until the end of a trial."""
+        set_rates(self.optimizers, rates_of(self.optimizers), factor)
+
+    @cached_property
+    def fixed(self) -> list[Call]:
+        """One batch, again and again, with one seed: the loss of a fixed function under its own optimizer."""
+        num = self.affordable(30, least=8)
+        with self.trial():
+            return self.run([self.batch(0)] * num, listen=True, seeds=[self.options.seed] * num)
+
+    @cached_property
+    def varied(self) -> list[Call]:
+        """Some steps on the batches there are, in turn."""
+        num = self.affordable(24, least=6)
+        with self.trial():
+            return self.run([self.batch(i) for i in range(num)], listen=True)
+
+    def once(self, batch: Any, seed: int = 0) -> Call:
+        """One call on a batch from the very beginning."""
+        with in_order(self.device), self.trial(rates=False):  # such calls are held against each other to the bit
+            return self.run([batch], listen=True, seeds=[seed])[0]
+
+    def reseed(self, seed: int | None = None) -> None:
+        """Seed every generator: with the seed of the options, or another."""
+        for sow in (torch.manual_seed, random.seed, np.random.seed):
+            sow(self.options.seed if seed is None else seed)
+
+
+def holds_nonfinite(tensor: Tensor) -> bool:
+    """Whether it holds NaN or Inf and is no mask of 0 and -inf."""
+    if tensor.is_meta or not tensor.is_floating_point() or bool(torch.isfinite(tensor).all()):
+        return False
+    return (
+        bool(torch.isnan(tensor).any())
+        or bool(tensor[torch.isfinite(tensor)].any())
+        or bool((tensor == torch.inf).any())
+    )
