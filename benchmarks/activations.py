@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import torch
 
-from trimtab.nn import activation_table, compare_activations
+from trimtab.compat.nn import activation_table, compare_activations
 
 DEPTH, WIDTH, NUM_INPUTS, REPEATS = 20, 128, 256, 200
 

@@ -4,10 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from trimtab.aliases import install
 from trimtab.core.printable import make_log_printable
 
 if TYPE_CHECKING:
     from trimtab.checkpoint.checkpointer import Checkpointer
+    from trimtab.compat.monitors.activation_monitor import ActivationMonitor
+    from trimtab.compat.monitors.diagnostics import GradientDiagnostics
+    from trimtab.compat.monitors.gradient_monitor import GradientHealthMonitor
+    from trimtab.compat.monitors.training_health import TrainingHealthMonitor
     from trimtab.core.config import Clip, Config
     from trimtab.core.errors import (
         AttachError,
@@ -20,21 +25,18 @@ if TYPE_CHECKING:
     )
     from trimtab.core.types import Finding, Severity, Verdict
     from trimtab.guard.guard import Guard
-    from trimtab.monitor.activations import ActivationMonitor
-    from trimtab.monitor.diagnostics import GradientDiagnostics
-    from trimtab.monitor.gradients import GradientHealthMonitor
-    from trimtab.monitor.training_health import TrainingHealthMonitor
 
 __version__ = "0.1.0"
 
 make_log_printable()
+install()
 
 _HOME = {
     "Guard": "trimtab.guard.guard",
-    "GradientHealthMonitor": "trimtab.monitor.gradients",
-    "ActivationMonitor": "trimtab.monitor.activations",
-    "GradientDiagnostics": "trimtab.monitor.diagnostics",
-    "TrainingHealthMonitor": "trimtab.monitor.training_health",
+    "GradientHealthMonitor": "trimtab.compat.monitors.gradient_monitor",
+    "ActivationMonitor": "trimtab.compat.monitors.activation_monitor",
+    "GradientDiagnostics": "trimtab.compat.monitors.diagnostics",
+    "TrainingHealthMonitor": "trimtab.compat.monitors.training_health",
     "Checkpointer": "trimtab.checkpoint.checkpointer",
     "Config": "trimtab.core.config",
     "Clip": "trimtab.core.config",

@@ -28,7 +28,7 @@ def test_a30_selftest_tries_every_loss(trimtab):
 
 
 def test_a30_a_loss_that_has_gone_wrong_is_told(trimtab, monkeypatch):
-    from trimtab.losses.stable import StableLossFunctions
+    from trimtab.compat.stable_losses import StableLossFunctions
 
     true = StableLossFunctions.stable_euclidean_distance_nd
     wrong = lambda *args, **kwargs: true(*args, **kwargs) * 1.01  # noqa: E731
@@ -40,7 +40,7 @@ def test_a30_a_loss_that_has_gone_wrong_is_told(trimtab, monkeypatch):
 
 
 def test_a30_a_failing_part_is_shown_and_exits_1(trimtab, monkeypatch):
-    from trimtab.monitor.gradients import GradientHealthMonitor
+    from trimtab.compat.monitors.gradient_monitor import GradientHealthMonitor
 
     true = GradientHealthMonitor.check_gradients
     monkeypatch.setattr(GradientHealthMonitor, "check_gradients", lambda self: true(self) | {"has_nan": False})

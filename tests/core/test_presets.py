@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 
 from trimtab import Config, ConfigError
+from trimtab.compat.lines import CADENCE, LIMITS
 from trimtab.core.clipping import Agc
 from trimtab.core.config import resolve
 from trimtab.core.policy import LADDERS
 from trimtab.core.presets import PRESETS, get_preset, warmup_lr
 from trimtab.core.registry import all_rules
-from trimtab.record.line_styles import CADENCE, LIMITS
 
 
 def config(name: str) -> Config:

@@ -12,7 +12,7 @@ from torch.nn.functional import cross_entropy
 from torch.optim.swa_utils import AveragedModel
 
 from tests.doctor.kit import data, look
-from trimtab.doctor.undo import Memory
+from trimtab.torchutil.undo import Memory
 
 
 def test_everything_a_step_keeps_is_put_back():

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 from tests.guard.conftest import batches, mse, same, small_model, snapshot
 from trimtab import Guard, TrainingStopped
+from trimtab.compat.line_sink import LineSink
 from trimtab.core.presets import PRESETS, get_preset, warmup_lr
-from trimtab.record.line_sink import LineSink
 from trimtab.record.reader import read_run
 
 Train = Callable[..., None]

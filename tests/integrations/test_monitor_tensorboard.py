@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from trimtab.monitor import GradientHealthMonitor
+from trimtab.compat.monitors import GradientHealthMonitor
 
 needed = "tensorboard" in os.environ.get("TRIMTAB_REQUIRE", "")
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from trimtab import Guard
-from trimtab.record.training_tags import TrainingTagsSink
+from trimtab.compat.training_tags import TrainingTagsSink
 
 needed = "tensorboard" in os.environ.get("TRIMTAB_REQUIRE", "")
 

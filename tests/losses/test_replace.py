@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-import trimtab.monitor
+import trimtab.compat.monitors
 from trimtab.losses import (
     get_stable_loss_function,
     replace_loss_function_with_stable_version,
@@ -116,5 +116,7 @@ def test_a26_says_what_is_missing_and_changes_nothing() -> None:
 
 
 def test_a26_is_found_beside_its_siblings() -> None:
-    assert trimtab.monitor.replace_loss_function_with_stable_version is replace_loss_function_with_stable_version
-    assert trimtab.monitor.restore_loss_function is restore_loss_function
+    assert (
+        trimtab.compat.monitors.replace_loss_function_with_stable_version is replace_loss_function_with_stable_version
+    )
+    assert trimtab.compat.monitors.restore_loss_function is restore_loss_function

@@ -13,9 +13,9 @@ from torch import Tensor
 from torch.autograd import gradcheck
 
 from tests.losses import reference
+from trimtab.compat.nn import ImprovedActivations
+from trimtab.compat.stable_losses import ACTIVATIONS
 from trimtab.losses import StableLossFunctions, TooCostly, get_stable_loss_function, soft_clamp
-from trimtab.losses.versions import ACTIVATIONS
-from trimtab.nn import ImprovedActivations
 
 OPS = StableLossFunctions()
 NAMES = {0: "mip", 1: "norm", 2: "cosmean", 3: "dist"}

@@ -28,7 +28,7 @@ FACTORIES = INTEGERS | {
     "zeros",
 }
 TYPED_BY_INPUT = {"tensor", "as_tensor", "asarray"}
-MODEL_MADE_BY_DEFAULTS = {"nn/compare.py", "nn/stabilizer.py", "losses/module.py"}
+MODEL_MADE_BY_DEFAULTS = {"compat/nn/activation_comparison.py", "compat/nn/layers.py", "losses/module.py"}
 """Modules and their parameters are made as PyTorch's own are: of the default type, on the default device."""
 
 

@@ -12,8 +12,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from trimtab.compat.monitors import ActivationMonitor, get_activation_function_recommendations
 from trimtab.core.errors import InputError
-from trimtab.monitor import ActivationMonitor, get_activation_function_recommendations
 from trimtab.sample.probes import activations as activity
 
 
@@ -310,7 +310,7 @@ def test_a16_inference_mode_before_training() -> None:
 def test_a16_what_breaks_inside_does_not_break_the_forward(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    from trimtab.monitor import activations
+    from trimtab.compat.monitors import activation_monitor as activations
 
     def broken(*args: object) -> None:
         raise RuntimeError("no")

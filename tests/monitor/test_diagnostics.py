@@ -13,8 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from trimtab.core.errors import InputError
-from trimtab.monitor.diagnostics import (
+from trimtab.compat.monitors.diagnostics import (
     GradientDiagnostics,
     assert_all_requires_grad,
     check_amp_underflow,
@@ -23,6 +22,7 @@ from trimtab.monitor.diagnostics import (
     setup_gradient_diagnostics,
     validate_training_setup,
 )
+from trimtab.core.errors import InputError
 
 NAN, INF = float("nan"), float("inf")
 X = torch.linspace(-1.0, 1.0, 24).reshape(8, 3)

@@ -15,11 +15,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+from trimtab.compat.monitors import GradientHealthMonitor
+from trimtab.compat.monitors.gradient_monitor import CLIP_ABOVE, CLIP_TO, HEALTHY_NORM, KEPT
+from trimtab.compat.monitors.gradient_norms import snapshot
 from trimtab.core.errors import InputError
 from trimtab.core.types import ABSENT, FROZEN
-from trimtab.monitor import GradientHealthMonitor
-from trimtab.monitor.gradients import CLIP_ABOVE, CLIP_TO, HEALTHY_NORM, KEPT
-from trimtab.monitor.snapshot import snapshot
 
 KEYS = {
     "global_grad_norm",

@@ -12,9 +12,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from trimtab.compat.monitors import GradientHealthMonitor, check_and_log_gradients, integrate_health_checks
+from trimtab.compat.monitors.gradient_norms import compute_global_gradient_norm
 from trimtab.core.errors import InputError
-from trimtab.monitor import GradientHealthMonitor, check_and_log_gradients, integrate_health_checks
-from trimtab.monitor.norms import compute_global_gradient_norm
 
 
 class Logger:

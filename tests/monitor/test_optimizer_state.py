@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import nn
 
+from trimtab.compat.monitors import adam_state_report, update_to_parameter_ratio
+from trimtab.compat.monitors.optimizer_state import HEALTHY_RATIO
 from trimtab.core.errors import InputError
-from trimtab.monitor import adam_state_report, update_to_parameter_ratio
-from trimtab.monitor.optimizer_state import HEALTHY_RATIO
 
 
 def trained(optimizer_class: type = torch.optim.Adam, steps: int = 5) -> tuple[nn.Sequential, torch.optim.Optimizer]:

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from trimtab import monitor
+from trimtab.compat import monitors as monitor
 
 
 def test_every_name_is_found() -> None:
@@ -20,5 +20,5 @@ def test_every_name_is_found() -> None:
 
 
 def test_importing_it_does_not_import_torch() -> None:
-    code = "import sys, trimtab.monitor; sys.exit('torch' in sys.modules)"
+    code = "import sys, trimtab.compat.monitors; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -15,9 +15,7 @@ import torch
 from torch import nn
 
 from trimtab import Guard
-from trimtab.core.config import PolicyConfig
-from trimtab.core.errors import AttachError, InputError
-from trimtab.monitor.stability import (
+from trimtab.compat.monitors.stability import (
     HEALTH_KEYS,
     LossHistory,
     StabilityKeeper,
@@ -32,6 +30,8 @@ from trimtab.monitor.stability import (
     keeper_of,
     monitor_training_health,
 )
+from trimtab.core.config import PolicyConfig
+from trimtab.core.errors import AttachError, InputError
 
 NAN, INF = float("nan"), float("inf")
 

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
+from trimtab.compat.monitors.training_health import TrainingHealthMonitor, format_health_report
 from trimtab.core.errors import InputError
-from trimtab.monitor.training_health import TrainingHealthMonitor, format_health_report
 
 NAN, INF = float("nan"), float("inf")
 

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-import trimtab.nn
-from trimtab.nn import ImprovedActivations, activation_table, compare_activations
+import trimtab.compat.nn
+from trimtab.compat.nn import ImprovedActivations, activation_table, compare_activations
 
 GRID = torch.linspace(-6, 6, 41, dtype=torch.float64)
 
@@ -78,8 +78,8 @@ def test_a23_table_holds_what_was_measured() -> None:
 
 
 def test_the_public_names_of_nn() -> None:
-    for name in trimtab.nn.__all__:
-        assert getattr(trimtab.nn, name).__doc__, name
-    assert dir(trimtab.nn) == sorted(trimtab.nn.__all__) == trimtab.nn.__all__
+    for name in trimtab.compat.nn.__all__:
+        assert getattr(trimtab.compat.nn, name).__doc__, name
+    assert dir(trimtab.compat.nn) == sorted(trimtab.compat.nn.__all__) == trimtab.compat.nn.__all__
     with pytest.raises(AttributeError, match="nonsense"):
-        _ = trimtab.nn.nonsense
+        _ = trimtab.compat.nn.nonsense

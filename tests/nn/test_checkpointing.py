@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.parametrizations import spectral_norm
 
-from trimtab.nn import add_gradient_checkpointing, remove_gradient_checkpointing
+from trimtab.compat.nn import add_gradient_checkpointing, remove_gradient_checkpointing
 
 
 class ResidualAttentionBlock(nn.Module):

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import nn
 
-from trimtab.nn import add_gradient_noise
-from trimtab.nn.noise import _STEPS
+from trimtab.compat.nn import add_gradient_noise
+from trimtab.compat.nn.layers import _STEPS
 
 
 def with_gradients(value: float = 0.0) -> nn.Linear:

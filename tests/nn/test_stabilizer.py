@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from trimtab.nn import GradientStabilizer, stabilize_layer
+from trimtab.compat.nn import GradientStabilizer, stabilize_layer
 
 
 @pytest.mark.parametrize("method", ["layer_norm", "batch_norm"])

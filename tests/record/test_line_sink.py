@@ -13,11 +13,11 @@ import pytest
 
 from tests.record.record_fakes import INF, INFO, NAN, layout, sample, verdict
 from trimtab import InputError
+from trimtab.compat.line_sink import LineSink
+from trimtab.compat.lines import CADENCE, Pace
 from trimtab.core.config import Config
 from trimtab.core.types import ABSENT, FROZEN, Record, Sample
-from trimtab.record.line_sink import LineSink, with_lines
-from trimtab.record.line_styles import CADENCE, Pace
-from trimtab.record.sinks import adapt
+from trimtab.record.sinks import adapt, with_preset_lines
 
 
 def rows(step: int, *norms: float, **scalars: float) -> Sample:
@@ -232,8 +232,8 @@ class TestWhere:
 
     def test_a_preset_brings_its_lines_unless_others_were_asked_for(self) -> None:
         seo, plain, gpt = (Config.from_dict(s) for s in ({"preset": "seo"}, {}, {"preset": "arch-gpt"}))
-        assert [type(s).__name__ for s in with_lines(seo, [print])] == ["builtin_function_or_method", "LineSink"]
-        assert with_lines(seo, ["lines:c4:stderr"]) == ["lines:c4:stderr"]
+        assert [type(s).__name__ for s in with_preset_lines(seo, [print])] == ["builtin_function_or_method", "LineSink"]
+        assert with_preset_lines(seo, ["lines:c4:stderr"]) == ["lines:c4:stderr"]
         mine = LineSink("d2")
-        assert with_lines(seo, (mine,)) == [mine]
-        assert with_lines(plain, ()) == with_lines(gpt, ()) == []
+        assert with_preset_lines(seo, (mine,)) == [mine]
+        assert with_preset_lines(plain, ()) == with_preset_lines(gpt, ()) == []

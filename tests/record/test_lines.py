@@ -5,7 +5,7 @@ from __future__ import annotations
 import doctest
 import math
 
-from trimtab.record import lines
+from trimtab.compat import lines
 
 
 def test_the_examples_run() -> None:

@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 
 from tests.record.record_fakes import CUT, NAN, layout, sample, verdict
+from trimtab.compat.training_tags import TrainingTagsSink, tag_sender
 from trimtab.core.errors import InputError
 from trimtab.core.types import Action, Outcome
 from trimtab.record.sinks import adapt
-from trimtab.record.training_tags import TrainingTagsSink, tag_sender
 
 DECAY = Action(kind="raise_weight_decay", args={"factor": 1.5})
 

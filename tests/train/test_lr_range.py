@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from trimtab.core.errors import InputError
 from trimtab.data import load_digits
 from trimtab.doctor.target import Target, run_steps
-from trimtab.doctor.undo import untouched
+from trimtab.torchutil.undo import untouched
 from trimtab.train.lr_range import Sweep, climb, find_lr, has_left, settle, suggest_lr, sweep_rates
 
 

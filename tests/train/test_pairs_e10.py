@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from trimtab.monitor.diagnostics import check_amp_underflow, setup_gradient_diagnostics, validate_training_setup
+from trimtab.compat.monitors.diagnostics import check_amp_underflow, setup_gradient_diagnostics, validate_training_setup
 from trimtab.train.recipe import Parts, build_parts, settings_of
 from trimtab.train.recipes.pairs import RECIPE
 from trimtab.train.stages import amp_dtype, freeze, make_optimizer, make_scaler

@@ -38,7 +38,7 @@ def test_a30_every_part_passes_and_tells_the_norms():
     ],
 )
 def test_a30_a_monitor_that_lies_is_caught(monkeypatch, change, failing):
-    from trimtab.monitor.gradients import GradientHealthMonitor
+    from trimtab.compat.monitors.gradient_monitor import GradientHealthMonitor
 
     true = GradientHealthMonitor.check_gradients
     monkeypatch.setattr(GradientHealthMonitor, "check_gradients", lambda self: true(self) | change)
@@ -46,7 +46,7 @@ def test_a30_a_monitor_that_lies_is_caught(monkeypatch, change, failing):
 
 
 def test_a30_clipping_that_differs_from_torch_is_caught(monkeypatch):
-    from trimtab.monitor.gradients import GradientHealthMonitor
+    from trimtab.compat.monitors.gradient_monitor import GradientHealthMonitor
 
     def wrong(self, max_norm=1.0):
         return float(torch.nn.utils.clip_grad_norm_(self.model.parameters(), 0.9 * max_norm))

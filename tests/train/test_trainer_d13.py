@@ -10,7 +10,7 @@ import torch
 
 from tests.train.helpers import loaders, trainer
 from trimtab.checkpoint import read_checkpoint
-from trimtab.monitor.stability import StabilityMonitor
+from trimtab.compat.monitors.stability import StabilityMonitor
 from trimtab.train.settings import TrainConfig, UltraOptimizedConfig
 
 

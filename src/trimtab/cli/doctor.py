@@ -84,7 +84,7 @@ def run(
     )
     if target and is_script(target[0]):
         return _script(target, options, select, ignore, strict=strict, as_json=as_json)
-    spec = _spec(target)
+    spec = target_spec(target)
     loaded = load_target(spec, lenient=True)
     report = examine(
         loaded,
@@ -128,7 +128,8 @@ def _script(words_: list[str], options: Any, select: str, ignore: str, *, strict
     return DIFFERENT if failed else OK
 
 
-def _spec(target: list[str] | None) -> str:
+def target_spec(target: list[str] | None) -> str:
+    """The training that was named, or the one of the settings."""
     if target:
         return target[0]
     from trimtab.core.config import discover

@@ -45,7 +45,7 @@ def run(
     one: `doctor` in \\[tool.trimtab], else a bundled sample). Exit code 0: no false alarm, and enough of the harmful
     faults found; 1: not so; 2: could not run.
     """
-    from trimtab.cli.doctor import _spec
+    from trimtab.cli.doctor import target_spec
     from trimtab.core.config_read import words as split
     from trimtab.drill import words
     from trimtab.drill.faults import choose
@@ -53,7 +53,7 @@ def run(
     from trimtab.drill.score import Task
     from trimtab.drill.session import drill
 
-    spec = _spec([target] if target else None)
+    spec = target_spec([target] if target else None)
     faults = choose(split(select, "--select"), split(ignore, "--ignore"))
     task = Task(target=spec, num_steps=num_steps, onset=onset, mode=mode)
     progress = _Progress(len(faults) * seeds, silent=as_json)

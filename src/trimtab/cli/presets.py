@@ -138,7 +138,7 @@ def _lines(preset: Preset) -> str:
 
 
 def _cadence(style: str, every: int) -> str:
-    from trimtab.record.line_styles import EVENTS
+    from trimtab.compat.lines import EVENTS
 
     if style in EVENTS:
         return "as it happens"
@@ -164,7 +164,7 @@ def _rate_text(lr: float) -> str:
 
 def _example(style: str) -> str:
     """The line with numbers in it, as it will look."""
-    from trimtab.record import lines
+    from trimtab.compat import lines
 
     examples = {
         "a11": lambda: lines.gradient_health(150, 125.43, 340.12, 3.2e-08, 45.67),

@@ -21,8 +21,8 @@ from trimtab.doctor.loss_graph import LossFacts
 from trimtab.doctor.observed_step import Options, make_call, trouble_of
 from trimtab.doctor.recording import Call, Event, Failure, Watch
 from trimtab.doctor.target import Target
-from trimtab.doctor.undo import average_mark, remembered, untouched
 from trimtab.sample.probes.wiring import parameter_at, split_twins, tied_pairs
+from trimtab.torchutil.undo import average_mark, remembered, untouched
 
 MAX_CALLS = 40
 SCAN_S, TRIAL_S = 1.5, 3.0

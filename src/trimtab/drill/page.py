@@ -11,7 +11,7 @@ from jinja2 import Environment, StrictUndefined
 
 from trimtab.drill import words
 from trimtab.drill.score import Report, sentence
-from trimtab.report.html import _hash
+from trimtab.report.html import source_hash
 
 EXTRA = """
 .drill { width: 100%; margin-top: 12px; border-collapse: collapse; font-size: 14px; }
@@ -43,7 +43,7 @@ def to_html(report: Report, min_recall: float = words.MIN_RECALL) -> str:
     return str(
         _template().render(
             style=style,
-            policy=f"default-src 'none'; style-src '{_hash(style)}'; base-uri 'none'; form-action 'none'",
+            policy=f"default-src 'none'; style-src '{source_hash(style)}'; base-uri 'none'; form-action 'none'",
             report=report,
             words=words,
             tone="good" if held else "bad",

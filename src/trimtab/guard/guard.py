@@ -25,8 +25,8 @@ from trimtab.guard.checkpoints import Keeper, claimed, epochs_of, open_keepers, 
 from trimtab.guard.hooks import uncompiled
 from trimtab.guard.lane import Lane
 from trimtab.guard.ranks import REFUSED
-from trimtab.guard.recording import health_of, lag_for, load_state, open_recorder, run_info, state_of, under_way
-from trimtab.record.line_sink import with_lines
+from trimtab.guard.run_record import health_of, lag_for, load_state, open_recorder, run_info, state_of, under_way
+from trimtab.record.sinks import with_preset_lines
 from trimtab.remedies import BUILTIN
 from trimtab.remedies.skip_data import SkipData
 from trimtab.remedies.stop import stopped
@@ -109,7 +109,7 @@ class Guard:
             return
         checkpointer = claimed(checkpoint)  # before anything is attached or recorded: the folder may be in use
         info = partial(run_info, self.config, self._model, self._optimizers)
-        self._recorder, self.run_dir = open_recorder(self.config, run_dir, with_lines(self.config, sinks), info)
+        self._recorder, self.run_dir = open_recorder(self.config, run_dir, with_preset_lines(self.config, sinks), info)
         self._attachment = attach.Attachment(
             self._model,
             self._optimizers,

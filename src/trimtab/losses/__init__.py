@@ -6,33 +6,37 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from trimtab.losses.clamp import soft_clamp
+    from trimtab.compat.loss_shims import ClipLoss, Symile, gram_volume_loss, triangle_area_loss
+    from trimtab.compat.stable_losses import (
+        StableLoss,
+        StableLossFunctions,
+        get_stable_loss_function,
+        replace_loss_function_with_stable_version,
+        restore_loss_function,
+        soft_clamp,
+    )
     from trimtab.losses.cost import TooCostly, nway_cost
     from trimtab.losses.logits import nway_logits
     from trimtab.losses.module import NWayLoss
     from trimtab.losses.nway import NWayOutput, nway_loss
-    from trimtab.losses.replace import replace_loss_function_with_stable_version, restore_loss_function
-    from trimtab.losses.shims import ClipLoss, Symile, gram_volume_loss, triangle_area_loss
-    from trimtab.losses.stable import StableLossFunctions
-    from trimtab.losses.versions import StableLoss, get_stable_loss_function
 
 _HOME = {
-    "ClipLoss": "trimtab.losses.shims",
+    "ClipLoss": "trimtab.compat.loss_shims",
     "NWayLoss": "trimtab.losses.module",
     "NWayOutput": "trimtab.losses.nway",
-    "StableLoss": "trimtab.losses.versions",
-    "StableLossFunctions": "trimtab.losses.stable",
-    "Symile": "trimtab.losses.shims",
+    "StableLoss": "trimtab.compat.stable_losses",
+    "StableLossFunctions": "trimtab.compat.stable_losses",
+    "Symile": "trimtab.compat.loss_shims",
     "TooCostly": "trimtab.losses.cost",
-    "get_stable_loss_function": "trimtab.losses.versions",
-    "gram_volume_loss": "trimtab.losses.shims",
+    "get_stable_loss_function": "trimtab.compat.stable_losses",
+    "gram_volume_loss": "trimtab.compat.loss_shims",
     "nway_cost": "trimtab.losses.cost",
     "nway_logits": "trimtab.losses.logits",
     "nway_loss": "trimtab.losses.nway",
-    "replace_loss_function_with_stable_version": "trimtab.losses.replace",
-    "restore_loss_function": "trimtab.losses.replace",
-    "soft_clamp": "trimtab.losses.clamp",
-    "triangle_area_loss": "trimtab.losses.shims",
+    "replace_loss_function_with_stable_version": "trimtab.compat.stable_losses",
+    "restore_loss_function": "trimtab.compat.stable_losses",
+    "soft_clamp": "trimtab.compat.stable_losses",
+    "triangle_area_loss": "trimtab.compat.loss_shims",
 }
 
 __all__ = [

@@ -6,19 +6,24 @@ import inspect
 import io
 import logging
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from importlib import import_module
 from pathlib import Path
 from typing import Any, TextIO, cast
 
+from trimtab.core.config import Config
 from trimtab.core.errors import InputError
 from trimtab.core.journal import IncidentLines, Said
+from trimtab.core.presets import get_preset
 from trimtab.core.types import Finding, Outcome, Record, Sample, Severity, Sink, Verdict
 from trimtab.record.csv_sink import CsvSink, metrics
-from trimtab.record.line_sink import LineSink, from_text
 from trimtab.record.say import say
 from trimtab.record.writer import RunWriter
 
-__all__ = ["CallSink", "ConsoleSink", "CsvSink", "LineSink", "LogSink", "LoggerSink", "TensorBoardSink", "adapt"]
+__all__ = ["CallSink", "ConsoleSink", "CsvSink", "LogSink", "LoggerSink", "TensorBoardSink", "adapt"]
+
+BY_WORD = {"lines": "trimtab.compat.line_sink:from_text"}
+"""Sinks that are asked for as `word:where` and live above this package: what makes one of them from `where`."""
 
 _ACCEPTED = (
     "a Sink (write, close), an object with .log(dict) or .log_metrics(dict) such as a wandb run or a Lightning logger, "
@@ -222,14 +227,25 @@ def adapt(obj: Any) -> Sink:
     raise InputError(f"{type(obj).__name__} cannot be used as a sink; expected {_ACCEPTED}")
 
 
+def with_preset_lines(config: Config, sinks: Iterable[Any]) -> list[Any]:
+    """The sinks, and the lines of the preset in force unless lines were asked for in another way."""
+    given = list(sinks)
+    asked = any(getattr(s, "says_lines", False) or (isinstance(s, str) and s.startswith("lines:")) for s in given)
+    if asked or config.preset is None or not get_preset(config.preset).lines:
+        return given
+    return [*given, f"lines:{config.preset}"]
+
+
 def _from_text(text: str) -> Sink:
     kind, _, where = text.partition(":")
     if kind == "console" and not where:
         return ConsoleSink()
     if kind == "csv" and where:
         return CsvSink(where)
-    if kind == "lines" and where:
-        return from_text(where)
+    if kind in BY_WORD and where:
+        module, _, name = BY_WORD[kind].partition(":")
+        made: Sink = getattr(import_module(module), name)(where)
+        return made
     if kind == "jsonl" and where:
         return RunWriter(Path(where))
     raise InputError(f"{text!r} names no sink; expected {_ACCEPTED}")

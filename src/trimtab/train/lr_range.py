@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from trimtab.core.errors import InputError
 from trimtab.doctor.target import Target, compute_loss, endless, take_step
-from trimtab.doctor.undo import untouched
+from trimtab.torchutil.undo import untouched
 
 MIN_GAIN = 0.01
 """A loss that fell by less than this part of itself has not fallen."""

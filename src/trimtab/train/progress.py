@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from trimtab.record import lines
+from trimtab.compat import lines
 
 REFRESH_S = 0.1
 

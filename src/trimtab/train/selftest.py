@@ -24,9 +24,9 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from trimtab import __version__
+from trimtab.compat.monitors.gradient_monitor import GradientHealthMonitor
 from trimtab.guard.guard import Guard
 from trimtab.losses import get_stable_loss_function, nway_logits, nway_loss
-from trimtab.monitor.gradients import GradientHealthMonitor
 from trimtab.record.reader import read_run
 from trimtab.report.replay import replay
 

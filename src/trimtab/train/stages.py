@@ -18,13 +18,13 @@ from torch import nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from trimtab.checkpoint.checkpointer import Checkpointer
+from trimtab.compat.line_sink import LineSink
+from trimtab.compat.lines import epoch_metrics
+from trimtab.compat.monitors.stability import StabilityMonitor
+from trimtab.compat.training_tags import TrainingTagsSink
 from trimtab.core.config import PolicyConfig
 from trimtab.core.errors import InputError
 from trimtab.guard.guard import Guard
-from trimtab.monitor.stability import StabilityMonitor
-from trimtab.record.line_sink import LineSink
-from trimtab.record.lines import epoch_metrics
-from trimtab.record.training_tags import TrainingTagsSink
 from trimtab.train.history import Course, Meter
 from trimtab.train.progress import Progress
 from trimtab.train.schedules import Schedule, make_schedule

@@ -20,14 +20,14 @@ from torch.utils.data import DataLoader
 
 from trimtab.checkpoint.loader import resumable
 from trimtab.compat import checkpoint_pair as documented
-from trimtab.core.errors import InputError
-from trimtab.core.types import Outcome, Snapshot
-from trimtab.monitor.stability import (
+from trimtab.compat.monitors.stability import (
     StabilityMonitor,
     check_training_stability,
     get_training_stats,
     monitor_training_health,
 )
+from trimtab.core.errors import InputError
+from trimtab.core.types import Outcome, Snapshot
 from trimtab.sample.transfer import to_device
 from trimtab.train.device import choose_device
 from trimtab.train.early_stopping import EarlyStopping, warn_of_no_metric

@@ -13,7 +13,7 @@ from torch import Tensor
 from trimtab.doctor.checklist import Line, failed, not_applicable, passed
 from trimtab.doctor.probe import Probe
 from trimtab.doctor.recording import wrap_own
-from trimtab.doctor.undo import averaged_weights
+from trimtab.torchutil.undo import averaged_weights
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,7 +15,7 @@ from trimtab.doctor.observed_step import Options, make_call
 from trimtab.doctor.probe import Probe
 from trimtab.doctor.recording import Watch
 from trimtab.doctor.target import Target
-from trimtab.doctor.undo import remembered
+from trimtab.torchutil.undo import remembered
 
 BEFORE = 2
 """Steps before the save."""

@@ -9,11 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from trimtab.compat.line_sink import LineSink
 from trimtab.core.config import PolicyConfig
 from trimtab.core.errors import InputError
 from trimtab.losses import NWayLoss, nway_cost
 from trimtab.losses.similarity import SIMILARITIES as KNOWN
-from trimtab.record.line_sink import LineSink
 from trimtab.train.recipe import Option, Parts, Recipe, Settings, doctor_target
 from trimtab.train.recipes.clip6 import original_loss as original
 from trimtab.train.recipes.clip6.faults import FAULTS

@@ -17,9 +17,9 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader
 
+from trimtab.compat.line_sink import LineSink
+from trimtab.compat.monitors.training_health import TrainingHealthMonitor
 from trimtab.core.errors import InputError
-from trimtab.monitor.training_health import TrainingHealthMonitor
-from trimtab.record.line_sink import LineSink
 from trimtab.train.recipe import Option, Parts, Recipe, Settings, doctor_target
 from trimtab.train.recipes.pairs import data as pairs_data
 from trimtab.train.recipes.pairs import reporting

@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from trimtab.compat.monitors.setup_validation import validate_training_setup
+from trimtab.compat.monitors.training_health import TrainingHealthMonitor, format_health_report
 from trimtab.core.errors import TrainingStopped
 from trimtab.core.types import Record, Sample
 from trimtab.doctor.checklist import Status
@@ -19,8 +21,6 @@ from trimtab.doctor.doctor_report import environment
 from trimtab.doctor.examine import examine
 from trimtab.doctor.observed_step import Options
 from trimtab.doctor.target import check_target
-from trimtab.monitor.training_health import TrainingHealthMonitor, format_health_report
-from trimtab.monitor.validation import validate_training_setup
 from trimtab.train.device import choose_device
 from trimtab.train.history import memory_peak
 from trimtab.train.recipes.pairs.data import ANSWERS

@@ -17,9 +17,9 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from trimtab.compat import checkpoint_pair as documented
+from trimtab.compat.nn.gradient_checkpointing import add_gradient_checkpointing
 from trimtab.core.config import MODES
 from trimtab.core.errors import InputError
-from trimtab.nn.checkpointing import add_gradient_checkpointing
 from trimtab.train.device import choose_device
 from trimtab.train.evaluation import evaluate_model
 from trimtab.train.recipe import AS_GIVEN, Option, Parts, Recipe, Settings, doctor_target

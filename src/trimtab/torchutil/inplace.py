@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from trimtab.monitor.probe import as_scalar, gradients_of, untouched
+from trimtab.torchutil.trial_pass import as_scalar, gradients_of, untouched
 
 OUTSIDE = "outside of any module"
 _WORDS = ("in-place", "inplace")

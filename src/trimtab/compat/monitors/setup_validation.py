@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from trimtab.compat.monitors.nonfinite_tensors import find_nonfinite
+from trimtab.compat.monitors.stability import mismatch
 from trimtab.core.errors import InputError
-from trimtab.monitor.model_health import mismatch
-from trimtab.monitor.nonfinite import find_nonfinite
 from trimtab.sample.transfer import number
 from trimtab.torchutil.optimizer_argument import labelled
 from trimtab.torchutil.scaler import scale_of

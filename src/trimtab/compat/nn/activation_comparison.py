@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional, init
 
-from trimtab.nn.activations import ImprovedActivations
+from trimtab.compat.nn.layers import ImprovedActivations
 
 Activation = Callable[[Tensor], Tensor]
 

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
+from trimtab.compat.monitors.loss_history import SMALLEST_SCALE
 from trimtab.core.errors import InputError
-from trimtab.monitor.loss_history import SMALLEST_SCALE
 from trimtab.sample.transfer import number, to_host
 
 GRADIENT_NORM_THRESHOLD = 300.0

@@ -5,14 +5,13 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Callable, Iterable
-from typing import Any, TextIO
+from typing import Any, ClassVar, TextIO
 
-from trimtab.core.config import Config
+from trimtab.compat import lines
+from trimtab.compat.lines import CADENCE, EVENTS, LIMITS, STYLES, Facts
 from trimtab.core.errors import ConfigError, InputError
 from trimtab.core.presets import get_preset
 from trimtab.core.types import Record, RunInfo, Sample
-from trimtab.record import lines
-from trimtab.record.line_styles import CADENCE, EVENTS, LIMITS, STYLES, Facts
 from trimtab.record.say import say
 
 log = logging.getLogger("trimtab")
@@ -36,6 +35,8 @@ class LineSink:
         Gradient norm before clipping: 2.000000
         Gradient norm after clipping: 1.000000
     """
+
+    says_lines: ClassVar[bool] = True
 
     def __init__(
         self,
@@ -121,15 +122,6 @@ def _chosen(style: str) -> tuple[dict[str, int], dict[str, float]]:
     if not preset.lines:
         raise InputError(f"the preset {preset.name!r} has no lines of its own; expected one of {', '.join(CADENCE)}")
     return dict(preset.lines), dict(preset.limits)
-
-
-def with_lines(config: Config, sinks: Iterable[Any]) -> list[Any]:
-    """The sinks, and the lines of the preset in force unless lines were asked for in another way."""
-    given = list(sinks)
-    asked = any(isinstance(s, LineSink) or (isinstance(s, str) and s.startswith("lines:")) for s in given)
-    if asked or config.preset is None or not get_preset(config.preset).lines:
-        return given
-    return [*given, LineSink(config.preset)]
 
 
 def from_text(where: str) -> LineSink:

@@ -57,7 +57,7 @@ def add_gradient_checkpointing(
     Example:
         >>> import torch
         >>> from torch import nn
-        >>> from trimtab.nn import add_gradient_checkpointing
+        >>> from trimtab.compat.nn import add_gradient_checkpointing
         >>> model = nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), 2)
         >>> handle = add_gradient_checkpointing(model)
         >>> handle.blocks

@@ -1,22 +1,24 @@
-"""GradientHealthMonitor: ask for the health of a model's gradients after each backward pass."""
+"""GradientHealthMonitor: ask for the health of a model's gradients after each backward pass, in one call or by hand;
+what a snapshot means, in words."""
 
 from __future__ import annotations
 
 import logging
+import math
 from collections import deque
 from collections.abc import Mapping
 from typing import Any
+from weakref import WeakKeyDictionary, proxy
 
 import numpy as np
-from torch import nn
+from numpy.typing import NDArray
+from torch import Tensor, nn
 
+from trimtab.compat import lines
+from trimtab.compat.monitors.gradient_norms import GradSnapshot, clip_gradients_by_global_norm, snapshot
+from trimtab.compat.training_tags import tag_sender
 from trimtab.core.errors import InputError
-from trimtab.monitor import judgement
-from trimtab.monitor.norms import clip_gradients_by_global_norm
-from trimtab.monitor.snapshot import GradSnapshot, snapshot
-from trimtab.record import lines
 from trimtab.record.csv_sink import statistics_metrics
-from trimtab.record.training_tags import tag_sender
 from trimtab.sample.measure.meter import Meter
 
 log = logging.getLogger("trimtab")
@@ -43,7 +45,7 @@ class GradientHealthMonitor:
         >>> import torch
         >>> from torch import nn
         >>> from trimtab import GradientHealthMonitor
-        >>> from trimtab.monitor.gradients import CLIP_ABOVE, CLIP_TO
+        >>> from trimtab.compat.monitors.gradient_monitor import CLIP_ABOVE, CLIP_TO
         >>> model = nn.Linear(4, 1)
         >>> monitor = GradientHealthMonitor(model)
         >>> (1e4 * model(torch.ones(8, 4)).sum()).backward()
@@ -114,7 +116,7 @@ class GradientHealthMonitor:
             "has_nan": bool((seen.nan > 0).any()),
             "has_inf": bool((seen.inf > 0).any()),
             "layer_stats": _layers(seen) if self.enable_detailed_logging else {},
-            "recommendations": judgement.recommendations(seen, self.vanishing_threshold, self.exploding_threshold),
+            "recommendations": recommendations(seen, self.vanishing_threshold, self.exploding_threshold),
             "param_count": len(seen.names),
             "params_with_grads": int(there.sum()),
         }
@@ -168,8 +170,8 @@ class GradientHealthMonitor:
         Non-finite gradients count as exploding; those that are zero by construction are healthy.
         """
         seen = self._look(detailed=False)
-        small = judgement.vanishing(seen, self.vanishing_threshold)
-        if not small.any() and judgement.mostly_zero(seen):
+        small = vanishing(seen, self.vanishing_threshold)
+        if not small.any() and mostly_zero(seen):
             small = seen.norms == 0
         large = seen.present & ~(seen.norms <= self.exploding_threshold)
         rest = seen.present & ~small & ~large
@@ -241,3 +243,211 @@ class _Stepless:
     def log(self, values: dict[str, float]) -> None:
         """Pass the values on without a step."""
         self._log(values)
+
+
+ISOLATED = 1e-4
+"""A bias whose gradient is this much smaller per element than that of the weights beside it is zero by construction."""
+MOSTLY = 0.5
+"""Share of all gradients that must be exactly zero before that is trouble and not the way the model is built."""
+NUM_NAMED = 4
+
+Rows = NDArray[np.bool_]
+
+
+def vanishing(seen: GradSnapshot, threshold: float) -> Rows:
+    """Which parameters have a gradient below `threshold` that ought to be larger.
+
+    Not those whose gradient is zero by construction: exactly zero (an embedding or a branch this batch did not use), or
+    a bias that does nothing (before a BatchNorm, of attention keys) and gets rounding noise where the weights beside it
+    get a real gradient. A weight matrix with a tiny gradient always counts; so does a bias in the company of such.
+    """
+    low = seen.present & (seen.norms < threshold) & (seen.norms > 0)
+    if not low.any():
+        return low
+    rms, company = seen.rms, _company(seen)
+    with np.errstate(invalid="ignore"):
+        alone = ~_matrices(seen) & (rms < ISOLATED * company)
+    out: Rows = low & ~alone
+    return out
+
+
+def mostly_zero(seen: GradSnapshot) -> bool:
+    """Whether more than half of all gradients are exactly zero: the loss hardly depends on the model."""
+    num = int(seen.present.sum())
+    return num > 0 and int((seen.norms == 0).sum()) > MOSTLY * num
+
+
+def recommendations(seen: GradSnapshot, vanishing_threshold: float, exploding_threshold: float) -> list[str]:
+    """What is wrong and what to try, the gravest first; empty where nothing is.
+
+    Example:
+        >>> import torch
+        >>> from trimtab.compat.monitors.gradient_norms import snapshot
+        >>> weight = torch.zeros(2, 2, requires_grad=True)
+        >>> (400.0 * weight).sum().backward()
+        >>> print(*recommendations(snapshot([weight]), 1e-7, 100.0))
+        ⚠️ Exploding gradients detected (norm=800.00)!
+           Consider: (1) Gradient clipping, (2) Reducing learning rate
+    """
+    if not seen.present.any():
+        what = "every parameter is frozen" if len(seen.frozen) == len(seen.names) else "call this after loss.backward()"
+        return [f"No gradients: {what}, before optimizer.step() and optimizer.zero_grad()."]
+    out = _nonfinite(seen)
+    if exploding_threshold < seen.global_norm < math.inf:
+        out.append(lines.exploding(seen.global_norm))
+    small = vanishing(seen, vanishing_threshold)
+    if small.any():
+        out.append(f"{lines.vanishing(float(seen.norms[small].min()))}\n   Layers: {_names(seen, small)}")
+    elif mostly_zero(seen):
+        zero = seen.norms == 0
+        out.append(
+            f"{lines.vanishing(0.0)}\n   {int(zero.sum())} of {int(seen.present.sum())} gradients are exactly zero: "
+            f"{_names(seen, zero)}. Look for a detached loss, dead units, or gradients lost in float16"
+        )
+    if seen.absent:
+        shown = ", ".join(seen.absent[:NUM_NAMED]) + (", ..." if len(seen.absent) > NUM_NAMED else "")
+        out.append(
+            f"{len(seen.absent)} trainable parameters have no gradient: {shown}. "
+            "The loss does not depend on them: freeze them (requires_grad_(False)), or look for what cuts them off."
+        )
+    return out
+
+
+def _nonfinite(seen: GradSnapshot) -> list[str]:
+    out = []
+    for word, counts in (("NaN", seen.nan), ("Inf", seen.inf)):
+        rows = counts > 0
+        if rows.any():
+            out.append(
+                f"CRITICAL: {word} in the gradients of {int(rows.sum())} of {int(seen.present.sum())} parameters: "
+                f"{_names(seen, rows)}. Do not step. Try in this order: (1) a learning rate 10 times lower, (2) an "
+                "epsilon in every normalisation, (3) a numerically stable loss, (4) clipping to 1.0, (5) a look for "
+                "divisions by zero, logarithms and roots of zero"
+            )
+    return out
+
+
+def _names(seen: GradSnapshot, rows: Rows) -> str:
+    found = [seen.names[i] for i in np.flatnonzero(rows)]
+    return ", ".join(found[:NUM_NAMED]) + (f" and {len(found) - NUM_NAMED} more" if len(found) > NUM_NAMED else "")
+
+
+def _matrices(seen: GradSnapshot) -> Rows:
+    """Parameters that mix features; not biases, which some models keep in more than one dimension."""
+    wide = [sum(n > 1 for n in shape) >= 2 for shape in seen.shapes]
+    return np.array(
+        [w and "bias" not in name.rsplit(".", 1)[-1] for w, name in zip(wide, seen.names, strict=True)], bool
+    )
+
+
+def _company(seen: GradSnapshot) -> NDArray[np.float64]:
+    """For each parameter the largest gradient per element of the matrices of its own module, or of those next to it."""
+    rms = np.where(np.isfinite(seen.rms), seen.rms, 0.0)
+    rows = np.flatnonzero(_matrices(seen))
+    homes: dict[str, float] = {}
+    for i in rows.tolist():
+        home = seen.names[i].rpartition(".")[0]
+        homes[home] = max(homes.get(home, 0.0), float(rms[i]))
+    out = np.zeros(len(seen.names))
+    for i, name in enumerate(seen.names):
+        home = name.rpartition(".")[0]
+        if home in homes:
+            out[i] = homes[home]
+        elif rows.size:
+            place = int(np.searchsorted(rows, i))
+            out[i] = rms[rows[max(place - 1, 0) : place + 1]].max()
+    return out
+
+
+_KEPT: WeakKeyDictionary[nn.Module, GradientHealthMonitor] = WeakKeyDictionary()
+"""The monitor of each model that was checked without one: thresholds and cadence need a memory."""
+
+
+def check_and_log_gradients(
+    monitor_or_model: GradientHealthMonitor | nn.Module,
+    step: int,
+    apply_clipping: bool = False,
+    max_grad_norm: float = 1.0,
+    logger: Any = None,
+) -> dict[str, Any]:
+    """Measure, log on the monitor's cadence, and clip if asked; returns the statistics from before the clipping.
+
+    The dictionary is that of `check_gradients` and, where clipping was asked for, `grad_norm_after_clip`: the norm the
+    optimizer gets, which is the norm before where nothing had to be clipped, and non-finite where nothing could be.
+    Call it after the last backward pass of an accumulation and after a GradScaler's `unscale_`.
+
+    Example:
+        >>> import torch
+        >>> model = nn.Linear(2, 1)
+        >>> model(torch.full((1, 2), 30.0)).sum().backward()
+        >>> stats = check_and_log_gradients(model, step=0, apply_clipping=True)
+        >>> round(stats["global_grad_norm"], 2), round(stats["grad_norm_after_clip"], 4)
+        (42.44, 1.0)
+    """
+    monitor = _monitor_of(monitor_or_model)
+    stats = monitor.check_gradients()
+    monitor.log_statistics(stats, step=step, logger=logger)
+    if apply_clipping:
+        before = monitor.apply_gradient_clipping(max_grad_norm)
+        stats["grad_norm_after_clip"] = min(before, max_grad_norm) if math.isfinite(before) else before
+    return stats
+
+
+def integrate_health_checks(
+    module: nn.Module,
+    loss: Tensor | float,
+    step: int,
+    apply_gradient_clipping: bool = True,
+    max_grad_norm: float = 1.0,
+) -> dict[str, Any]:
+    """Check the loss and the gradients of a module after `loss.backward()`; the statistics, with `loss_finite`.
+
+    A module that keeps a monitor as `grad_monitor` is checked with it; one that has a `logger` (a LightningModule) logs
+    there. A loss of NaN or Inf is said, and gradients that hold one are not clipped: skip that step.
+
+    Example:
+        >>> import torch
+        >>> model = nn.Linear(2, 1)
+        >>> loss = model(torch.ones(4, 2)).square().mean()
+        >>> loss.backward()
+        >>> integrate_health_checks(model, loss, step=0)["loss_finite"]
+        True
+    """
+    if isinstance(loss, Tensor) and loss.numel() != 1:
+        raise InputError(f"the loss has the shape {tuple(loss.shape)}; expected one number, such as loss.mean()")
+    monitor = getattr(module, "grad_monitor", None)
+    stats = check_and_log_gradients(
+        monitor if isinstance(monitor, GradientHealthMonitor) else module,
+        step,
+        apply_clipping=apply_gradient_clipping,
+        max_grad_norm=max_grad_norm,
+        logger=_logger_of(module),
+    )
+    value = float(loss.detach()) if isinstance(loss, Tensor) else float(loss)
+    stats["loss_finite"] = math.isfinite(value)
+    if not stats["loss_finite"]:
+        text = f"CRITICAL: the loss is {value} at step {step}: skip this step, and look at its batch first"
+        stats["recommendations"].insert(0, text)
+        log.warning("%s", text)
+    return stats
+
+
+def _monitor_of(thing: GradientHealthMonitor | nn.Module) -> GradientHealthMonitor:
+    if isinstance(thing, GradientHealthMonitor):
+        return thing
+    if not isinstance(thing, nn.Module):
+        raise InputError(f"got a {type(thing).__name__}; expected a GradientHealthMonitor or a model")
+    if thing not in _KEPT:
+        weak: Any = proxy(thing)  # a value that held its key would keep both for ever
+        _KEPT[thing] = GradientHealthMonitor(weak)
+    return _KEPT[thing]
+
+
+def _logger_of(module: nn.Module) -> Any:
+    """A LightningModule's logger; None where there is none that takes numbers."""
+    try:
+        logger = getattr(module, "logger", None)
+    except RuntimeError:  # a LightningModule that is not in a trainer yet
+        return None
+    takes = any(callable(getattr(logger, name, None)) for name in ("log_metrics", "log", "add_scalar"))
+    return logger if takes else None

@@ -1,22 +1,21 @@
-"""Numerically stable building blocks under their documented names: exact where they can be, finite everywhere."""
+"""Numerically stable similarities under their documented names, in four versions; also in place of a module's own."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
-from trimtab.losses.clamp import soft_clamp
 from trimtab.losses.cost import check_it_fits
 from trimtab.losses.logits import line_similarity, tuple_similarity
 from trimtab.losses.prepare import check_name, check_xs, normalise
 
 FORMS = ("full", "line")
-
-__all__ = ["FORMS", "StableLossFunctions"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,3 +190,190 @@ def _sum_of_logs(logs: Sequence[Tensor], form: str) -> Tensor:
     for log in logs[1:]:
         total = total.unsqueeze(-1) + log
     return total
+
+
+VERSIONS = {0: "einsum", 1: "norm", 2: "cosine", 3: "distance"}
+
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "gelu": functional.gelu,
+    "swish": functional.silu,
+    "mish": functional.mish,
+    "leaky_relu": functional.leaky_relu,
+    "elu": functional.elu,
+    "scaled_tanh": lambda x: 1.7159 * torch.tanh(2 / 3 * x),
+}
+"""Those of `trimtab.compat.nn.ImprovedActivations`, by the same names."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StableLoss:
+    """A similarity of N modalities ``[B, D]``: call it with them. Made by `get_stable_loss_function`."""
+
+    loss_version: int
+    normalize: bool
+    eps: float
+    activation: str | None
+    form: str
+    rescale: bool
+
+    def __call__(self, *features: Tensor) -> Tensor:
+        """The similarities of all tuples, ``[B] * N``, or of the lines ``[B, B]`` of the last modality."""
+        xs = check_xs(features)
+        ops = StableLossFunctions(eps=self.eps, clamp_min=-torch.inf, clamp_max=torch.inf)
+        method = {
+            0: ops.stable_einsum_similarity,
+            1: ops.stable_norm_based_similarity,
+            2: ops.stable_cosine_similarity_nd,
+            3: ops.stable_euclidean_distance_nd,
+        }[self.loss_version]
+        result: Tensor = method(*xs, normalize=self.normalize, form=self.form)
+        if self.rescale and self.loss_version == 0:
+            result = result * float(xs[0].shape[1]) ** ((len(xs) - 2) / 2)
+        return result if self.activation is None else ACTIVATIONS[self.activation](result)
+
+
+def get_stable_loss_function(
+    loss_version: int = 0,
+    normalize: bool = True,
+    eps: float = 1e-8,
+    activation: str | None = None,
+    *,
+    form: str = "full",
+    rescale: bool = False,
+) -> StableLoss:
+    """A similarity function ``fn(*features)`` of N modalities ``[B, D]``, by its documented number.
+
+    ==========  ======================================================================  ==================
+    version     value of a tuple of (unit) vectors ``u_m`` with sum ``s``               range if normalised
+    ==========  ======================================================================  ==================
+    0 einsum    ``sum_d prod_m u_m[d]``                                                 -1 to 1
+    1 norm      ``|s|``                                                                 0 to N
+    2 cosine    signed geometric mean of ``cos(u_m, s)``                                -1 to 1
+    3 distance  ``-1/N sum_m |u_m - s/N|``                                              -1 to 0
+    ==========  ======================================================================  ==================
+
+    These are logits without a scale. For training prefer `nway_loss` (``similarity`` mip, norm, cosmean or dist):
+    its default objective needs N times B x B of these numbers, not ``B^N``.
+
+    Args:
+        loss_version: 0 to 3.
+        normalize: make the rows of length 1 first; without it, versions 0, 1 and 3 grow with the features.
+        eps: length below which a row counts as having no direction, and fades to zero.
+        activation: name of a function of `trimtab.compat.nn.ImprovedActivations` applied to the result.
+        form: `full` gives ``[B] * N``; `line` gives ``[B, B]``, entry ``(i, j)`` of the tuple that takes sample ``j``
+            of the last modality and ``i`` of all others: the lines that `nway_loss(objective="axis")` compares.
+        rescale: multiply version 0 by ``D^(N/2 - 1)``. Products of unit vectors vanish with N and D (5e-5 for six equal
+            vectors of width 512), and a softmax over them learns nothing; so rescaled they are of order 1.
+
+    Differs from the documented original: versions 2 and 3 have the shape of the others, version 2 has a sign, no
+    gradient is NaN or infinite (zero rows, orthogonal or equal vectors, half precision), nothing is cut off by a clamp,
+    ``normalize=False`` acts, an unknown activation is an error, and a tensor that would not fit into memory is refused
+    (`TooCostly`) before it is allocated.
+
+    Example:
+        >>> import torch
+        >>> from trimtab.losses import get_stable_loss_function
+        >>> calculate_loss = get_stable_loss_function(loss_version=1)
+        >>> features = [torch.eye(4)] * 3
+        >>> calculate_loss(*features).shape, round(float(calculate_loss(*features)[2, 2, 2]), 4)
+        (torch.Size([4, 4, 4]), 3.0)
+    """
+    if isinstance(loss_version, bool) or loss_version not in VERSIONS:
+        known = ", ".join(f"{number} ({name})" for number, name in VERSIONS.items())
+        raise ValueError(f"loss_version is {loss_version!r}; expected one of {known}")
+    check_name("activation", activation, [*ACTIVATIONS, None])
+    check_name("form", form, FORMS)
+    StableLossFunctions(eps=eps)  # says what is wrong with it now, not at the first batch
+    return StableLoss(
+        loss_version=loss_version, normalize=normalize, eps=eps, activation=activation, form=form, rescale=rescale
+    )
+
+
+NAME, KEPT = "calculate_loss", "calculate_loss_original"
+
+
+def replace_loss_function_with_stable_version(
+    module: Any, loss_version: int = 1, normalize: bool = True, eps: float = 1e-8
+) -> StableLoss:
+    """Make `module.calculate_loss` the stable similarity of that version; returns it.
+
+    What was there stays as `module.calculate_loss_original`, whether it was a method, a function or a submodule (whose
+    parameters keep their place and their keys in `state_dict`). A second call chooses another version and keeps the
+    first original; `restore_loss_function` puts it back.
+
+    Example:
+        >>> import torch
+        >>> class Module(torch.nn.Module):
+        ...     def calculate_loss(self, *features):
+        ...         return torch.einsum("az,bz,cz->abc", *features)
+        >>> module = Module()
+        >>> _ = replace_loss_function_with_stable_version(module, loss_version=1)
+        >>> module.calculate_loss(*torch.randn(3, 2, 8)).shape
+        torch.Size([2, 2, 2])
+        >>> restore_loss_function(module), restore_loss_function(module)
+        (True, False)
+    """
+    loss = get_stable_loss_function(loss_version=loss_version, normalize=normalize, eps=eps)
+    if not _is_replaced(module):
+        original: Callable[..., Any] | None = getattr(module, NAME, None)
+        if not callable(original):
+            raise ValueError(
+                f"a {type(module).__name__} has no method {NAME}, so nothing would use the stable version; "
+                f"set the attribute that your training calls to get_stable_loss_function({loss_version})"
+            )
+        # Straight into the instance: a submodule that is registered under this name stays where it is.
+        module.__dict__[KEPT] = original
+    module.__dict__[NAME] = loss
+    return loss
+
+
+def restore_loss_function(module: Any) -> bool:
+    """Put back what `replace_loss_function_with_stable_version` replaced; False where nothing was.
+
+    Example:
+        >>> restore_loss_function(object())
+        False
+    """
+    if not _is_replaced(module):
+        return False
+    original = module.__dict__.pop(KEPT)
+    del module.__dict__[NAME]
+    if getattr(module, NAME, None) != original:  # it was an attribute of the instance, not of its class
+        module.__dict__[NAME] = original
+    return True
+
+
+def _is_replaced(module: Any) -> bool:
+    return KEPT in getattr(module, "__dict__", {})
+
+
+def soft_clamp(x: Tensor, low: float, high: float) -> Tensor:
+    """`x` itself in the middle half between the bounds, bent towards them outside, never beyond.
+
+    Outside it follows ``t -> 1 - 1 / (1 + log(1 + t))``: the slope is 1 where it begins and falls like ``1/t``, so that
+    even a value of 1e30 has a gradient that leads it back. With one infinite bound only the other side is bent, from
+    half the bound's magnitude before it; with two nothing is.
+
+    Example:
+        >>> soft_clamp(torch.tensor([-1e9, -3.0, 0.0, 5.0, 8.0, 1e30]), -10, 10)
+        tensor([-9.7514, -3.0000,  0.0000,  5.0000,  6.5986,  9.9270])
+    """
+    if not low < high:
+        raise ValueError(f"the bounds are {low} and {high}; the first must be less than the second")
+    if math.isfinite(low) and math.isfinite(high):
+        room = (high - low) / 4
+        low_room, high_room = room, room
+    else:
+        low_room, high_room = max(abs(low), 1.0) / 2, max(abs(high), 1.0) / 2
+    if math.isfinite(high):
+        x = _bend(x, high - high_room, high_room)
+    if math.isfinite(low):
+        x = -_bend(-x, -low - low_room, low_room)
+    return x
+
+
+def _bend(x: Tensor, start: float, room: float) -> Tensor:
+    inside = ~(x > start)  # NaN too: it must stay what it is
+    over = ((x - start) / room).masked_fill(inside, 0.0)
+    bent = start + room * (1.0 - 1.0 / (1.0 + over.log1p()))
+    return torch.where(inside, x, bent)

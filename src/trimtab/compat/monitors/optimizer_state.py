@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from trimtab.compat.monitors.gradient_norms import Source, named_tensors, wide_norms
 from trimtab.core.errors import InputError
-from trimtab.monitor.snapshot import Source, named_tensors, wide_norms
 from trimtab.sample.measure import reference as measure
 from trimtab.sample.rows import parameter_names
 from trimtab.sample.transfer import to_host

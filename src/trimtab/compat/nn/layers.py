@@ -1,11 +1,120 @@
-"""One layer that keeps the scale of what passes through it, by four methods; and the same for a layer you have."""
+"""Activations, gradient noise and stabilisers under the documented names."""
 
 from __future__ import annotations
+
+import math
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.utils import parametrizations, parametrize
+
+SCALED_TANH_SLOPE = 2.0 / 3.0
+"""With the factor 1.7159 it maps 1 to 1 and -1 to -1, and its curvature is largest there (LeCun et al., 1998)."""
+
+
+class ImprovedActivations:
+    """Six activation functions, each a plain function of a tensor: use them as they are, without an instance.
+
+    Example:
+        >>> import torch
+        >>> from trimtab.compat.nn import ImprovedActivations
+        >>> x = torch.tensor([-3.0, 0.0, 3.0])
+        >>> [round(v, 3) for v in ImprovedActivations.swish(x).tolist()]
+        [-0.142, 0.0, 2.858]
+        >>> float(ImprovedActivations.scaled_tanh(torch.tensor(1.0))) - 1.0 < 1e-4
+        True
+    """
+
+    @staticmethod
+    def gelu(x: Tensor) -> Tensor:
+        """``x * Phi(x)``, with the exact normal distribution function: what transformers are usually built with."""
+        return functional.gelu(x)
+
+    @staticmethod
+    def swish(x: Tensor, beta: float | Tensor = 1.0) -> Tensor:
+        """``x * sigmoid(beta * x)``; SiLU for ``beta=1``, nearer to ReLU the larger `beta`, which may be learned."""
+        if isinstance(beta, Tensor):
+            return x * torch.sigmoid(beta * x)
+        return functional.silu(x) if beta == 1.0 else x * torch.sigmoid(beta * x)
+
+    @staticmethod
+    def mish(x: Tensor) -> Tensor:
+        """``x * tanh(log(1 + exp(x)))``: as swish, a little steeper near zero and dearer."""
+        return functional.mish(x)
+
+    @staticmethod
+    def leaky_relu(x: Tensor, negative_slope: float = 0.01) -> Tensor:
+        """`x` above zero, ``negative_slope * x`` below: the cheapest that never dies."""
+        return functional.leaky_relu(x, negative_slope)
+
+    @staticmethod
+    def elu(x: Tensor, alpha: float = 1.0) -> Tensor:
+        """`x` above zero, ``alpha * (exp(x) - 1)`` below: its mean stays nearer to zero than ReLU's."""
+        return functional.elu(x, alpha)
+
+    @staticmethod
+    def scaled_tanh(x: Tensor, scale: float = 1.7159, slope: float = SCALED_TANH_SLOPE) -> Tensor:
+        """``scale * tanh(slope * x)``: LeCun's tanh, whose variance stays near 1 from layer to layer.
+
+        Differs from the documented original, which has the factor but not the slope that belongs to it (``slope=1``).
+        """
+        return scale * torch.tanh(slope * x)
+
+
+_STEPS: WeakKeyDictionary[nn.Module, int] = WeakKeyDictionary()
+"""The step each model has come to; a model that is gone takes its counter with it."""
+
+
+def add_gradient_noise(
+    model: nn.Module,
+    noise_std: float = 1e-5,
+    gamma: float = 0.55,
+    step: int | None = None,
+    generator: torch.Generator | None = None,
+) -> float:
+    """Add normal noise of ``noise_std / (1 + step) ** gamma`` to every gradient; returns that standard deviation.
+
+    Call it between the backward pass and the optimizer's step. Without `step` each model counts its own calls, from 0;
+    with it, the count goes on from there. Frozen parameters, those without a gradient and sparse gradients are left
+    alone. With a `generator` the global random state is not touched; on several ranks give every rank one with the
+    same seed, or the replicas drift apart. (Neelakantan et al., 2015, anneal the variance: their exponent is twice
+    this one.)
+
+    Example:
+        >>> import torch
+        >>> from torch import nn
+        >>> from trimtab.compat.nn import add_gradient_noise
+        >>> model = nn.Linear(2, 1)
+        >>> model(torch.ones(1, 2)).sum().backward()
+        >>> [round(add_gradient_noise(model, 0.1, gamma=1.0), 3) for _ in range(3)]
+        [0.1, 0.05, 0.033]
+    """
+    if not (noise_std >= 0 and math.isfinite(noise_std)):
+        raise ValueError(f"noise_std is {noise_std}; expected a finite number, 0 or more")
+    if not (gamma >= 0 and math.isfinite(gamma)):
+        raise ValueError(f"gamma is {gamma}; expected a finite number, 0 (no fading) or more")
+    if step is not None and step < 0:
+        raise ValueError(f"step is {step}; expected 0 or more")
+    now = _STEPS.get(model, 0) if step is None else step
+    _STEPS[model] = now + 1
+    std = noise_std / math.pow(1.0 + now, gamma)
+    if std > 0:
+        for parameter in model.parameters():
+            grad = parameter.grad
+            if parameter.requires_grad and grad is not None and grad.layout == torch.strided:
+                grad.add_(_noise_like(grad, generator), alpha=std)
+    return std
+
+
+def _noise_like(grad: Tensor, generator: torch.Generator | None) -> Tensor:
+    """Standard normal values for this gradient, drawn where the generator lives."""
+    if generator is None:
+        return torch.randn_like(grad)
+    drawn = torch.randn(grad.shape, dtype=grad.dtype, device=generator.device, generator=generator)
+    return drawn.to(grad.device)
+
 
 METHODS = ("layer_norm", "batch_norm", "weight_norm", "spectral_norm")
 
@@ -23,7 +132,7 @@ class GradientStabilizer(nn.Module):
 
     Example:
         >>> import torch
-        >>> from trimtab.nn import GradientStabilizer
+        >>> from trimtab.compat.nn import GradientStabilizer
         >>> layer = GradientStabilizer("layer_norm", hidden_dim=4)
         >>> [round(v, 2) for v in layer(torch.tensor([[1e6, 2e6, 3e6, 4e6]]))[0].tolist()]
         [-1.34, -0.45, 0.45, 1.34]
