@@ -65,28 +65,28 @@ def test_small_gradients_are_not_touched_in_a_single_bit() -> None:
     for p in model.parameters():
         p.grad = torch.randn_like(p) * 1e-8
     before = [p.grad.clone() for p in model.parameters()]
-    assert float(agc.clip(list(model.parameters()), Agc())) == 1.0
+    assert float(agc.clip_units(list(model.parameters()), Agc())) == 1.0
     assert same(before, [p.grad for p in model.parameters()])
 
 
 def test_settings_are_used() -> None:
     weight = nn.Parameter(torch.eye(3) * torch.tensor([1.0, 2.0, 0.0]))
     weight.grad = torch.full((3, 3), 10.0)
-    agc.clip([weight], Agc(ratio=0.5, eps=0.1))
+    agc.clip_units([weight], Agc(ratio=0.5, eps=0.1))
     assert weight.grad.norm(dim=1).tolist() == pytest.approx([0.5, 1.0, 0.05])
 
 
 def test_gradients_that_a_scaler_has_scaled() -> None:
     weight = nn.Parameter(torch.eye(3))
     weight.grad = torch.full((3, 3), 10.0) * 1024.0
-    agc.clip([weight], Agc(ratio=0.5), scale=torch.tensor(1024.0))
+    agc.clip_units([weight], Agc(ratio=0.5), scale=torch.tensor(1024.0))
     assert (weight.grad / 1024.0).norm(dim=1).tolist() == pytest.approx([0.5] * 3)
 
 
 def test_a_unit_that_is_not_finite_is_left_as_it_is_and_spoils_no_other() -> None:
     weight = nn.Parameter(torch.ones(4, 2))
     weight.grad = torch.tensor([[math.nan, 1.0], [5.0, 5.0], [math.inf, 1.0], [1e-9, 0.0]])
-    coef = agc.clip([weight], Agc())
+    coef = agc.clip_units([weight], Agc())
     assert torch.isnan(weight.grad[0, 0])
     assert weight.grad[0, 1] == weight.grad[2, 1] == 1.0
     assert float(weight.grad[1].norm()) == pytest.approx(0.01 * math.sqrt(2))
@@ -112,7 +112,7 @@ def test_sparse_complex_empty_low_precision_and_missing() -> None:
     number.grad = torch.tensor(7.0)
     empty, unused = nn.Parameter(torch.empty(0, 4)), nn.Parameter(torch.ones(2))
     empty.grad = torch.empty(0, 4)
-    agc.clip([table, phase, low, vector, number, empty, unused], Agc())
+    agc.clip_units([table, phase, low, vector, number, empty, unused], Agc())
     assert torch.allclose(table.grad.to_dense().double(), reference(table, dense), rtol=1e-5)
     assert not table.grad.is_coalesced()
     weights = torch.view_as_real(phase.detach())
@@ -128,7 +128,7 @@ def test_channels_last_gradients_are_clipped_where_they_are() -> None:
     conv = nn.Conv2d(3, 4, 3).to(memory_format=torch.channels_last)
     conv.weight.grad = torch.randn(4, 3, 3, 3).to(memory_format=torch.channels_last)
     want = reference(conv.weight, conv.weight.grad)
-    agc.clip([conv.weight], Agc())
+    agc.clip_units([conv.weight], Agc())
     assert torch.allclose(conv.weight.grad.double(), want, rtol=1e-5)
 
 

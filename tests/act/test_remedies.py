@@ -18,7 +18,11 @@ from trimtab.remedies.raise_weight_decay import ORIGINAL
 
 
 def lane(optimizer: Any, scaler: Any = None) -> Any:
-    return SimpleNamespace(optimizer=optimizer, scaler=scaler, last_rejected=True, stop_requested=False)
+    target = SimpleNamespace(
+        optimizer=optimizer, scaler=scaler, last_rejected=True, stop_requested=False, rewound_at=-1, batches=None
+    )
+    target.request_stop = lambda: setattr(target, "stop_requested", True)
+    return target
 
 
 def apply(target: Any, kind: str, **args: float) -> Outcome:

@@ -478,7 +478,7 @@ def test_what_nobody_told_cannot_be_put_aside() -> None:
     batches.step_done(0)
     assert not batches.knows(0)
     assert "guard.observe" in put_aside(batches, 0).detail
-    assert not BUILTIN["skip_data"].apply(Action(kind="skip_data"), SimpleNamespace(), 1).applied
+    assert not BUILTIN["skip_data"].apply(Action(kind="skip_data"), SimpleNamespace(batches=None), 1).applied
     assert ids_in((1, 2)) == ids_in({"x": 1}) == ids_in({"id": torch.ones(2)}) == []
     assert ids_in({"sample_id": ["a", "b"]}) == ["a", "b"]
     assert len(samples_in({"x": torch.ones(4, 2), "y": torch.ones(4)})) == 4

@@ -89,7 +89,7 @@ def test_memory_is_asked_first_and_disk_where_it_is_too_young(tmp_path: Path) ->
     ckpt = Checkpointer(tmp_path, keep_last=9)
     model, optimizer, guard, states = on_disk(ckpt, settings=settings)  # type: ignore[arg-type]
     assert "from memory" in rewind(guard, before=45).detail
-    ring = guard._lanes[""].ring
+    ring = guard.lanes[""].rollback.memory
     assert isinstance(ring, Ring)
     ring._kept = [s for s in ring._kept if s.steps[""] >= 30]
     outcome = rewind(guard, before=25)

@@ -132,7 +132,11 @@ def lane_with(step: int | None) -> Any:
     acted: list[Decision] = []
     ring = SimpleNamespace(would_reach=lambda label, before, back: step)
     return SimpleNamespace(
-        label="", ring=ring, attempts=50, acted=acted, decided=lambda d, settled: acted.append(d) if settled else None
+        label="",
+        rollback=SimpleNamespace(memory=ring, disk=None),
+        attempts=50,
+        acted=acted,
+        decided=lambda d, settled: acted.append(d) if settled else None,
     )
 
 

@@ -23,8 +23,8 @@ def test_no_copy_is_taken_while_errors_last() -> None:
         optimizer.zero_grad()
         if guard.verdict is not None and any(f.severity >= Severity.ERROR for f in guard.verdict.findings):
             grave.add(step)
-    assert lane.ring is not None
-    kept = [state.steps[""] for state in lane.ring._kept]
+    assert lane.rollback is not None
+    kept = [state.steps[""] for state in lane.rollback.memory._kept]
     guard.close()
     assert guard.rejected == 0
     assert grave

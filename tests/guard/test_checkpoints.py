@@ -263,7 +263,7 @@ def epochs(folder: Path, seed: int, stop_at: int | None, log: list[float]) -> li
                 if stop_at is not None and len(log) // 4 == stop_at:
                     raise Killed
     except Killed:
-        guard._keepers.clear()  # a killed process closes nothing
+        guard._keepers._all.clear()  # a killed process closes nothing
     guard.close()
     states = [*model.state_dict().values(), *(v for s in optimizer.state.values() for v in s.values())]
     return [v.detach().numpy().tobytes() for v in states]
@@ -298,7 +298,7 @@ def test_a_checkpoint_that_is_still_being_written_is_condemned_as_well(tmp_path:
         threading.Timer(0.2, started.set).start()
         train(guard, model, optimizer, 1, nan_at=0)
         finding = guard.findings[0]
-        guard._keepers[0].heard(Verdict(step=26, seen_at=26, findings=(replace(finding, evidence={"onset": 24.0}),)))
+        next(iter(guard._keepers)).heard(Verdict(step=26, seen_at=26, findings=(replace(finding, evidence={"onset": 24.0}),)))
     assert [(s.step, s.state) for s in ckpt.list()] == [(25, "bad")]
 
 
@@ -370,8 +370,8 @@ def counted(folder: Path, stop_at: int | None, *, resumable: bool) -> tuple[list
             if not resumable:
                 guard.epoch = epoch + 1
     except Killed:
-        guard._keepers[0].checkpointer.close()
-        guard._keepers.clear()  # a killed process closes nothing
+        next(iter(guard._keepers)).checkpointer.close()
+        guard._keepers._all.clear()  # a killed process closes nothing
     guard.close()
     return seen, guard.epoch
 
@@ -475,7 +475,7 @@ def test_checkpoints_with_and_without_a_guard_are_the_same(
     else:
         with Guard.attach(model, optimizer, run_dir=False, checkpoint=tmp_path) as guard:
             trained(model, optimizer, guard)
-            guard._keepers[0].save(5)
+            next(iter(guard._keepers)).save(5)
     wanted = held(model, optimizer)
     other, its = several(1, second)
     if guarded == "saved":
@@ -557,7 +557,7 @@ def test_several_models_in_a_dict_are_saved_and_resumed(tmp_path: Path, resumabl
                 guard.step(loss, optimizer=name)
                 for one in optimizers.values():
                     one.zero_grad()
-        guard._keepers[0].save(8)
+        next(iter(guard._keepers)).save(8)
     saved = Checkpointer(tmp_path).list()
     assert len(saved) >= 3
     assert saved[-1].step == 8

@@ -132,7 +132,7 @@ def test_checkpoints_of_several_models(tmp_path: Path) -> None:
     models, ways = players()
     with Guard(models, ways, run_dir=False, checkpoint=Checkpointer(tmp_path)) as guard:
         play(models, ways, lambda loss, key: guard.step(loss, optimizer=key), steps=3)
-        guard._keepers[0].save(6)
+        next(iter(guard._keepers)).save(6)
         want = weights(models)
     models, ways = players()
     with Guard(models, ways, run_dir=False, checkpoint=tmp_path) as guard:

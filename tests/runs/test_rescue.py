@@ -167,7 +167,7 @@ def test_other_modes_keep_no_states() -> None:
     for mode in ("observe", "advise"):
         _, run = train(lambda run: None, mode=mode, run_dir=False)
         assert run.guard is not None
-        assert run.guard._lanes[""].ring is None
+        assert run.guard.lanes[""].rollback is None
 
 
 # -- a rate that is far too high from the first step: no good state exists ---------------------------------------------

@@ -288,16 +288,6 @@ class Policy(Protocol):
         ...
 
 
-class Remedy(Protocol):
-    """Carries out one kind of action on the live objects."""
-
-    kind: ClassVar[str]
-
-    def apply(self, action: Action, target: Any, at: int) -> Outcome:
-        """Do it, and say what became of it."""
-        ...
-
-
 @runtime_checkable
 class Sink(Protocol):
     """Receives every record, in order, on a thread of its own."""

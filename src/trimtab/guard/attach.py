@@ -17,7 +17,7 @@ from trimtab.guard.buffers import BufferShadow
 from trimtab.guard.hooks import ScalerSeam, Seam
 from trimtab.guard.lane import Lane
 from trimtab.guard.ranks import Together
-from trimtab.guard.rollback import Ring
+from trimtab.guard.rollback import Ring, Rollback
 from trimtab.sample.observed import Observed
 from trimtab.sample.probes.activations import ActivationTap
 from trimtab.sample.probes.batch import Epoch
@@ -75,6 +75,14 @@ def _length(loader: Any) -> int | None:
     return num if num >= MIN_EPOCH else None
 
 
+def _both(first: Callable[[Any], object], second: Callable[[Any], object]) -> Callable[[Any], None]:
+    def call(batch: Any) -> None:
+        first(batch)
+        second(batch)
+
+    return call
+
+
 class Attachment:
     """The lanes of all optimizers and every hook that leads to them; `remove` takes every hook off again."""
 
@@ -93,22 +101,27 @@ class Attachment:
         contained: Contained,
         deliver: Callable[[Lane, Sample], Verdict | None],
         act: Callable[[Lane, Decision], None],
+        instead: Callable[[int], str],
     ) -> None:
-        self._model = model
-        shadow = BufferShadow(model)
-        tap = ForwardTap(model, lambda: self._forward_begins(shadow), contained)
+        self._model, self.shadow = model, BufferShadow(model)
+        tap = ForwardTap(model, self._forward_begins, contained)
         tap.batch.epoch = Epoch(_length(loader))
-        observed.on_loss, observed.on_batch = tap.loss, tap.told
         activations = ActivationTap(model, contained) if config.activations else None
-        self.lanes = {
-            label: Lane(
+        self.lanes: dict[str, Lane] = {}
+        self.rollback, batches, peers = None, None, None
+        if config.mode == "act":
+            self.rollback = Rollback(Ring(model, optimizers, ema, self.lanes, config.policy, instead))
+            batches, peers = Batches(loader, lag, quarantine), Peers(model)
+        observed.on_loss, observed.on_batch = tap.loss, tap.told if batches is None else _both(tap.told, batches.told)
+        for i, (label, one) in enumerate(optimizers.items()):
+            self.lanes[label] = Lane(
                 one,
                 label=label,
                 config=config,
                 lag=lag,
                 rows=self._row_maker(one, label, optimizers, with_others=i == 0),
                 observed=observed,
-                shadow=shadow,
+                shadow=self.shadow,
                 tap=tap,
                 watch=Watch(
                     model,
@@ -122,18 +135,15 @@ class Attachment:
                 ),
                 deliver=deliver,
                 act=act,
+                scaler=scaler,
+                rollback=self.rollback,
+                batches=batches if i == 0 else None,
+                together=None if peers is None else Together(peers),
             )
-            for i, (label, one) in enumerate(optimizers.items())
-        }
-        if config.mode == "act":
-            ring = Ring(model, optimizers, ema, self.lanes, config.policy)
-            self._make_ready_to_go_back(ring, Batches(loader, lag, quarantine), observed)
         self._undo = [Seam(lane.optimizer, lane, contained).remove for lane in self.lanes.values()]
         if scaler is not None:
             by_optimizer = {id(lane.optimizer): lane for lane in self.lanes.values()}
             self._undo.append(ScalerSeam(scaler, by_optimizer, contained).remove)
-            for lane in self.lanes.values():
-                lane.scaler = scaler
         for root in roots_of(model):
             hook = root.register_forward_pre_hook(tap, with_kwargs=True)
             self._undo.append(own_hook(hook, listed=False).remove)
@@ -142,25 +152,11 @@ class Attachment:
             self._undo.append(activations.remove)
         GUARDED.update(optimizers.values())
 
-    def _forward_begins(self, shadow: BufferShadow) -> None:
+    def _forward_begins(self) -> None:
         """The first training forward after a step: what comes of it are gradients of the weights there are now."""
-        shadow.renew()
+        self.shadow.renew()
         for lane in self.lanes.values():
-            lane.stale = False
-
-    def _make_ready_to_go_back(self, ring: Ring, batches: Batches, observed: Observed) -> None:
-        """States in memory and the samples of the last steps, for the remedies that need them."""
-        on_batch = observed.on_batch
-
-        def told(batch: Any) -> None:
-            on_batch(batch)
-            batches.told(batch)
-
-        observed.on_batch = told
-        peers = Peers(self._model)
-        for i, lane in enumerate(self.lanes.values()):
-            lane.ring, lane.together = ring, Together(peers)
-            lane.batches = batches if i == 0 else None
+            lane.forward_begins()
 
     def _row_maker(
         self, optimizer: Any, label: str, optimizers: Mapping[str, Any], *, with_others: bool

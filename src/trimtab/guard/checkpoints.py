@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,8 @@ from trimtab.core.config import Config
 from trimtab.core.contain import Contained
 from trimtab.core.errors import CheckpointError, InputError
 from trimtab.core.types import Severity, Snapshot, Verdict
-from trimtab.guard.rollback import DiskStates, nothing_instead
+from trimtab.guard.lane import Lane
+from trimtab.guard.rollback import DiskStates, Rollback, nothing_instead
 from trimtab.sample.probes.forward import inert, only_traced
 from trimtab.sample.rows import roots_of
 from trimtab.torchutil.patch import native, own_hook
@@ -45,7 +46,8 @@ class Keeper:
         objects: Mapping[str, Any],
         *,
         config: Config,
-        lanes: Mapping[str, Any],
+        lanes: Mapping[str, Lane],
+        rollback: Rollback | None = None,
         own: bool = False,
     ) -> None:
         self.checkpointer, self.own = checkpointer, own
@@ -60,8 +62,8 @@ class Keeper:
             )
         self._every, self._lanes = config.checkpoint_every, lanes
         self._disk = DiskStates(checkpointer, self._objects, lanes)
-        for lane in lanes.values() if config.mode == "act" else ():
-            lane.disk = self._disk
+        if rollback is not None:
+            rollback.use_disk(self._disk)
         self._saved = self._steps() if own else 0
         self._last_trouble = -1
         self._failed = False
@@ -129,7 +131,7 @@ class Keeper:
         if snapshot is not None:
             if "guard" not in snapshot.parts:  # saved without a guard: go on counting where it was saved
                 for lane in self._lanes.values():
-                    lane.attempts = max(lane.attempts, snapshot.step)
+                    lane.go_on_counting(snapshot.step)
             self._saved = self._steps()
             self._disk.resumed(snapshot)
             log.info("resumed from %s", snapshot.path)
@@ -200,51 +202,45 @@ def claimed(checkpoint: Any) -> Checkpointer | None:
     return checkpoint
 
 
-def open_keepers(
-    checkpoint: Checkpointer | None,
-    objects: Mapping[str, Any],
-    config: Config,
-    lanes: Mapping[str, Any],
-    run_dir: Path | None,
-) -> list[Keeper]:
-    """The keeper of a guard that has a `Checkpointer`.
-
-    Without one the list is empty, until in mode `act` it turns out that memory has no room for states to go back to:
-    then one is added that keeps a few in the run's own folder.
-    """
-    keepers: list[Keeper] = []
-    rings = [lane.ring for lane in lanes.values() if lane.ring is not None]
-    if checkpoint is None:
-        for ring in rings:
-            ring.instead = _OnDisk(keepers, objects, config, lanes, run_dir)
-        return keepers
-    keepers.append(Keeper(checkpoint, objects, config=config, lanes=lanes))
-    for ring in rings:
-        ring.instead = lambda num: f"the checkpoints in {checkpoint.directory} are what it goes back to"
-    return keepers
-
-
 def epochs_of(loader: Any) -> int | None:
     """How many epochs a loader has counted; None where it does not count them, or does not keep the count."""
     counted = getattr(loader, "epoch", None) if hasattr(loader, "load_state_dict") else None
     return counted if isinstance(counted, int) and not isinstance(counted, bool) else None
 
 
-class _OnDisk:
-    """Opens a keeper of the guard's own once it is known how much a state takes; says what came of it."""
+class Keepers:
+    """The keepers of one guard: the user's, or one of its own where memory has no room for states to go back to."""
 
-    def __init__(
+    def __init__(self, config: Config, run_dir: Path | None) -> None:
+        self._config, self._run_dir = config, run_dir
+        self._all: list[Keeper] = []
+        self._objects: Mapping[str, Any] = {}
+        self._lanes: Mapping[str, Lane] = {}
+        self._rollback: Rollback | None = None
+
+    def __iter__(self) -> Iterator[Keeper]:
+        return iter(self._all)
+
+    def begin(
         self,
-        keepers: list[Keeper],
+        checkpoint: Checkpointer | None,
         objects: Mapping[str, Any],
-        config: Config,
-        lanes: Mapping[str, Any],
-        run_dir: Path | None,
+        lanes: Mapping[str, Lane],
+        rollback: Rollback | None,
     ) -> None:
-        self._keepers, self._config, self._lanes, self._run_dir = keepers, config, lanes, run_dir
-        self._objects = {name: objects[name] for name in ("model", "optimizer", "ema")} | {"gradients": False}
+        """Hooks and lanes are in place: save what is asked for."""
+        self._objects, self._lanes, self._rollback = objects, lanes, rollback
+        if checkpoint is not None:
+            self._add(checkpoint, objects)
 
-    def __call__(self, num_bytes: int) -> str:
+    def _add(self, checkpoint: Checkpointer, objects: Mapping[str, Any], *, own: bool = False) -> None:
+        one = Keeper(checkpoint, objects, config=self._config, lanes=self._lanes, rollback=self._rollback, own=own)
+        self._all.append(one)
+
+    def instead_of_memory(self, num_bytes: int) -> str:
+        """Memory has no room for states of so many bytes: choose what is gone back to then, and say so."""
+        if self._all:
+            return f"the checkpoints in {self._all[0].checkpointer.directory} are what it goes back to"
         if self._run_dir is None or self._config.checkpoint_every == 0:
             return nothing_instead(num_bytes)
         needed = (OWN_KEPT + 1) * num_bytes  # one more while it is written
@@ -256,13 +252,13 @@ class _OnDisk:
             ckpt = Checkpointer(self._run_dir / OWN_FOLDER, keep_last=OWN_KEPT)
         except (OSError, CheckpointError) as error:
             return f"they cannot be kept on disk ({error}): {nothing_instead(num_bytes)}"
-        self._keepers.append(Keeper(ckpt, self._objects, config=self._config, lanes=self._lanes, own=True))
+        kept = {name: self._objects[name] for name in ("model", "optimizer", "ema")} | {"gradients": False}
+        self._add(ckpt, kept, own=True)
         return f"{OWN_KEPT} are kept in {ckpt.directory} until the guard is closed; checkpoint=PATH keeps them for good"
 
-
-def resume_from(keepers: list[Keeper], **which: Any) -> Snapshot | None:
-    """Go on from the newest sound checkpoint the user asked for; None where there is none yet."""
-    keeper = next((k for k in keepers if not k.own), None)
-    if keeper is None:
-        raise InputError("resume() needs checkpoints; build the guard with checkpoint=PATH or a Checkpointer")
-    return keeper.resume(**which)
+    def resume(self, **which: Any) -> Snapshot | None:
+        """Go on from the newest sound checkpoint the user asked for; None where there is none yet."""
+        keeper = next((k for k in self._all if not k.own), None)
+        if keeper is None:
+            raise InputError("resume() needs checkpoints; build the guard with checkpoint=PATH or a Checkpointer")
+        return keeper.resume(**which)

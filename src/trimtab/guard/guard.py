@@ -21,11 +21,13 @@ from trimtab.core.pipeline import Brain
 from trimtab.core.types import BrainState, Closing, Decision, Finding, Outcome, Sample, Severity, Snapshot, Verdict
 from trimtab.guard import attach
 from trimtab.guard.batches import quarantine_of
-from trimtab.guard.checkpoints import Keeper, claimed, epochs_of, open_keepers, resume_from
+from trimtab.guard.buffers import BufferShadow
+from trimtab.guard.checkpoints import Keepers, claimed, epochs_of
 from trimtab.guard.hooks import uncompiled
 from trimtab.guard.lane import Lane
 from trimtab.guard.ranks import REFUSED
 from trimtab.guard.run_record import health_of, lag_for, load_state, open_recorder, run_info, state_of, under_way
+from trimtab.record.recorder import Recorder
 from trimtab.record.sinks import with_preset_lines
 from trimtab.remedies import BUILTIN
 from trimtab.remedies.skip_data import SkipData
@@ -101,8 +103,8 @@ class Guard:
         self._closed = self._stopping = False
         self._loader, self._epochs = loader, 0
         self.quarantine = quarantine_of(loader)
-        self._keepers: list[Keeper] = []
         self._lanes: dict[str, Lane] = {}
+        self._keepers = Keepers(self.config, None)
         self._brains = {label: Brain.from_config(self.config, adviser_for(self.config)) for label in self._optimizers}
         if self._disabled:
             log.warning("TRIMTAB_DISABLE is set: this guard only passes steps on")
@@ -110,6 +112,7 @@ class Guard:
         checkpointer = claimed(checkpoint)  # before anything is attached or recorded: the folder may be in use
         info = partial(run_info, self.config, self._model, self._optimizers)
         self._recorder, self.run_dir = open_recorder(self.config, run_dir, with_preset_lines(self.config, sinks), info)
+        self._keepers = Keepers(self.config, self.run_dir)
         self._attachment = attach.Attachment(
             self._model,
             self._optimizers,
@@ -123,11 +126,12 @@ class Guard:
             contained=self._contained,
             deliver=self._think,
             act=self._act,
+            instead=self._keepers.instead_of_memory,
         )
         self._lanes = self._attachment.lanes
         kept = {"model": self._model, "optimizer": self._optimizers, "scheduler": scheduler, "scaler": scaler}
         kept |= {"ema": ema, "loader": loader, "guard": self}
-        self._keepers = open_keepers(checkpointer, kept, self.config, self._lanes, self.run_dir)
+        self._keepers.begin(checkpointer, kept, self._lanes, self._attachment.rollback)
 
     @classmethod
     def attach(cls, model: nn.Module | Mapping[str, nn.Module], optimizer: Any, *args: Any, **kwargs: Any) -> Guard:
@@ -221,6 +225,35 @@ class Guard:
     # -- state and end -------------------------------------------------------------------------------------------
 
     @property
+    def lanes(self) -> Mapping[str, Lane]:
+        """What is kept for each optimizer, by its key; empty where `TRIMTAB_DISABLE` is set."""
+        return self._lanes
+
+    @property
+    def recorder(self) -> Recorder | None:
+        """What hands records to the sinks; None where `TRIMTAB_DISABLE` is set."""
+        return None if self._disabled else self._recorder
+
+    @property
+    def buffers(self) -> BufferShadow:
+        """The copies of buffers that a rejected step is undone with."""
+        return self._attachment.shadow
+
+    def flush(self) -> None:
+        """Wait until everything that was recorded so far has reached its sinks."""
+        if not self._disabled:
+            self._recorder.flush()
+
+    def abandon(self) -> None:
+        """In a forked child: take every hook off. The record and the checkpoints are the parent's to finish."""
+        if self._closed or self._disabled:
+            return
+        self._closed = True
+        self._attachment.remove()
+        for keeper in self._keepers:
+            keeper.abandon()
+
+    @property
     def findings(self) -> list[Finding]:
         """What was found so far: one finding per incident, its streak growing while it lasts."""
         return self._journal.findings
@@ -242,7 +275,7 @@ class Guard:
         `epoch` then says how many epochs are complete: `for epoch in range(guard.epoch, 5)`. `step`, `run` and `strict`
         are those of `Checkpointer.resume`.
         """
-        return resume_from(self._keepers, prefer=prefer, step=step, run=run, strict=strict)
+        return self._keepers.resume(prefer=prefer, step=step, run=run, strict=strict)
 
     @property
     def epoch(self) -> int:
@@ -298,13 +331,12 @@ class Guard:
                 raise
 
 
-def carry_out(decision: Decision, lane: Any, contained: Contained) -> Iterator[Outcome]:
+def carry_out(decision: Decision, lane: Lane, contained: Contained) -> Iterator[Outcome]:
     """Do what was decided, one action after the other; a remedy that breaks is an outcome too."""
     for action in decision.actions:
         failed = Outcome(at=decision.at, action=action, applied=False, detail="the remedy failed; see the log")
         remedy = BUILTIN[action.kind]
-        together = getattr(lane, "together", None)
-        if together is not None and together.refuses(action):
+        if lane.together is not None and lane.together.refuses(action):
             yield Outcome(at=decision.at, action=action, applied=False, detail=REFUSED, optimizer=lane.label)
             continue
         if action.kind == "skip_data" and not SkipData.can(lane):

@@ -16,7 +16,7 @@ from trimtab.guard.batches import Batches
 from trimtab.guard.buffers import BufferShadow
 from trimtab.guard.protect import Judge, Withheld, told_by_device
 from trimtab.guard.ranks import Together
-from trimtab.guard.rollback import Branches, DiskStates, Ring
+from trimtab.guard.rollback import Branches, Rollback
 from trimtab.remedies.cut_lr import LrMultiplier
 from trimtab.sample.observed import Observed, before_their_clipping
 from trimtab.sample.probes.forward import ForwardTap
@@ -45,22 +45,25 @@ class Lane:
         watch: Watch,
         deliver: Callable[[Lane, Sample], Verdict | None],
         act: Callable[[Lane, Decision], None],
+        scaler: Any = None,
+        rollback: Rollback | None = None,
+        batches: Batches | None = None,
+        together: Together | None = None,
     ) -> None:
         self.optimizer, self.label = optimizer, label
         self.attempts = self.rejected = 0
         self.applied = self.kept_out = 0  # updates that reached the weights and those that did not, of those judged
         self.last_rejected = self.stop_requested = False
         self.last_step = self.rewound_at = -1
-        self.ring: Ring | None = None  # in mode act: states to go back to, in memory and on disk; samples to put aside
-        self.disk: DiskStates | None = None
-        self.batches: Batches | None = None
+        # In mode act: states to go back to, samples to put aside, and other processes, which must do the same.
+        self.rollback, self.batches, self.together = rollback, batches, together
+        self._memory = None if rollback is None else rollback.memory
         self.stale = False  # gradients, if there are any, are those of weights that are no longer there
         self._branches = Branches()
-        self.scaler: Any = None  # set where there is one: its scale is read, and a remedy may have to lower it
+        self.scaler = scaler  # its scale is read, and a remedy may have to lower it
         self.multiplier = LrMultiplier(optimizer, config.policy)
         self._config, self._build_rows, self._observed = config, rows, observed
         self._shadow, self._tap, self._deliver, self._act = shadow, tap, deliver, act
-        self.together: Together | None = None  # in mode act: with other processes, which must do the same
         self.watch, self._mailbox = watch, Mailbox(lag)
         self._judge = Judge(optimizer, config, shadow)
         self._rows, self._round = rows(), -1
@@ -78,8 +81,8 @@ class Lane:
     def before(self) -> None:
         """Gradients are ready: measure them, decide, and let the update through or not."""
         self.abandon()  # a step that raised had no after()
-        if self.attempts == 0 and self.ring is not None:
-            self.ring.begin(self.label)
+        if self.attempts == 0 and self._memory is not None:
+            self._memory.begin(self.label)
         step = self._begin()
         self.watch.before(step, self._rows, step.scalars.get("scale"))
         self._judge.decide(step, self._rows)
@@ -129,8 +132,8 @@ class Lane:
             self._hand_over(sample)
         if self.together is not None:
             self.together.settle(self)
-        if self.ring is not None and self._branches.now == branch:
-            self.ring.after(self.label, step)
+        if self._memory is not None and self._branches.now == branch:
+            self._memory.after(self.label, step)
 
     def skipped(self) -> None:
         """A GradScaler found non-finite gradients and did not call the optimizer: the attempt counts all the same."""
@@ -239,13 +242,35 @@ class Lane:
             sample = replace(sample, scalars=resolved(dict(sample.scalars)))
         self.last_step = sample.step
         verdict = self._deliver(self, self._branches.marked(sample))
-        if self.ring is not None and sample.phase == "train":
-            self.ring.heard(self.label, sample.step, verdict, rejected=self.last_rejected)
+        if self._memory is not None and sample.phase == "train":
+            self._memory.heard(self.label, sample.step, verdict, rejected=self.last_rejected)
 
     def decided(self, decision: Decision, *, settled: bool = False) -> None:
         """Do what was decided: at once, or with other processes at the end of a step, when all can be asked."""
         if settled or self.together is None or not self.together.waits(decision):
             self._act(self, decision)
+
+    # -- what others tell it -------------------------------------------------------------------------------------
+
+    def forward_begins(self) -> None:
+        """The gradients to come are those of the weights that are there now."""
+        self.stale = False
+
+    def went_back(self, at: int) -> None:
+        """An earlier state is in place. Its own step is over; those of other lanes may still be to come."""
+        self.rewound_at, self.stale = at, False
+
+    def request_stop(self) -> None:
+        """End the run as soon as the verdict is told."""
+        self.stop_requested = True
+
+    def use_scaler(self, scaler: Any) -> None:
+        """The loop turned out to have one."""
+        self.scaler = scaler
+
+    def go_on_counting(self, step: int) -> None:
+        """Weights of that step were loaded, without anything that was known of the run."""
+        self.attempts = max(self.attempts, step)
 
     # -- outside the step ----------------------------------------------------------------------------------------
 

@@ -20,8 +20,8 @@ from trimtab.checkpoint.compare import copied, paired, refuse
 from trimtab.checkpoint.format import container
 from trimtab.core.config import PolicyConfig
 from trimtab.core.errors import CheckpointError
+from trimtab.core.remedy import Reached
 from trimtab.core.types import Sample, Severity, Snapshot, Verdict
-from trimtab.remedies.rewind import Reached
 from trimtab.sample.probes.averaged import averaged_tensors
 from trimtab.sample.watch import Step
 from trimtab.torchutil.param_groups import rates_of
@@ -59,6 +59,7 @@ class Ring:
         ema: Any,
         lanes: Mapping[str, Any],
         settings: PolicyConfig,
+        instead: Callable[[int], str] | None = None,
     ) -> None:
         self._copied = Copied(model, optimizers, ema)
         self._lanes, self._every, self._max_bytes = lanes, settings.ring_every, settings.ring_bytes
@@ -69,8 +70,8 @@ class Ring:
         self._gone_back = 0  # how many states were passed over by rewinds since the last copy: those are dropped
         self._capacity = MAX_KEPT
         self._sized = self._begun = False
-        self.instead: Callable[[int], str] = nothing_instead
-        """Asked once, with the bytes of a copy, where there is no room for copies: what is gone back to then."""
+        # Asked once, with the bytes of a copy, where there is no room for copies: what is gone back to then.
+        self._instead = instead or nothing_instead
         self.why_none = "" if self._every > 0 and self._max_bytes > 0 else "the ring is switched off"
 
     def __len__(self) -> int:
@@ -145,7 +146,7 @@ class Ring:
         self.why_none = why
         self._kept.clear()
         self._spare = None
-        log.warning("no states are kept in memory to go back to: %s; %s", why, self.instead(num_bytes))
+        log.warning("no states are kept in memory to go back to: %s; %s", why, self._instead(num_bytes))
 
     # -- judging -------------------------------------------------------------------------------------------------
 
@@ -221,6 +222,23 @@ class Ring:
         for name, lane in self._lanes.items():
             lane.was_put_back(state.memories.get(name))
         return missing
+
+
+class Rollback:
+    """All states that one guard can go back to: copies in memory, and its checkpoints once there are any."""
+
+    def __init__(self, memory: Ring) -> None:
+        self.memory = memory
+        self._disk: DiskStates | None = None
+
+    @property
+    def disk(self) -> DiskStates | None:
+        """The checkpoints of this run, if any are saved."""
+        return self._disk
+
+    def use_disk(self, states: DiskStates) -> None:
+        """Checkpoints of this run can be gone back to as well."""
+        self._disk = states
 
 
 def _went_in(step: Step) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from trimtab.core.types import Remedy
+from trimtab.core.remedy import Remedy
 from trimtab.remedies.back_off_scaler import BackOffScaler
 from trimtab.remedies.cut_lr import CutLR
 from trimtab.remedies.raise_weight_decay import RaiseWeightDecay

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, ClassVar
 
+from trimtab.core.remedy import Target
 from trimtab.core.types import Action, Outcome
 from trimtab.torchutil.patch import wrap_method_of
 
@@ -16,7 +17,7 @@ class BackOffScaler:
 
     kind: ClassVar[str] = "back_off_scaler"
 
-    def apply(self, action: Action, target: Any, at: int) -> Outcome:
+    def apply(self, action: Action, target: Target, at: int) -> Outcome:
         """Lower the scale of the lane's scaler."""
         scaler = target.scaler
         if scaler is None or not scaler.is_enabled():

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from trimtab.core.config import PolicyConfig
+from trimtab.core.remedy import Rated
 from trimtab.core.types import Action, Outcome
 from trimtab.torchutil.patch import wrap_method_of
 
@@ -131,11 +132,11 @@ class CutLR:
 
     kind: ClassVar[str] = "cut_lr"
 
-    def apply(self, action: Action, target: Any, at: int) -> Outcome:
+    def apply(self, action: Action, target: Rated, at: int) -> Outcome:
         """Cut the multiplier of the lane's optimizer."""
         before = target.multiplier.value
         factor = float(action.args.get("factor", 0.5))
-        if getattr(target, "rewound_at", None) == at:
+        if target.rewound_at == at:
             factor = float(action.args.get("after_rewind", factor))
             if "after_rewind" in action.args and (factor == 1.0 or target.multiplier.limited):
                 why = "the rate is held already" if target.multiplier.limited else "the rate is not the cause"

@@ -6,6 +6,7 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
+from trimtab.core.remedy import Rated
 from trimtab.core.types import Action, Outcome
 
 START = 1e-4
@@ -25,7 +26,7 @@ class RaiseWeightDecay:
 
     kind: ClassVar[str] = "raise_weight_decay"
 
-    def apply(self, action: Action, target: Any, at: int) -> Outcome:
+    def apply(self, action: Action, target: Rated, at: int) -> Outcome:
         """Raise the decay of the lane's optimizer."""
         factor, highest = float(action.args.get("factor", 1.5)), float(action.args.get("max", HIGHEST))
         groups = [g for g in target.optimizer.param_groups if _has_number(g)]

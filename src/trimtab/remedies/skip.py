@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
+from trimtab.core.remedy import Target
 from trimtab.core.types import Action, Outcome
 
 
@@ -12,7 +13,7 @@ class Skip:
 
     kind: ClassVar[str] = "skip"
 
-    def apply(self, action: Action, target: Any, at: int) -> Outcome:
+    def apply(self, action: Action, target: Target, at: int) -> Outcome:
         """Nothing is left to do: report what the reflex did."""
         done = bool(target.last_rejected)
         detail = "the update was kept out of the weights" if done else "the update had already been applied"

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
+from trimtab.core.remedy import Target
 from trimtab.core.types import Action, Outcome
 
 
@@ -13,14 +14,14 @@ class SkipData:
     kind: ClassVar[str] = "skip_data"
 
     @staticmethod
-    def can(target: Any) -> bool:
+    def can(target: Target) -> bool:
         """Whether anything is known of the samples of the judged step."""
-        desk = getattr(target, "batches", None)
+        desk = target.batches
         return desk is not None and bool(desk.knows(target.last_step))
 
-    def apply(self, action: Action, target: Any, at: int) -> Outcome:
+    def apply(self, action: Action, target: Target, at: int) -> Outcome:
         """Put the batch of the judged step aside."""
-        desk = getattr(target, "batches", None)
+        desk = target.batches
         if desk is None:
             return Outcome(at=at, action=action, applied=False, detail="no quarantine is kept")
         num, how = desk.put_aside(target.last_step)

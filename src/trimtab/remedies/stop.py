@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from trimtab.core.errors import TrainingStopped
+from trimtab.core.remedy import Target
 from trimtab.core.types import Action, Finding, Outcome, Verdict
 
 # The sentences the documented trainers stop with; whoever matches on them must find them.
@@ -35,7 +36,7 @@ class Stop:
 
     kind: ClassVar[str] = "stop"
 
-    def apply(self, action: Action, target: Any, at: int) -> Outcome:
+    def apply(self, action: Action, target: Target, at: int) -> Outcome:
         """Ask for the stop."""
-        target.stop_requested = True
+        target.request_stop()
         return Outcome(at=at, action=action, applied=True, detail="training stops")

@@ -176,7 +176,7 @@ class Pilot:
             self._ours = False
         if resume and (snapshot := guard.resume()) is not None:
             log.warning("%s goes on from %s; the script itself begins anew", flight.model, snapshot.path.name)
-        flight.run_dir, flight.recorder = guard.run_dir, guard._recorder
+        flight.run_dir, flight.recorder = guard.run_dir, guard.recorder
         self._look_after_buffers(guard, model, optimizers)
         self._flights[id(guard)] = flight
         for one in optimizers:
@@ -197,7 +197,7 @@ class Pilot:
             return
         self._pid = os.getpid()
         for guard in set(self._guards.values()):
-            self._contain("leaving a guard of the parent's", _leave_to_the_parent, guard)
+            self._contain("leaving a guard of the parent's", guard.abandon)
         self._guards.clear()
         self._flights.clear()
         self._theirs.clear()
@@ -210,9 +210,9 @@ class Pilot:
 
     def _look_after_buffers(self, guard: Guard, model: nn.Module, optimizers: list[Any]) -> None:
         """Those of modules that nobody optimizes, too; and as they were before the first forward pass."""
-        guarded = [o for g in self._guards.values() for o in g._optimizers.values()]
+        guarded = [lane.optimizer for g in self._guards.values() for lane in g.lanes.values()]
         owned = {id(p) for o in (*self._alive(), *guarded, *optimizers) for p in params_of(o)}
-        shadow = next(iter(guard._lanes.values()))._shadow
+        shadow = guard.buffers
         shadow.include(bystanders(model, owned, self._census.modules()))
         for one in optimizers:
             shadow.go_back_to(self._early.pop(id(one), []))
@@ -229,7 +229,7 @@ class Pilot:
             self._leave(mine)
         flight = Flight(_name_of(model), own=True)
         inner(guard, model, optimizer, *args, **{**kw, "sinks": [*kw.get("sinks", ()), flight]})
-        flight.run_dir, flight.recorder = guard.run_dir, getattr(guard, "_recorder", None)
+        flight.run_dir, flight.recorder = guard.run_dir, guard.recorder
         self._theirs.append(flight)
         self._begun([flight])
 
@@ -267,7 +267,7 @@ class Pilot:
         if lane is None:
             return inner(scaler, optimizer, *args, **kwargs)
         if lane.scaler is None:
-            lane.scaler = scaler
+            lane.use_scaler(scaler)
         before = lane.attempts
         out = inner(scaler, optimizer, *args, **kwargs)
         if lane.attempts == before:  # an optimizer that is not fused is not called at all on an overflow
@@ -319,7 +319,7 @@ class Pilot:
         return step
 
     def _marks(self) -> dict[int, object]:
-        return marks_of(lane.optimizer for guard in set(self._guards.values()) for lane in guard._lanes.values())
+        return marks_of(lane.optimizer for guard in set(self._guards.values()) for lane in guard.lanes.values())
 
     def _lane_of(self, optimizer: Any) -> Any:
         self._enter_process()
@@ -329,7 +329,7 @@ class Pilot:
             self._guard(self._found(optimizer), [optimizer])
             self._given_up.discard(id(optimizer))
         guard = self._guards.get(id(optimizer))
-        return None if guard is None else next(v for v in guard._lanes.values() if v.optimizer is optimizer)
+        return None if guard is None else next(v for v in guard.lanes.values() if v.optimizer is optimizer)
 
     def _found(self, optimizer: Any) -> nn.Module:
         """The model of an optimizer that is stepped before its model was seen being called."""
@@ -343,7 +343,7 @@ class Pilot:
         """The script clips: note the norm before it, where it is that of all that an optimizer moves."""
         mine = {id(p) for p in params}
         for guard in set(self._guards.values()):
-            for lane in guard._lanes.values():
+            for lane in guard.lanes.values():
                 live = [p for p in params_of(lane.optimizer) if p.grad is not None]
                 if not any(id(p) in mine for p in live):
                     continue
@@ -404,14 +404,6 @@ class Pilot:
         if flight is not None:
             flight.ended()
             self._landed(flight)
-
-
-def _leave_to_the_parent(guard: Guard) -> None:
-    """In a forked child: take every hook off; the record and the checkpoints are the parent's."""
-    guard._closed = True
-    guard._attachment.remove()
-    for keeper in guard._keepers:
-        keeper.abandon()
 
 
 def _name_of(model: Any) -> str:

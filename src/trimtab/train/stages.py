@@ -212,9 +212,7 @@ class Rig:
 
     def flush(self) -> None:
         """Wait until everything recorded so far was heard: an epoch ends with all of its lines and norms."""
-        recorder: Any = getattr(self.guard, "_recorder", None)
-        if recorder is not None:
-            recorder.flush()
+        self.guard.flush()
 
     def validated(self, measured: Mapping[str, float], train_loss: float, around: Surroundings) -> None:
         """Tell the guard what was measured; without one, the line of an epoch is said from here."""
@@ -355,6 +353,9 @@ class Unguarded:
             return
         self._scaler.step(self._optimizer)
         self._scaler.update()
+
+    def flush(self) -> None:
+        """Nothing is recorded."""
 
     def observe(self, loss: Any = None, batch: Any = None, **scalars: Any) -> None:
         """Nobody looks."""

@@ -30,7 +30,7 @@ from trimtab.compat.monitors.nonfinite_tensors import check_nan_inf, find_nonfin
 from trimtab.core.config import PolicyConfig
 from trimtab.core.contain import Contained
 from trimtab.core.errors import AttachError, InputError
-from trimtab.core.types import Action, Outcome, Remedy
+from trimtab.core.types import Action, Outcome
 from trimtab.guard.protect import SAFE_EPS
 from trimtab.guard.run_record import HEALTH_PARTS
 from trimtab.remedies.cut_lr import CutLR, LrMultiplier
@@ -85,6 +85,7 @@ class StabilityKeeper:
         self._recover = recover
         self.multiplier = LrMultiplier(self.optimizer, self._policy)
         self.steps = self.spent = 0
+        self.rewound_at = -1  # it never goes back
         self._last: dict[str, int] = {}
         self._removed = False
         self._install()
@@ -94,7 +95,7 @@ class StabilityKeeper:
         """Do what is documented for an issue, unless it is too soon or too often; says what became of it."""
         factor = self.factors[_known(issue)] if factor is None else factor
         _check_factor(issue, factor)
-        remedy: Remedy = RaiseWeightDecay() if issue == OVERFITTING else CutLR()
+        remedy: RaiseWeightDecay | CutLR = RaiseWeightDecay() if issue == OVERFITTING else CutLR()
         action = Action(kind=remedy.kind, args={"factor": factor})
         if why := self._not_now(remedy.kind):
             outcome = Outcome(at=self.steps, action=action, applied=False, detail=why)
