@@ -63,7 +63,7 @@ def clean_surroundings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Itera
     import torch
 
     log = logging.getLogger("trimtab")
-    level, propagate, handlers = log.level, log.propagate, list(log.handlers)
+    level, propagate, handlers, disabled = log.level, log.propagate, list(log.handlers), log.disabled
 
     # What a test does not seed itself must not differ from run to run. For each test the stack is not written down, as
     # `torch.manual_seed` does where CUDA may come later: that took 11 s in all.
@@ -75,4 +75,4 @@ def clean_surroundings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Itera
     yield
     if log.level != level:  # a test that silenced it, or led it elsewhere, must not do so for the next
         log.setLevel(level)
-    log.propagate, log.handlers[:] = propagate, handlers
+    log.propagate, log.handlers[:], log.disabled = propagate, handlers, disabled

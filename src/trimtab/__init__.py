@@ -52,7 +52,10 @@ _HOME = {
     "TrainingStopped": "trimtab.core.errors",
 }
 
-_PACKAGES = ("core", "data", "doctor", "losses", "monitor", "nn", "record", "recover", "report", "rules", "train")
+_PACKAGES = (
+    *("checkpoint", "compat", "core", "data", "doctor", "guard", "losses", "record", "report", "rules", "train"),
+    *("checks", "monitor", "nn", "recover"),  # under their earlier names
+)
 """Imported when they are first asked for, as in `trimtab.checkpoint.ResumableLoader`."""
 
 __all__ = [

@@ -20,7 +20,7 @@ TABLE = {
     "trimtab.monitor": "trimtab.compat.monitors",
     "trimtab.monitor.activations": "trimtab.compat.monitors.activation_monitor",
     "trimtab.monitor.gradients": "trimtab.compat.monitors.gradient_monitor",
-    "trimtab.monitor.norms": "trimtab.compat.monitors.gradient_norms",
+    "trimtab.monitor.norms": "trimtab.compat.monitors.norm_functions",
     "trimtab.nn": "trimtab.compat.nn",
     "trimtab.nn.activations": "trimtab.compat.nn.layers",
     "trimtab.nn.checkpointing": "trimtab.compat.nn.gradient_checkpointing",

@@ -298,7 +298,9 @@ def test_a_checkpoint_that_is_still_being_written_is_condemned_as_well(tmp_path:
         threading.Timer(0.2, started.set).start()
         train(guard, model, optimizer, 1, nan_at=0)
         finding = guard.findings[0]
-        next(iter(guard._keepers)).heard(Verdict(step=26, seen_at=26, findings=(replace(finding, evidence={"onset": 24.0}),)))
+        next(iter(guard._keepers)).heard(
+            Verdict(step=26, seen_at=26, findings=(replace(finding, evidence={"onset": 24.0}),))
+        )
     assert [(s.step, s.state) for s in ckpt.list()] == [(25, "bad")]
 
 

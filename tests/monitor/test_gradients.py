@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from trimtab.compat.monitors import GradientHealthMonitor
 from trimtab.compat.monitors.gradient_monitor import CLIP_ABOVE, CLIP_TO, HEALTHY_NORM, KEPT
-from trimtab.compat.monitors.gradient_norms import snapshot
+from trimtab.compat.monitors.norm_functions import snapshot
 from trimtab.core.errors import InputError
 from trimtab.core.types import ABSENT, FROZEN
 

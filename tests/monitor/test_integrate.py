@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from trimtab.compat.monitors import GradientHealthMonitor, check_and_log_gradients, integrate_health_checks
-from trimtab.compat.monitors.gradient_norms import compute_global_gradient_norm
+from trimtab.compat.monitors.norm_functions import compute_global_gradient_norm
 from trimtab.core.errors import InputError
 
 

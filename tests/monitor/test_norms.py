@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from trimtab.compat.monitors.gradient_norms import (
+from trimtab.compat.monitors.norm_functions import (
     GradientNorms,
     clip_gradients_by_global_norm,
     compute_global_gradient_norm,
@@ -194,7 +194,7 @@ def test_c15_percentiles_of_elements() -> None:
 
 
 def test_c15_percentiles_of_large_models_are_an_even_sample(monkeypatch: pytest.MonkeyPatch) -> None:
-    from trimtab.compat.monitors import gradient_norms as norms
+    from trimtab.compat.monitors import norm_functions as norms
 
     monkeypatch.setattr(norms, "MOST_SORTED", 1000)
     params = with_gradients(torch.linspace(0, 1, 100_000))

@@ -24,8 +24,8 @@ from trimtab.core.contain import Contained
 from trimtab.run.auto_guard import Pilot
 from trimtab.run.children import when_imported
 from trimtab.run.discover import Census, LooseParameters, owners_of, seen_from_outside, uncalled
+from trimtab.run.guarded_training import Flight
 from trimtab.run.patch_training import Losses, wrap_clip_grad_norm
-from trimtab.run.runner import Flight
 
 
 class Net(nn.Module):

@@ -83,7 +83,8 @@ class UpdateRatio:
         if most < self.shake or window.past[0].get("weight_norm", math.inf) < 1e-3 * size or len(losses) < 3:
             return
         norms = window.last("grad_norm", len(window.past) + 1)
-        worse = min(losses[-2:]) > losses[0] + 0.15 * abs(losses[0])
+        clearly = 0.15 if most > 1.0 else 1.0  # batches of a small model differ by more than a little
+        worse = min(losses[-2:]) > losses[0] + clearly * abs(losses[0])
         dead = most > 1.0 and len(norms) > 3 and max(norms[-2:]) < DEAD * norms[0] and losses[-1] > 0.5 * losses[0] > 0
         if not worse and not dead:
             return

@@ -39,8 +39,8 @@ from trimtab.run.discover import (
     uncalled,
     wrap_method,
 )
+from trimtab.run.guarded_training import Flight
 from trimtab.run.patch_training import Losses, wrap_clip_grad_norm
-from trimtab.run.runner import Flight
 from trimtab.sample.rows import Parts
 from trimtab.torchutil.optimizer_argument import innermost, is_guarded, labelled
 from trimtab.torchutil.patch import own_hook, wrap_method_of

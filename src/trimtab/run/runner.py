@@ -17,14 +17,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from trimtab.core.errors import TrainingStopped
-from trimtab.core.types import Closing, Record, Sample, Verdict
 from trimtab.run.children import Commands, Exchange, at_child_end, guard_spawned, when_imported
 from trimtab.run.endings import Endings
 from trimtab.run.script import CannotStart, Program, run_program
 
 if TYPE_CHECKING:
-    from trimtab.record.recorder import Recorder
     from trimtab.run.auto_guard import Pilot
+    from trimtab.run.guarded_training import Flight
 
 
 STOPPED = 70
@@ -211,6 +210,8 @@ class _Crew:
             return
         if not self._is_child and (told_by_others := self._exchange.collect()):
             with contextlib.suppress(KeyError, TypeError, ValueError):
+                from trimtab.run.guarded_training import Flight
+
                 others = [Flight.from_told(data) for data in told_by_others]
                 flights += [flight for flight in others if flight.steps or not flight.reason]
         if self._as_json:
@@ -318,67 +319,3 @@ def _several(what: str, num: int) -> str:
 
 def _times(num: int) -> str:
     return "once" if num == 1 else f"{num:,} times"
-
-
-class Flight:
-    """A sink that counts. It completes the record if its guard is collected before it was closed.
-
-    `own` is a guard that the program built itself; `pid` is that of the process it trained in.
-    """
-
-    def __init__(self, model: str, *, own: bool = False) -> None:
-        self.model, self.own = model, own
-        self.steps: Counter[str] = Counter()
-        self.rejected = self.findings = 0
-        self.codes: Counter[str] = Counter()
-        self.reason = ""
-        self.run_dir: Path | None = None
-        self.recorder: Recorder | None = None
-        self.pid = os.getpid()
-
-    def write(self, record: Record) -> None:
-        """Count samples and findings."""
-        if isinstance(record, Sample) and record.phase == "train":
-            self.steps[record.optimizer] += 1
-            self.rejected += record.scalars.get("rejected", 0.0) > 0
-        elif isinstance(record, Verdict):
-            new = [f for f in record.findings if f.streak <= 1]
-            self.findings += len(new)
-            self.codes.update(f"{f.code} {f.name}" for f in new)
-        elif isinstance(record, Closing):
-            self.reason = record.reason
-
-    def end(self, reason: str) -> None:
-        """Why it ends, where nobody closed it."""
-        self.reason = self.reason or reason
-
-    def close(self) -> None:
-        """Nothing to let go of."""
-
-    def ended(self) -> None:
-        """The guard is gone: if nobody closed it, its record is completed from what was counted. Does not wait."""
-        if self.recorder is not None:
-            self.recorder.finish()
-
-    def told(self) -> dict[str, Any]:
-        """Plain data for machines, and for other processes."""
-        return {
-            "model": self.model,
-            "steps": dict(self.steps),
-            "rejected": self.rejected,
-            "findings": dict(self.codes),
-            "run_dir": None if self.run_dir is None else str(self.run_dir),
-            "pid": self.pid,
-            "ended": self.reason,
-            "own": self.own,
-        }
-
-    @classmethod
-    def from_told(cls, data: Mapping[str, Any]) -> Flight:
-        """The same from what another process told."""
-        flight = cls(str(data["model"]), own=bool(data["own"]))
-        flight.steps, flight.codes = Counter(data["steps"]), Counter(data["findings"])
-        flight.rejected, flight.findings = int(data["rejected"]), sum(flight.codes.values())
-        flight.run_dir = None if data["run_dir"] is None else Path(data["run_dir"])
-        flight.pid, flight.reason = int(data["pid"]), str(data["ended"])
-        return flight

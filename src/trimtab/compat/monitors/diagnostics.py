@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from trimtab.compat import lines
-from trimtab.compat.monitors.gradient_norms import GradSnapshot, compute_global_gradient_norm, snapshot
+from trimtab.compat.monitors.norm_functions import GradSnapshot, compute_global_gradient_norm, snapshot
 from trimtab.compat.monitors.setup_validation import SetupReport, assert_all_requires_grad, validate_training_setup
 from trimtab.compat.monitors.stability import clip_gradients
 from trimtab.core.errors import InputError
@@ -251,7 +251,7 @@ def grad_report(step: int, seen: GradSnapshot, none: Mask, counts: dict[str, dic
 
     Example:
         >>> import torch
-        >>> from trimtab.compat.monitors.gradient_norms import snapshot
+        >>> from trimtab.compat.monitors.norm_functions import snapshot
         >>> model = torch.nn.Linear(2, 1)
         >>> model(torch.zeros(1, 2)).sum().backward()
         >>> report = grad_report(0, snapshot(model), np.zeros(2, bool), {})

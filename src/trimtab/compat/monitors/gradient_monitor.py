@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from trimtab.compat import lines
-from trimtab.compat.monitors.gradient_norms import GradSnapshot, clip_gradients_by_global_norm, snapshot
+from trimtab.compat.monitors.norm_functions import GradSnapshot, clip_gradients_by_global_norm, snapshot
 from trimtab.compat.training_tags import tag_sender
 from trimtab.core.errors import InputError
 from trimtab.record.csv_sink import statistics_metrics
@@ -282,7 +282,7 @@ def recommendations(seen: GradSnapshot, vanishing_threshold: float, exploding_th
 
     Example:
         >>> import torch
-        >>> from trimtab.compat.monitors.gradient_norms import snapshot
+        >>> from trimtab.compat.monitors.norm_functions import snapshot
         >>> weight = torch.zeros(2, 2, requires_grad=True)
         >>> (400.0 * weight).sum().backward()
         >>> print(*recommendations(snapshot([weight]), 1e-7, 100.0))

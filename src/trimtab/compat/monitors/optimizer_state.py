@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from trimtab.compat.monitors.gradient_norms import Source, named_tensors, wide_norms
+from trimtab.compat.monitors.norm_functions import Source, named_tensors, wide_norms
 from trimtab.core.errors import InputError
 from trimtab.sample.measure import reference as measure
 from trimtab.sample.rows import parameter_names

@@ -16,7 +16,6 @@ from typing import Any
 from torch import Tensor, nn
 
 from trimtab.compat import lines, training_tags
-from trimtab.compat.monitors.gradient_norms import clip_gradients_by_global_norm, compute_global_gradient_norm, snapshot
 from trimtab.compat.monitors.loss_history import (
     ISSUES,
     LOSS_EXPLOSION,
@@ -27,6 +26,7 @@ from trimtab.compat.monitors.loss_history import (
     check_training_stability,
 )
 from trimtab.compat.monitors.nonfinite_tensors import check_nan_inf, find_nonfinite, handle_nan_inf, report_nonfinite
+from trimtab.compat.monitors.norm_functions import clip_gradients_by_global_norm, compute_global_gradient_norm, snapshot
 from trimtab.core.config import PolicyConfig
 from trimtab.core.contain import Contained
 from trimtab.core.errors import AttachError, InputError
