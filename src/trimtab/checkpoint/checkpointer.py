@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import difflib
 import errno
 import logging
 import operator
@@ -28,6 +27,7 @@ from trimtab.checkpoint.modules import masks_of
 from trimtab.checkpoint.retention import Retention, doomed
 from trimtab.checkpoint.state import to_host
 from trimtab.core.errors import CheckpointError
+from trimtab.core.suggest_name import did_you_mean
 from trimtab.core.types import Snapshot
 from trimtab.core.versions import versions
 
@@ -659,8 +659,7 @@ def _count(name: str, value: Any) -> int:
 def _check_parts(method: str, objects: Mapping[str, Any]) -> None:
     for name in objects:
         if name not in PARTS:
-            close = difflib.get_close_matches(name, PARTS, n=1)
-            hint = f"did you mean {close[0]!r}?" if close else f"it takes {', '.join(PARTS)}; your own goes into extra"
+            hint = did_you_mean(name, PARTS, otherwise=f"it takes {', '.join(PARTS)}; your own goes into extra")
             raise CheckpointError(f"{method} was given {name!r}, which is no part of a checkpoint; {hint}")
 
 

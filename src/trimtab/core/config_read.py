@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import math
 import os
 from collections.abc import Callable, Iterable, Mapping
@@ -11,6 +10,7 @@ from typing import Any
 from trimtab.core.errors import ConfigError
 from trimtab.core.printable import brief
 from trimtab.core.severity import Severity
+from trimtab.core.suggest_name import did_you_mean
 
 Reader = Callable[[Any, str], Any]
 
@@ -24,8 +24,8 @@ def read_table(settings: Mapping[str, Any], readers: Mapping[str, Reader], *, wh
         name = str(key).replace("-", "_")
         label = f"{where}.{key}" if where else str(key)
         if name not in readers:
-            close = difflib.get_close_matches(name, readers, n=1, cutoff=0.5)
-            hint = f"did you mean {close[0]!r}?" if close else f"known are {', '.join(sorted(readers))}."
+            listed = f"known are {', '.join(sorted(readers))}."
+            hint = did_you_mean(name, readers, otherwise=listed, cutoff=0.5)
             raise ConfigError(f"unknown setting {label!r}; {hint}")
         out[name] = readers[name](value, label)
     return out
@@ -46,8 +46,8 @@ def shown(value: Any) -> str:
 
 def meant(value: Any, choices: Iterable[str]) -> str:
     """A hint at the choice that a value comes close to; empty where there is none."""
-    close = difflib.get_close_matches(value, list(choices), n=1) if isinstance(value, str) else []
-    return f" (did you mean {close[0]!r}?)" if close else ""
+    hint = did_you_mean(value, choices, otherwise="") if isinstance(value, str) else ""
+    return f" ({hint})" if hint else ""
 
 
 def boolean(value: Any, name: str) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import inf
@@ -10,6 +9,7 @@ from typing import Any, NamedTuple
 
 from trimtab.core.config_read import bad
 from trimtab.core.errors import ConfigError
+from trimtab.core.suggest_name import did_you_mean
 
 
 class Band(NamedTuple):
@@ -373,10 +373,8 @@ def get_preset(name: str) -> Preset:
     wanted = name.strip().lower().replace("_", "-")
     if wanted in known:
         return known[wanted]
-    close = difflib.get_close_matches(wanted, known, n=1)
     names = ", ".join(preset.name for preset in PRESETS)
-    hint = f"did you mean {close[0]!r}?" if close else f"known are {names}."
-    raise ConfigError(f"there is no preset {name!r}; {hint}")
+    raise ConfigError(f"there is no preset {name!r}; {did_you_mean(wanted, known, otherwise=f'known are {names}.')}")
 
 
 def under(settings: Mapping[str, Any]) -> Mapping[str, Any]:

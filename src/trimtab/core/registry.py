@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import logging
 import math
 import re
@@ -16,6 +15,7 @@ from typing import Any, get_type_hints
 from trimtab.core.config import Config
 from trimtab.core.config_read import Reader, bad, boolean, integer, number, severity, text
 from trimtab.core.errors import ConfigError
+from trimtab.core.suggest_name import did_you_mean, nearest_name
 from trimtab.core.types import Rule, Severity
 
 log = logging.getLogger("trimtab")
@@ -95,8 +95,7 @@ def _options(rule: type[Rule], config: Config) -> dict[str, Any]:
         for key, value in values.items() if _matches(word, rule) else ():
             name = str(key).replace("-", "_")
             if name not in readers:
-                close = difflib.get_close_matches(name, readers, n=1)
-                hint = f"did you mean {close[0]!r}?" if close else f"it has {', '.join(sorted(readers))}."
+                hint = did_you_mean(name, readers, otherwise=f"it has {', '.join(sorted(readers))}.")
                 raise ConfigError(f"rule {rule.code} ({rule.name}) has no setting {key!r}; {hint}")
             options[name] = readers[name](value, f"rules.{word}.{key}")
     for word, value in config.severity.items():
@@ -157,6 +156,6 @@ def _matches(word: str, rule: type[Rule]) -> bool:
 
 def _unknown(word: str) -> str:
     names = {n.lower(): n for r in all_rules() for n in (r.code, r.name, r.code.rstrip("0123456789"))}
-    close = [names[n] for n in difflib.get_close_matches(word.lower().replace("_", "-"), names, n=1)]
-    hint = f"did you mean {close[0]!r}?" if close else "`trimtab rules` lists them."
+    near = nearest_name(word.lower().replace("_", "-"), names)
+    hint = "`trimtab rules` lists them." if near is None else f"did you mean {names[near]!r}?"
     return f"there is no rule {word!r}; {hint}"

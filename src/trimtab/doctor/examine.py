@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import logging
 import time
 import warnings
@@ -12,6 +11,7 @@ from functools import cache
 from importlib.metadata import entry_points
 
 from trimtab.core.errors import ConfigError
+from trimtab.core.suggest_name import nearest_name
 from trimtab.doctor.accelerator import is_lost
 from trimtab.doctor.checklist import Check, Line, Status, not_applicable
 from trimtab.doctor.checks import BUILTIN
@@ -158,8 +158,8 @@ def select_checks(select: tuple[str, ...], ignore: tuple[str, ...]) -> tuple[Che
     for word in (*select, *ignore):
         if not any(_matches(word, c) for c in all_checks()):
             names = {n.lower(): n for c in all_checks() for n in (c.code, c.name, c.code.rstrip("0123456789"))}
-            close = difflib.get_close_matches(word.lower().replace("_", "-"), names, n=1)
-            hint = f"did you mean {names[close[0]]!r}?" if close else "`trimtab doctor --json` names them all."
+            near = nearest_name(word.lower().replace("_", "-"), names)
+            hint = "`trimtab doctor --json` names them all." if near is None else f"did you mean {names[near]!r}?"
             raise ConfigError(f"there is no check {word!r}; {hint}")
     return tuple(
         c

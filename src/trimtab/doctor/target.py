@@ -9,7 +9,6 @@ import sys
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields, replace
-from difflib import get_close_matches
 from functools import partial
 from importlib import import_module
 from importlib.util import module_from_spec, spec_from_file_location
@@ -22,6 +21,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, RandomSampler
 
 from trimtab.core.errors import InputError
+from trimtab.core.suggest_name import did_you_mean, nearest_name
 from trimtab.doctor.batch_tensors import TARGET_KEYS, mapped, num_samples
 from trimtab.sample.rows import check_model
 from trimtab.sample.transfer import to_device
@@ -145,8 +145,7 @@ def _function(module: ModuleType, name: str, where: str) -> Callable[[], Any]:
     function = getattr(module, name, None)
     if function is None:
         mine = [k for k, v in vars(module).items() if inspect.isfunction(v) and v.__module__ == module.__name__]
-        near = get_close_matches(name, mine, 1)
-        has = f"did you mean {near[0]!r}?" if near else f"it has {', '.join(sorted(mine)[:8]) or 'no function'}"
+        has = did_you_mean(name, mine, otherwise=f"it has {', '.join(sorted(mine)[:8]) or 'no function'}")
         raise InputError(f"{where} has no function {name!r}; {has}")
     if not callable(function):
         raise InputError(f"{where}:{name} is {_kind(function)}; expected a function that returns a dict")
@@ -177,8 +176,8 @@ def _check_keys(given: Mapping[str, Any], spec: str) -> None:
     if missing:
         raise InputError(f"{spec} returned a dict without {', '.join(missing)} (it has {_listed(there)}); {CONTRACT}")
     for key in unknown:
-        if near := get_close_matches(key, KEYS, 1, cutoff=0.75):
-            raise InputError(f"{spec} returned the key {key!r}; did you mean {near[0]!r}? Known: {', '.join(KEYS)}")
+        if near := nearest_name(key, KEYS, cutoff=0.75):
+            raise InputError(f"{spec} returned the key {key!r}; did you mean {near!r}? Known: {', '.join(KEYS)}")
     if unknown:
         log.info("%s: not used: %s", spec, ", ".join(unknown))
 

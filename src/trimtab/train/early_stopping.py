@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 import logging
 import math
 from collections.abc import Mapping
 from typing import Any
 
 from trimtab.core.errors import InputError
+from trimtab.core.suggest_name import did_you_mean
 
 log = logging.getLogger("trimtab")
 
@@ -79,6 +79,6 @@ def warn_of_no_metric(stopping: EarlyStopping, metrics: Mapping[str, float]) -> 
             "give a validation loader, or monitor='-train_loss'",
         )
     else:
-        close = difflib.get_close_matches(stopping.metric, metrics, n=1)
-        tell, hint = log.warning, f"did you mean {close[0]!r}?" if close else f"an epoch has {', '.join(metrics)}"
+        tell = log.warning
+        hint = did_you_mean(stopping.metric, metrics, otherwise=f"an epoch has {', '.join(metrics)}")
     tell("no epoch has %r to be judged by: none is the best, and none the last; %s", stopping.metric, hint)

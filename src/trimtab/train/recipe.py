@@ -37,9 +37,9 @@ from torch import nn
 
 from trimtab.core.config import PolicyConfig
 from trimtab.core.errors import InputError, TrainingStopped
+from trimtab.core.suggest_name import instead_of
 from trimtab.train.device import AUTO, choose_device
 from trimtab.train.evaluation import LossFn, Metrics, StepFn
-from trimtab.train.names import instead_of
 from trimtab.train.progress import Progress
 from trimtab.train.settings import TrainConfig
 from trimtab.train.stages import Stage, Surroundings, freeze, make_optimizer

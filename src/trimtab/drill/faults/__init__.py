@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from difflib import get_close_matches
 from itertools import chain, zip_longest
 
 from trimtab.core.errors import InputError
+from trimtab.core.suggest_name import did_you_mean
 from trimtab.drill.faults.amp import AMP
 from trimtab.drill.faults.data import DATA
 from trimtab.drill.faults.dynamics import DYNAMICS
@@ -28,8 +28,8 @@ def choose(select: Sequence[str] = (), ignore: Sequence[str] = ()) -> tuple[Faul
     """
     for word in (*select, *ignore):
         if word not in FAULTS and word not in GROUPS:
-            near = get_close_matches(word, (*FAULTS, *GROUPS), 1)
-            hint = f"did you mean {near[0]!r}?" if near else f"groups: {', '.join(GROUPS)}; faults: {', '.join(FAULTS)}"
+            listed = f"groups: {', '.join(GROUPS)}; faults: {', '.join(FAULTS)}"
+            hint = did_you_mean(word, (*FAULTS, *GROUPS), otherwise=listed)
             raise InputError(f"there is no fault or group {word!r}; {hint}")
     wanted = [one for one in FAULTS.values() if not select or one.name in select or one.group in select]
     chosen = tuple(one for one in wanted if one.name not in ignore and one.group not in ignore)

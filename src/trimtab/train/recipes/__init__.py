@@ -6,7 +6,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 from trimtab.core.errors import InputError
-from trimtab.train.names import instead_of
+from trimtab.core.suggest_name import instead_of
 
 if TYPE_CHECKING:
     from trimtab.train.recipe import Recipe
