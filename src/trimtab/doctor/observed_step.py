@@ -21,6 +21,7 @@ from trimtab.doctor.recording import Call, Failure, Watch
 from trimtab.doctor.target import Target, raw_loss
 from trimtab.sample.transfer import number
 from trimtab.torchutil.optimizer_argument import needs_closure
+from trimtab.torchutil.param_groups import params_of, rates_of
 
 if TYPE_CHECKING:
     from trimtab.doctor.probe import Probe
@@ -83,7 +84,7 @@ def make_call(target: Target, batch: Any, watch: Watch, options: Options, *, our
     call.seconds = time.perf_counter() - began
     call.warnings = list(dict.fromkeys(" ".join(str(w.message).split()) for w in heard))
     call.changes = {key: _change(p, old) for key, (p, old) in before.items()}
-    call.rates = {id(o): tuple(float(g.get("lr", math.nan)) for g in o.param_groups) for o in target.optimizers}
+    call.rates = {id(o): tuple(rates_of(o, missing=math.nan, wait=True)) for o in target.optimizers}
     _note_norms(call)
     return call, bool(ours)
 
@@ -127,7 +128,7 @@ def _step(target: Target, loss: Any, options: Options, call: Call) -> None:
         for one in target.optimizers:
             if scaler is not None:
                 scaler.unscale_(one)
-        params = [p for o in target.optimizers for g in o.param_groups for p in g["params"] if p.grad is not None]
+        params = [p for p in params_of(*target.optimizers) if p.grad is not None]
         torch.nn.utils.clip_grad_norm_(params, options.clip_grad_norm)
     for one in target.optimizers:
         if scaler is not None:
@@ -167,7 +168,7 @@ def update_schedule_and_ema(target: Target) -> None:
 def _weights(target: Target, watch: Watch) -> dict[int, tuple[Tensor, Tensor]]:
     found: dict[int, Tensor] = {id(p): p for p in target.model.parameters()}
     for optimizer in watch.optimizers.values():
-        found |= {id(p): p for g in optimizer.param_groups for p in g["params"]}
+        found |= {id(p): p for p in params_of(optimizer)}
     return {key: (p, p.detach().clone()) for key, p in found.items() if not p.is_meta}
 
 

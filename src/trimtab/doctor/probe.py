@@ -15,13 +15,14 @@ from torch import Tensor, nn
 
 from trimtab.doctor.accelerator import in_order
 from trimtab.doctor.batch_tensors import Roles, fresh, roles_of
-from trimtab.doctor.experiments.schedule_preview import frozen_schedule, peaks, rates_of, set_rates
+from trimtab.doctor.experiments.schedule_preview import current_rates, frozen_schedule, peaks, set_rates
 from trimtab.doctor.loader_scan import Scan, scan
 from trimtab.doctor.loss_graph import LossFacts
 from trimtab.doctor.observed_step import Options, make_call, trouble_of
 from trimtab.doctor.recording import Call, Event, Failure, Watch
 from trimtab.doctor.target import Target
 from trimtab.sample.probes.wiring import parameter_at, split_twins, tied_pairs
+from trimtab.torchutil.param_groups import params_of
 from trimtab.torchutil.undo import average_mark, remembered, untouched
 
 MAX_CALLS = 40
@@ -112,7 +113,7 @@ class Probe:
     @cached_property
     def held(self) -> dict[int, Tensor]:
         """What the optimizers hold, all that are known."""
-        return {id(p): p for o in self.optimizers for g in o.param_groups for p in g["params"]}
+        return {id(p): p for p in params_of(*self.optimizers)}
 
     @property
     def optimizers(self) -> tuple[Any, ...]:
@@ -297,7 +298,7 @@ class Probe:
 
     def scale_rates(self, factor: float) -> None:
         """All learning rates times a factor, until the end of a trial."""
-        set_rates(self.optimizers, rates_of(self.optimizers), factor)
+        set_rates(self.optimizers, current_rates(self.optimizers), factor)
 
     @cached_property
     def fixed(self) -> list[Call]:

@@ -18,6 +18,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 from trimtab.doctor.loss_graph import LossFacts, read_graph
 from trimtab.sample.transfer import number
+from trimtab.torchutil.param_groups import params_of
 
 
 @dataclass(slots=True)
@@ -297,7 +298,7 @@ class Watch:
 
     def _scaler_step(self, inner: Callable[..., Any], scaler: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
         if scaler.is_enabled():
-            scaled = self.pending.is_scaled({id(p) for g in optimizer.param_groups for p in g["params"]})
+            scaled = self.pending.is_scaled({id(p) for p in params_of(optimizer)})
             self.put("scaler-step", id(optimizer), scaled=scaled, scale=scaler.get_scale())
             self.now.scale = scaler.get_scale()
         self._in_scaler += 1
@@ -317,7 +318,7 @@ class Watch:
         self.know(optimizer)
         closure = (len(args) > 1 and args[1] is not None) or kwargs.get("closure") is not None
         gradients = self.pending.before_step(optimizer)
-        self._before = {id(p): p.detach().clone() for g in optimizer.param_groups for p in g["params"] if not p.is_meta}
+        self._before = {id(p): p.detach().clone() for p in params_of(optimizer) if not p.is_meta}
         first = self._first.setdefault(id(optimizer), self._before)
         outside = change_outside(self._before, self._after.get(id(optimizer)), first)
         self.put(
@@ -345,7 +346,7 @@ class Watch:
         if event.facts["closure"]:
             event.facts["gradients"] = self.pending.before_step(optimizer)
             event.facts["fresh"] = self.pending.num_new(optimizer)
-        params = [p for g in optimizer.param_groups for p in g["params"] if id(p) in self._before]
+        params = [p for p in params_of(optimizer) if id(p) in self._before]
         self._after[id(optimizer)] = {id(p): p.detach().clone() for p in params}
         by, size = distance(params, self._before)
         event.facts["moved"], event.facts["leap"] = by > 0, by / size if size > 0 else 0.0
@@ -384,7 +385,7 @@ class Pending:
             self._holds[id(optimizer)] = []
             self._old[id(optimizer)] = {}
             self._new[id(optimizer)] = 0
-        self._params[id(optimizer)] = [p for g in optimizer.param_groups for p in g["params"]]
+        self._params[id(optimizer)] = params_of(optimizer)
 
     def before_backward(self, optimizers: Iterable[Any], event: Event) -> None:
         """Gradients are about to be added to what is there."""

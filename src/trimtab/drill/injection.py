@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from trimtab.doctor.batch_tensors import leaves, mapped, roles_of
 from trimtab.drill.score import Fault, NotApplicableError
+from trimtab.torchutil.param_groups import params_of
 
 if TYPE_CHECKING:
     from trimtab.drill.trial import Run
@@ -126,7 +127,7 @@ def once(run: Any, optimizer: Any) -> bool:
 
 def trained(run: Any) -> list[nn.Parameter]:
     """What the optimizers move: matrices, or whatever there is where there are none; idle experts are left out."""
-    held = {id(p) for o in run.optimizers for group in o.param_groups for p in group["params"]}
+    held = {id(p) for p in params_of(*run.optimizers)}
     found = [p for p in run.model.parameters() if id(p) in held and p.requires_grad and p.is_floating_point()]
     if not found:
         raise NotApplicableError("the optimizer moves no weight of the model")

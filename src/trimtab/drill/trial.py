@@ -30,9 +30,10 @@ from trimtab.doctor.observed_step import Options, amp_dtype, as_loss, update_sch
 from trimtab.doctor.target import Target, endless, raw_loss
 from trimtab.drill.score import Fault, NotApplicableError, Result, Task, Told
 from trimtab.guard.guard import Guard
-from trimtab.run.discover import marks_of, params_of
+from trimtab.run.discover import marks_of
 from trimtab.run.patch_training import Losses, wrap_clip_grad_norm
 from trimtab.torchutil.optimizer_argument import needs_closure
+from trimtab.torchutil.param_groups import params_of
 
 
 class Run:
@@ -155,7 +156,7 @@ class Run:
             loss = self._whole(batch)
         finally:
             hook.remove()
-        grads = (p.grad for one in self.optimizers for p in params_of(one))
+        grads = (p.grad for p in params_of(*self.optimizers))
         self.theirs = bool(stepped) or any(grad is not None for grad in grads)
         if not self.theirs:
             self.unlisten()
@@ -245,7 +246,7 @@ class Run:
 
     def _clipped(self, params: list[Tensor], norm: Tensor | float) -> bool:
         mine = {id(p) for p in params}
-        live = [p for one in self.optimizers for p in params_of(one) if p.grad is not None]
+        live = [p for p in params_of(*self.optimizers) if p.grad is not None]
         if self.guard is not None and live and self.scaler is None and all(id(p) in mine for p in live):
             self.guard.observe(norm_before=norm)
         return self.task.mode != "observe"

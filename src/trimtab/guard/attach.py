@@ -26,6 +26,7 @@ from trimtab.sample.reduce import Peers
 from trimtab.sample.rows import Rows, parameter_names, roots_of
 from trimtab.sample.watch import Watch
 from trimtab.torchutil.optimizer_argument import GUARDED, innermost, needs_closure
+from trimtab.torchutil.param_groups import params_of
 from trimtab.torchutil.patch import own_hook
 
 MIN_EPOCH = 8
@@ -162,7 +163,7 @@ class Attachment:
         self, optimizer: Any, label: str, optimizers: Mapping[str, Any], *, with_others: bool
     ) -> Callable[[], Rows]:
         def make() -> Rows:
-            moved = {id(p) for o in optimizers.values() for g in o.param_groups for p in g["params"]}
+            moved = {id(p) for p in params_of(*optimizers.values())}
             # Parameters that no optimizer moves are weighed by the first lane: their norm is part of the whole.
             others = [p for p in self._model.parameters() if id(p) not in moved] if with_others else []
             return Rows(optimizer, parameter_names(self._model), label=label, others=others)

@@ -11,7 +11,6 @@ from types import FrameType
 from typing import Any, Protocol, TypeVar, cast
 
 import torch
-from torch import Tensor
 from torch.optim import Optimizer
 
 from trimtab.core.contain import Contained
@@ -20,6 +19,7 @@ from trimtab.guard.protect import Owned
 from trimtab.sample.measure import reference as measure
 from trimtab.sample.transfer import number
 from trimtab.torchutil.optimizer_argument import innermost
+from trimtab.torchutil.param_groups import params_of
 from trimtab.torchutil.patch import own_hook, wrap_method_of
 
 Method = TypeVar("Method", bound=Callable[..., Any])
@@ -250,7 +250,7 @@ class ClosureGuard:
 
     def wrap(self, closure: Callable[[], Any], passenger: Passenger) -> Callable[[], Any]:
         """The closure the optimizer gets to call."""
-        params = self._params()
+        params = params_of(self._optimizer)
         self._owned = None if self._calls_once else Owned(self._optimizer, params)
         self._calls, self._moved_first = 0, False
         versions = [p._version for p in params] if self._learning else []
@@ -281,7 +281,7 @@ class ClosureGuard:
         if owned is None:
             return
         rejected = passenger.release()
-        norm = number(measure.total(measure.wide_norms([measure.plain(p) for p in self._params()])))
+        norm = number(measure.total(measure.wide_norms([measure.plain(p) for p in params_of(self._optimizer)])))
         if rejected or not math.isfinite(norm):
             owned.restore()
             if not rejected:
@@ -290,6 +290,3 @@ class ClosureGuard:
             self._calls_once, self._learning = True, False
         elif self._learning and self._calls > 1:
             self._learning = False
-
-    def _params(self) -> list[Tensor]:
-        return [p for group in self._optimizer.param_groups for p in group["params"]]

@@ -24,7 +24,7 @@ from trimtab.core.remedy import Reached
 from trimtab.core.types import Sample, Severity, Snapshot, Verdict
 from trimtab.sample.probes.averaged import averaged_tensors
 from trimtab.sample.watch import Step
-from trimtab.torchutil.param_groups import rates_of
+from trimtab.torchutil.param_groups import params_of, rates_of
 
 log = logging.getLogger("trimtab")
 MAX_KEPT = 24
@@ -347,7 +347,7 @@ class Copied:
         state = getattr(optimizer, "state", None)
         if state is None:
             return
-        owners: dict[Hashable, Tensor] = dict(enumerate(_params(optimizer)))
+        owners: dict[Hashable, Tensor] = dict(enumerate(params_of(optimizer)))
         kept = {**tensors, **others}
         mine = [k for k in kept if k[:2] == ("state", label)]
         wanted = {k[2] for k in mine}
@@ -374,13 +374,9 @@ class Copied:
                 optimizer.param_groups[key[2]][key[3]] = value
 
 
-def _params(optimizer: Any) -> list[Tensor]:
-    return [p for group in optimizer.param_groups for p in group["params"]]
-
-
 def _places(optimizer: Any) -> dict[int, int]:
     """Where each parameter stands: groups are only ever added behind the others."""
-    return {id(p): i for i, p in enumerate(_params(optimizer))}
+    return {id(p): i for i, p in enumerate(params_of(optimizer))}
 
 
 def _averaged(ema: Any) -> list[tuple[str, Tensor]]:

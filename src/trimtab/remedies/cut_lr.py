@@ -12,6 +12,7 @@ from torch.optim import Optimizer
 from trimtab.core.config import PolicyConfig
 from trimtab.core.remedy import Rated
 from trimtab.core.types import Action, Outcome
+from trimtab.torchutil.param_groups import rates_of
 from trimtab.torchutil.patch import wrap_method_of
 
 
@@ -42,9 +43,7 @@ class LrMultiplier:
     def rates(self) -> list[float]:
         """The rates of all groups as the loop set them, within the limits in force; NaN where only a device knows."""
         out = []
-        for i, group in enumerate(self._optimizer.param_groups):
-            lr = group.get("lr", 0.0)
-            rate = float(lr) if not isinstance(lr, Tensor) or lr.is_cpu else math.nan
+        for i, rate in enumerate(rates_of(self._optimizer)):
             out.append(min(rate, self._most[i]) if i < len(self._most) and not math.isnan(self._most[i]) else rate)
         return out
 
@@ -142,12 +141,8 @@ class CutLR:
                 why = "the rate is held already" if target.multiplier.limited else "the rate is not the cause"
                 return Outcome(at=at, action=action, applied=False, detail=f"the weights are back, and {why}")
         after = target.multiplier.cut(factor)
-        rates = [_rate(g["lr"]) * after for g in target.optimizer.param_groups if not isinstance(g["lr"], Tensor)]
+        rates = [float(g["lr"]) * after for g in target.optimizer.param_groups if not isinstance(g["lr"], Tensor)]
         now = f", effective LR {', '.join(f'{r:.3g}' for r in rates)}" if rates else ""
         return Outcome(
             at=at, action=action, applied=after < before, detail=f"LR multiplier {before:.3g} -> {after:.3g}{now}"
         )
-
-
-def _rate(lr: Any) -> float:
-    return float(lr)

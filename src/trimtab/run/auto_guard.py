@@ -32,7 +32,6 @@ from trimtab.run.discover import (
     lookalikes,
     marks_of,
     owners_of,
-    params_of,
     quacks,
     seen_from_outside,
     still_scaled,
@@ -43,6 +42,7 @@ from trimtab.run.guarded_training import Flight
 from trimtab.run.patch_training import Losses, wrap_clip_grad_norm
 from trimtab.sample.rows import Parts
 from trimtab.torchutil.optimizer_argument import innermost, is_guarded, labelled
+from trimtab.torchutil.param_groups import params_of
 from trimtab.torchutil.patch import own_hook, wrap_method_of
 
 log = logging.getLogger("trimtab")
@@ -146,7 +146,7 @@ class Pilot:
             return  # this very call gives them their shapes: there is nothing to measure yet
         mine = {id(p) for p in model.parameters()}
         theirs = [o for o in self._alive() if any(id(p) in mine for p in params_of(o))]
-        held = [id(p) for o in theirs for p in params_of(o)]
+        held = [id(p) for p in params_of(*theirs)]
         if theirs and len(held) == len(set(held)):  # one inside the other (SAM): which one is stepped will be seen
             self._contain("guarding a model", self._guard, model, theirs)
 
@@ -211,7 +211,7 @@ class Pilot:
     def _look_after_buffers(self, guard: Guard, model: nn.Module, optimizers: list[Any]) -> None:
         """Those of modules that nobody optimizes, too; and as they were before the first forward pass."""
         guarded = [lane.optimizer for g in self._guards.values() for lane in g.lanes.values()]
-        owned = {id(p) for o in (*self._alive(), *guarded, *optimizers) for p in params_of(o)}
+        owned = {id(p) for p in params_of(*self._alive(), *guarded, *optimizers)}
         shadow = guard.buffers
         shadow.include(bystanders(model, owned, self._census.modules()))
         for one in optimizers:
@@ -238,10 +238,10 @@ class Pilot:
 
         If the old one is stepped again, both are in use: it gets another guard, and neither is retired any more.
         """
-        new = {id(p) for o in optimizers for p in params_of(o)}
+        new = {id(p) for p in params_of(*optimizers)}
         for guard in set(self._guards.values()):
             old = [o for o in guard._optimizers.values() if id(o) not in self._both_in_use]
-            if any(id(p) in new for o in old for p in params_of(o)):
+            if any(id(p) in new for p in params_of(*old)):
                 self._both_in_use.update(id(o) for o in (*old, *optimizers))
                 self._leave(guard)
 

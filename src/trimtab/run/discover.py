@@ -17,6 +17,7 @@ from torch.optim.optimizer import Optimizer
 
 from trimtab.sample.probes.forward import inert, only_traced
 from trimtab.sample.rows import Parts
+from trimtab.torchutil.param_groups import params_of
 from trimtab.torchutil.patch import native, own_hook
 
 Kept = tuple[dict[str, Tensor | None], str, Tensor]
@@ -168,11 +169,6 @@ def marks_of(optimizers: Iterable[Any]) -> dict[int, object]:
         some = params[:: len(params) // NUM_MARKED + 1]
         out[id(optimizer)] = [None if p.grad is None else (id(p.grad), p.grad._version) for p in some]
     return out
-
-
-def params_of(optimizer: Any) -> list[Tensor]:
-    """All tensors that an optimizer moves."""
-    return [p for group in optimizer.param_groups for p in group["params"]]
 
 
 def wrap_method(home: type, name: str, around: Callable[..., Any]) -> Callable[[], None]:

@@ -18,8 +18,9 @@ from trimtab.doctor.observed_step import Options, failure_of
 from trimtab.doctor.probe import Probe
 from trimtab.doctor.recording import Watch
 from trimtab.doctor.target import Target
-from trimtab.run.discover import Census, owners_of, params_of, wrap_method
+from trimtab.run.discover import Census, owners_of, wrap_method
 from trimtab.run.script import Program, run_program
+from trimtab.torchutil.param_groups import params_of
 
 LEAST = 4
 """Steps that the checks of wiring need."""
@@ -68,7 +69,7 @@ class Preflight:
         """The first call of the model that the optimizers move."""
         if self.watch is not None or not self.optimizers:
             return
-        params = [p for one in self.optimizers for p in params_of(one)]
+        params = params_of(*self.optimizers)
         mine = {id(p) for p in params}
         if not any(id(p) in mine for p in module.parameters()):
             return

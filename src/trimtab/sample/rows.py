@@ -15,6 +15,7 @@ from trimtab.core.errors import InputError
 from trimtab.core.types import FULL_COLUMNS, NORM_COLUMNS, Column, Kind, Layout
 from trimtab.sample.measure import reference as measure
 from trimtab.sample.transfer import upload
+from trimtab.torchutil.param_groups import params_of
 
 
 def parameter_names(model: nn.Module) -> dict[int, str]:
@@ -61,7 +62,7 @@ class Rows:
 
     def same(self, optimizer: Optimizer) -> bool:
         """Whether they are the very same parameters (the thorough test of every full measurement)."""
-        listed = [p for g in optimizer.param_groups for p in g["params"]]
+        listed = params_of(optimizer)
         mine = [self.params[i] for rows in self.groups for i in rows]
         return len(listed) == len(mine) and all(a is b for a, b in zip(listed, mine, strict=True))
 

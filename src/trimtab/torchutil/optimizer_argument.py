@@ -8,10 +8,11 @@ from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 from torch.optim.lr_scheduler import LRScheduler
 
 from trimtab.core.errors import AttachError, InputError
+from trimtab.torchutil.param_groups import params_of
 
 GUARDED: weakref.WeakSet[Any] = weakref.WeakSet()
 """Optimizers that an open guard has."""
@@ -60,7 +61,7 @@ def check_optimizer(optimizer: Any, model: nn.Module, label: str) -> None:
     if is_guarded(optimizer):
         raise AttachError(f"{where} is already guarded; close() the other guard first, or use that one")
     mine = {id(p) for p in model.parameters()}
-    params: list[Tensor] = [p for group in optimizer.param_groups for p in group["params"]]
+    params = params_of(optimizer)
     if not any(id(p) in mine for p in params):
         raise InputError(
             f"none of the {len(params)} parameters of {where} ({type(optimizer).__name__}) belong to the model "

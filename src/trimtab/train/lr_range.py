@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from trimtab.core.errors import InputError
 from trimtab.doctor.target import Target, compute_loss, endless, take_step
+from trimtab.torchutil.param_groups import rates_of
 from trimtab.torchutil.undo import untouched
 
 MIN_GAIN = 0.01
@@ -265,7 +266,7 @@ def _check_optimizer(optimizer: Any) -> None:
 
 def shares_of(target: Target) -> list[list[float]]:
     """The rate of every group relative to the highest one; equal where all are 0."""
-    rates = [[float(g["lr"]) for g in one.param_groups] for one in target.optimizers]
+    rates = [rates_of(one, wait=True) for one in target.optimizers]
     top = max((r for some in rates for r in some), default=0.0)
     return [[r / top if top > 0 else 1.0 for r in some] for some in rates]
 

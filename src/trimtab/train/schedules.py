@@ -12,6 +12,7 @@ from typing import Any
 from torch.optim import Optimizer, lr_scheduler
 
 from trimtab.core.errors import InputError
+from trimtab.torchutil.param_groups import rates_of
 from trimtab.train.settings import SCHEDULES
 
 log = logging.getLogger("trimtab")
@@ -54,7 +55,7 @@ class Schedule:
         self._inner, self._warmup, self._plan = inner, warmup_steps, dict(plan or {})
         highest = max(self.base_lrs)
         self._first = [warmup_init_lr * base / highest for base in self.base_lrs]
-        self._after = [float(group["lr"]) for group in self.optimizer.param_groups]
+        self._after = rates_of(self.optimizer, wait=True)
         self._groups = [{k: group[k] for k in RATES if k in group} for group in self.optimizer.param_groups]
         self._begun = copy.deepcopy(self._inner_state())
         if warmup_steps:
@@ -63,7 +64,7 @@ class Schedule:
     @property
     def rates(self) -> list[float]:
         """The learning rate of each group for the coming step, without what a guard may cut."""
-        return [float(group["lr"]) for group in self.optimizer.param_groups]
+        return rates_of(self.optimizer, wait=True)
 
     def step(self) -> None:
         """One optimizer step was attempted."""
@@ -185,7 +186,7 @@ def make_schedule(
     warmup = min(warmup_steps, total // 2)
     if warmup < warmup_steps:
         log.warning("a warm-up of %d steps is more than half of the run's %d: %d it is", warmup_steps, total, warmup)
-    bases = [float(group["lr"]) for group in optimizer.param_groups]
+    bases = rates_of(optimizer, wait=True)
     plan = {"kind": kind, "total_steps": total_steps, "warmup_steps": warmup, "warmup_init_lr": warmup_init_lr}
     plan |= {"min_lr": min_lr, "pct_start": pct_start, "gamma": gamma, "step_size": step_size, "t_mult": t_mult}
     if min_lr_ratio:

@@ -16,6 +16,7 @@ from trimtab.compat.monitors.stability import mismatch
 from trimtab.core.errors import InputError
 from trimtab.sample.transfer import number
 from trimtab.torchutil.optimizer_argument import labelled
+from trimtab.torchutil.param_groups import groups_of
 from trimtab.torchutil.scaler import scale_of
 
 log = logging.getLogger("trimtab")
@@ -88,7 +89,7 @@ def validate_training_setup(
         ('group 0: 2 parameters, learning rate 10, weight decay 0',)
     """
     optimizers = list(labelled(optimizer).values())
-    groups = [g for one in optimizers for g in one.param_groups]
+    groups = groups_of(*optimizers)
     problems = [*_model_problems(model, device, scaler), *mismatch(model, optimizer), *_state_problems(optimizers)]
     warnings = list(_odd_rates(groups))
     if training is not None and model.training != training:

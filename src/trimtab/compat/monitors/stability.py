@@ -37,6 +37,7 @@ from trimtab.remedies.cut_lr import CutLR, LrMultiplier
 from trimtab.remedies.raise_weight_decay import RaiseWeightDecay
 from trimtab.sample.transfer import number
 from trimtab.torchutil.optimizer_argument import innermost, labelled
+from trimtab.torchutil.param_groups import groups_of, params_of
 from trimtab.torchutil.scaler import scale_of, unscale
 
 FACTORS: Mapping[str, float] = {
@@ -518,7 +519,7 @@ def mismatch(model: nn.Module, optimizer: Any) -> list[str]:
     """What the optimizer misses of the model, and what it moves that is no longer there."""
     named = dict(model.named_parameters())
     mine = {id(p) for p in named.values()}
-    held = {id(p): p for o in labelled(optimizer).values() for g in o.param_groups for p in g["params"]}
+    held = {id(p): p for p in params_of(*labelled(optimizer).values())}
     missed = [name for name, p in named.items() if p.requires_grad and id(p) not in held]
     foreign = sum(key not in mine for key in held)
     out = [f"the optimizer does not hold {', '.join(missed[:4])}"] if missed else []
@@ -547,7 +548,7 @@ def get_training_stats(
         >>> stats["current_learning_rate"], stats["current_weight_decay"], stats["total_parameters"]
         (0.1, 0.01, 3)
     """
-    groups = [g for o in labelled(optimizer).values() for g in o.param_groups] if optimizer is not None else []
+    groups = groups_of(*labelled(optimizer).values()) if optimizer is not None else []
     rate = learning_rate if learning_rate is not None else _first(groups, "lr")
     first = next(model.parameters(), None)
     enabled = bool(scaler.is_enabled()) if scaler is not None else False

@@ -9,6 +9,7 @@ from typing import ClassVar
 from trimtab.core.window import listed
 from trimtab.doctor.checklist import Line, failed, passed
 from trimtab.doctor.probe import Probe
+from trimtab.torchutil.param_groups import groups_of, params_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,9 +35,9 @@ class DuplicateParameters:
         """Report parameters that are held twice."""
         twice: list[str] = []
         for optimizer in probe.optimizers:
-            ids = [id(p) for g in optimizer.param_groups for p in g["params"]]
+            ids = [id(p) for p in params_of(optimizer)]
             twice += [probe.names[key] for key in dict.fromkeys(ids) if ids.count(key) > 1]
-        everywhere = [id(p) for o in probe.target.optimizers for g in o.param_groups for p in g["params"]]
+        everywhere = [id(p) for p in params_of(*probe.target.optimizers)]
         twice += [probe.names[key] for key in dict.fromkeys(everywhere) if everywhere.count(key) > 1]
         twice = list(dict.fromkeys(twice))
         if twice:
@@ -48,5 +49,5 @@ class DuplicateParameters:
                 tuple(twice)[:8],
             )
         else:
-            groups = sum(len(o.param_groups) for o in probe.optimizers)
+            groups = len(groups_of(*probe.optimizers))
             yield passed(self, f"{len(probe.held)} parameters in {groups} groups")

@@ -10,6 +10,7 @@ from typing import ClassVar
 from trimtab.doctor.checklist import Line, failed, not_applicable, passed
 from trimtab.doctor.experiments.overfit_batch import course
 from trimtab.doctor.probe import Probe
+from trimtab.torchutil.param_groups import groups_of
 
 SMALL, TINY = 1e-7, 1e-7
 """Below this rate, and this part of a weight, a step is next to nothing in float32."""
@@ -56,7 +57,7 @@ class LearningRate:
         elif max([*peaks, *used]) == 0 or _stays_zero(probe):
             yield self._wrong("every learning rate is 0, and no schedule is stepped that would raise it.", told, 0.0)
         elif probe.too_slow or probe.no_steps:
-            high = max(peaks) > 1.0 and any("betas" in g for o in probe.optimizers for g in o.param_groups)
+            high = max(peaks) > 1.0 and any("betas" in g for g in groups_of(*probe.optimizers))
             if high:
                 yield self._wrong(
                     f"a learning rate of {max(peaks):.3g} moves every weight by as much.", told, max(peaks)

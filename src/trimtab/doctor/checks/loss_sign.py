@@ -8,6 +8,7 @@ from typing import ClassVar
 
 from trimtab.doctor.checklist import Line, failed, not_applicable, passed
 from trimtab.doctor.probe import Probe
+from trimtab.torchutil.param_groups import groups_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,7 +37,7 @@ class LossSign:
         if not passes or len(probe.optimizers) != 1:
             yield not_applicable(self, "the loss is none whose sign is known, or several optimizers pull at it")
             return
-        up = any(g.get("maximize") for o in probe.optimizers for g in o.param_groups)
+        up = any(g.get("maximize") for g in groups_of(*probe.optimizers))
         factor = passes[0].facts["factors"][0]
         if (factor < 0) != up:
             yield failed(

@@ -14,6 +14,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from trimtab.doctor.checklist import Line, failed, not_applicable, passed
 from trimtab.doctor.probe import Probe
 from trimtab.sample.transfer import number
+from trimtab.torchutil.param_groups import params_of
 
 NUM_STEPS = 6
 BOUNDS = ((0.03, 5.0), (0.1, 2.0))
@@ -117,7 +118,7 @@ class Tape:
     def _before(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         if id(optimizer) in self._begun:
             return
-        now = {id(p): p.detach().clone() for g in optimizer.param_groups for p in g["params"] if not p.is_meta}
+        now = {id(p): p.detach().clone() for p in params_of(optimizer) if not p.is_meta}
         self._begun[id(optimizer)] = now
         for key, value in now.items():
             began, ended = self._at.get((id(optimizer), key), (None, None))
@@ -131,10 +132,9 @@ class Tape:
 
     def _after(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         began = self._begun.pop(id(optimizer), {})
-        for group in optimizer.param_groups:
-            for p in group["params"]:
-                if id(p) in began:
-                    self._at[id(optimizer), id(p)] = (began[id(p)], p.detach().clone())
+        for p in params_of(optimizer):
+            if id(p) in began:
+                self._at[id(optimizer), id(p)] = (began[id(p)], p.detach().clone())
 
 
 def _length(value: Tensor) -> float:

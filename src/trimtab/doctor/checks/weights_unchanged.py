@@ -8,6 +8,7 @@ from typing import ClassVar
 
 from trimtab.doctor.checklist import Line, failed, not_applicable, passed
 from trimtab.doctor.probe import Probe
+from trimtab.torchutil.param_groups import params_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,7 +110,7 @@ def _never_stepped(probe: Probe) -> str:
     stepped = {e.who for e in (*probe.events("step"), *probe.events("scaler-step"))}
     reached = {key for c in probe.calls for key in c.reached}
     for one in probe.target.optimizers:
-        mine = [p for g in one.param_groups for p in g["params"]]
+        mine = params_of(one)
         if id(one) in stepped or not any(id(p) in reached for p in mine) or len(probe.target.optimizers) < 2:
             continue
         later = () if probe.too_slow else probe.varied

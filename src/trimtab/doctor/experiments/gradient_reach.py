@@ -12,6 +12,7 @@ from trimtab.core.stats.idle_rows import routed
 from trimtab.doctor.batch_tensors import leaves
 from trimtab.doctor.probe import Probe
 from trimtab.doctor.recording import Call
+from trimtab.torchutil.param_groups import params_of
 
 Norm = float | None
 
@@ -19,7 +20,7 @@ Norm = float | None
 def active(probe: Probe) -> dict[str, torch.nn.Parameter]:
     """Trainable parameters that are held by an optimizer which is really stepped."""
     stepped = {e.who for e in probe.events("step")}
-    held = {id(p) for o in probe.optimizers if id(o) in stepped for g in o.param_groups for p in g["params"]}
+    held = {id(p) for o in probe.optimizers if id(o) in stepped for p in params_of(o)}
     return {n: p for n, p in probe.trainable.items() if id(p) in held}
 
 

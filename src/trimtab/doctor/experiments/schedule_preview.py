@@ -9,18 +9,24 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
+from trimtab.torchutil.param_groups import rates_of
+
 if TYPE_CHECKING:
     from trimtab.doctor.probe import Probe
 
 
-def rates_of(optimizers: Sequence[Any]) -> list[list[float]]:
+def current_rates(optimizers: Sequence[Any]) -> list[list[float]]:
     """The rates of every optimizer and group, as they are."""
-    return [[float(g.get("lr", 0.0)) for g in o.param_groups] for o in optimizers]
+    return [rates_of(optimizer, wait=True) for optimizer in optimizers]
+
+
+def _highest(optimizers: Sequence[Any]) -> float:
+    return max((rate for rates in current_rates(optimizers) for rate in rates), default=0.0)
 
 
 def peaks(optimizers: Sequence[Any], schedulers: Sequence[Any], num: int) -> list[list[float]]:
     """The highest rates within so many moves of the schedules, which are not moved back here."""
-    top = rates_of(optimizers)
+    top = current_rates(optimizers)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         for scheduler in schedulers:
@@ -29,7 +35,7 @@ def peaks(optimizers: Sequence[Any], schedulers: Sequence[Any], num: int) -> lis
             try:
                 for _ in range(num):
                     scheduler.step()
-                    now = rates_of(optimizers)
+                    now = current_rates(optimizers)
                     top = [[max(a, b) for a, b in zip(x, y, strict=True)] for x, y in zip(top, now, strict=True)]
             except Exception:
                 continue  # it ends before that, or wants arguments
@@ -69,7 +75,7 @@ def half_way(probe: Probe) -> float | None:
     if num < 4:
         return None
     probe.rewind()
-    top = max((float(g.get("lr", 0.0)) for o in probe.optimizers for g in o.param_groups), default=0.0)
+    top = _highest(probe.optimizers)
     last = top
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -78,7 +84,7 @@ def half_way(probe: Probe) -> float | None:
                 for scheduler in probe.schedulers:
                     if not hasattr(scheduler, "num_bad_epochs"):
                         scheduler.step()
-                last = max((float(g.get("lr", 0.0)) for o in probe.optimizers for g in o.param_groups), default=0.0)
+                last = _highest(probe.optimizers)
                 top = max(top, last)
         except Exception:
             return None

@@ -11,7 +11,7 @@ from trimtab.doctor.observed_step import scaler_is_on
 from trimtab.drill.injection import fault, middle, on_gradient, spoilt
 from trimtab.drill.score import Fault, NotApplicableError
 from trimtab.drill.trial import Run
-from trimtab.run.discover import params_of
+from trimtab.torchutil.param_groups import params_of
 
 AMP: list[Fault] = []
 

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from trimtab.sample.rows import Rows
 from trimtab.sample.transfer import number
+from trimtab.torchutil.param_groups import params_of
 
 EARLY = (2, 4, 8)
 EVERY = 10
@@ -49,7 +50,7 @@ class Wiring:
     def _held(self, facts: dict[str, float], notes: dict[str, tuple[str, ...]], rows: Rows) -> None:
         there = [id(p) for p in self._model.parameters()]
         if rows is not self._rows or there != self._there:  # else the last answer still holds: names cost most
-            held = {id(p) for o in self._optimizers for g in o.param_groups for p in g["params"]}
+            held = {id(p) for p in params_of(*self._optimizers)}
             self._free = {n: p for n, p in self._model.named_parameters() if id(p) not in held}
             self._rows, self._there = rows, there
         if not self._free:
