@@ -3,26 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from trimtab.sample.probes.loss_function import PASSING as BETWEEN
 from trimtab.sample.transfer import number
+from trimtab.torchutil.autograd_graph import JOINING, LOSS_NODES, GraphWalk, first_inputs, loss_kind
 
 MAX_NODES = 20_000
-KINDS = {
-    "NllLoss": "nll",
-    "BinaryCrossEntropyWithLogits": "bce-logits",
-    "BinaryCrossEntropy": "bce",
-    "MseLoss": "mse",
-    "L1Loss": "l1",
-    "SmoothL1Loss": "l1",
-    "HuberLoss": "l1",
-}
+MAX_LOOKS_NEAR_THE_END = 64
+KINDS = tuple(dict.fromkeys(kind for kind in LOSS_NODES.values() if kind != "ctc"))
 VIEWS = ("View", "Reshape", "UnsafeView", "Squeeze", "Unsqueeze", "Transpose", "Permute", "T", "Alias", "Slice",
          "ToCopy", "Clone", "Expand", "Select", "Index")  # fmt: skip
 PICKING = ("Gather", "Index", "TakeAlongDim")
@@ -95,7 +89,7 @@ def read_graph(loss: Tensor, *, detailed: bool = True) -> LossFacts:
     tensors: list[Tensor] = []
     num = 0
     if detailed:
-        for node in _all(loss):
+        for node in islice(GraphWalk(loss), MAX_NODES):
             num += 1
             name = node.name()
             if isinstance(getattr(node, "variable", None), Tensor):
@@ -150,16 +144,15 @@ def _is_builtin(node: Any) -> bool:
 
 def _ends(loss: Tensor) -> Iterator[tuple[str, Any]]:
     """Known loss functions near the end, through nothing but what joins and scales them."""
-    for node in _near_the_end(loss, tuple(KINDS)):
-        kind = next((k for prefix, k in KINDS.items() if node.name().startswith(prefix)), None)
-        if kind is not None:
+    for node in _near_the_end(loss, until=lambda node: loss_kind(node) in KINDS):
+        if (kind := loss_kind(node)) in KINDS:
             yield kind, node
 
 
 def _picked(loss: Tensor) -> Iterator[Tensor]:
     """The whole numbers by which scores are picked near the end: the labels of a loss that is written by hand."""
-    for node in _near_the_end(loss, PICKING):
-        if node.name().startswith(PICKING):
+    for node in _near_the_end(loss, until=_picks):
+        if _picks(node):
             by = [t for t in getattr(node, "_saved_indices", None) or () if isinstance(t, Tensor)]
             index = (
                 _saved(node, "index") if len(by) < 2 else by[-1]
@@ -172,30 +165,18 @@ def _is_whole(tensor: Tensor) -> bool:
     return not tensor.is_floating_point() and not tensor.is_complex() and tensor.dtype is not torch.bool
 
 
-def _near_the_end(loss: Tensor, until: tuple[str, ...]) -> Iterator[Any]:
-    """The nodes behind a loss up to those named `until`, through nothing but what joins and scales losses."""
-    ahead, seen = [loss.grad_fn], set[Any]()
-    for _ in range(64):
-        if not ahead:
-            return
-        node = ahead.pop(0)
-        if node is None or node in seen:
-            continue
-        seen.add(node)
-        yield node
-        if not node.name().startswith(until) and node.name().startswith(BETWEEN):
-            ahead += [following for following, _ in node.next_functions]
+def _picks(node: Any) -> bool:
+    return bool(node.name().startswith(PICKING))
 
 
-def _all(loss: Tensor) -> Iterator[Any]:
-    ahead, seen = [loss.grad_fn], set[Any]()
-    while ahead and len(seen) < MAX_NODES:
-        node = ahead.pop()
-        if node is None or node in seen:
-            continue
-        seen.add(node)
-        ahead += [following for following, _ in node.next_functions]
-        yield node
+def _near_the_end(loss: Tensor, until: Callable[[Any], bool]) -> Iterable[Any]:
+    """The nodes behind a loss `until` those that are looked for, through nothing but what joins and scales losses."""
+    return GraphWalk(
+        loss,
+        follow=lambda node: not until(node) and node.name().startswith(JOINING),
+        nearest_first=True,
+        max_looks=MAX_LOOKS_NEAR_THE_END,
+    )
 
 
 def _saved(node: Any, name: str) -> Tensor | None:
@@ -219,14 +200,8 @@ def _before(node: Any, *, through_log_softmax: bool) -> tuple[str, str]:
 
 
 def _source(node: Any) -> Any:
-    for _ in range(16):
-        following = [n for n, _ in node.next_functions if n is not None]
-        if not following:
-            return None
-        node = following[0]
-        if not node.name().startswith(VIEWS):
-            return node
-    return None
+    before = islice(first_inputs(node, skip_constants=True), 1, 17)
+    return next((one for one in before if not one.name().startswith(VIEWS)), None)
 
 
 def _plain(node: Any) -> str:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from trimtab.core.errors import InputError
+from trimtab.torchutil.autograd_graph import GraphWalk
 
 
 @contextmanager
@@ -55,21 +56,8 @@ def leaves_of(loss: Tensor) -> list[Tensor]:
     """
     if loss.grad_fn is None:
         return [loss] if loss.requires_grad else []
-    variables = [getattr(node, "variable", None) for node in _nodes(loss)]
+    variables = [getattr(node, "variable", None) for node in GraphWalk(loss)]
     return list({id(v): v for v in variables if isinstance(v, Tensor)}.values())
-
-
-def _nodes(loss: Tensor) -> Iterator[Any]:
-    """Every node of a graph, once."""
-    seen: set[Any] = set()
-    ahead: list[Any] = [loss.grad_fn]
-    while ahead:
-        node = ahead.pop()
-        if node is None or node in seen:
-            continue
-        seen.add(node)
-        ahead += [following for following, _ in node.next_functions]
-        yield node
 
 
 def gradients_of(loss: Tensor, *, keep_graph: bool = False) -> list[tuple[Tensor, Tensor | None]]:
@@ -84,7 +72,7 @@ def gradients_of(loss: Tensor, *, keep_graph: bool = False) -> list[tuple[Tensor
         (tensor([2.]), None)
     """
     leaves = leaves_of(loss)
-    if any(node.name() == "CheckpointFunctionBackward" for node in _nodes(loss)):
+    if any(node.name() == "CheckpointFunctionBackward" for node in GraphWalk(loss)):
         torch.autograd.backward(loss, retain_graph=keep_graph)
         return [(leaf, leaf.grad) for leaf in leaves]
     if not leaves:

@@ -11,6 +11,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from itertools import islice
 from typing import Any
 
 import torch
@@ -19,6 +20,7 @@ from torch import Tensor, nn
 from trimtab.core.contain import Contained
 from trimtab.sample.probes.batch import tensors_in
 from trimtab.sample.probes.forward import inert, only_traced
+from trimtab.torchutil.autograd_graph import first_inputs
 from trimtab.torchutil.patch import native, own_hook
 
 LOOKS = 10
@@ -224,16 +226,14 @@ def unit_dim(output: Tensor) -> int:
     if output.dim() != 3:
         return output.dim() - 1 if output.dim() < 4 else 1
     # (batch, channels, length) and (batch, time, features) look alike: the graph knows where they come from.
-    node: Any = output.grad_fn
     reshaped = False
-    for _ in range(NUM_STEPS_BACK):
-        name = "" if node is None else node.name()
+    for node in islice(first_inputs(output.grad_fn), NUM_STEPS_BACK):
+        name = node.name()
         if name.startswith("Convolution") or ("BatchNorm" in name and not reshaped):
             return 1
-        if not name or name.startswith(("Transpose", "Permute", "Addmm", "Mm", "Bmm", "NativeLayerNorm")):
+        if name.startswith(("Transpose", "Permute", "Addmm", "Mm", "Bmm", "NativeLayerNorm")):
             break
         reshaped |= "View" in name
-        node = node.next_functions[0][0] if node.next_functions else None
     return 2
 
 

@@ -3,38 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import islice
 from typing import Any
 
 from torch import Tensor
 
+from trimtab.torchutil.autograd_graph import JOINING, LOSS_NODES, GraphWalk, first_inputs, loss_kind
+
 NUM_NODES = 16
-_KINDS = {"NllLoss": "nll", "BinaryCrossEntropy": "bce", "MseLoss": "mse"}
-PASSING = ("Div", "Mul", "Add", "Sum", "Mean", "Neg", "Sub", "ToCopy", "View", "Squeeze", "Alias")
-_SUPERVISED = ("NllLoss", "BinaryCrossEntropy", "MseLoss", "SmoothL1Loss", "HuberLoss", "CtcLoss")
+_KINDS = {"nll": "nll", "bce": "bce", "bce-logits": "bce", "mse": "mse"}
+_SUPERVISED = tuple(prefix for prefix in LOSS_NODES if prefix != "L1Loss")
 _RESHAPING = ("View", "Squeeze", "Unsqueeze", "Reshape", "Alias", "ToCopy", "UnsafeView", "Transpose", "T", "Permute")
 _CHOOSING = ("Gather", "Index", "Select", "Take", "Max", "Min", "Minimum", "Maximum")
 
 
 def _ends(loss: Tensor, *, through: tuple[str, ...] = ()) -> Iterator[tuple[str, Any]]:
     """The known loss functions near the end of a graph, nearest first; `through` names what may lie in between."""
-    ahead = [loss.grad_fn]
-    for _ in range(NUM_NODES):
-        if not ahead:
-            return
-        node = ahead.pop(0)
-        if node is None:
-            continue
-        name = node.name()
-        kind = next((k for prefix, k in _KINDS.items() if name.startswith(prefix)), None)
-        if kind is not None:
+
+    def follow(node: Any) -> bool:
+        return loss_kind(node) not in _KINDS and (not through or node.name().startswith(through))
+
+    for node in GraphWalk(loss, follow=follow, nearest_first=True, max_looks=NUM_NODES, revisit=True):
+        if (kind := _KINDS.get(loss_kind(node))) is not None:
             yield kind, node
-        elif not through or name.startswith(through):
-            ahead += [following for following, _ in node.next_functions]
 
 
 def kind_of(loss: Tensor) -> str:
     """`nll`, `bce` or `mse` where exactly one of them is at the end of the graph; empty where it is not known."""
-    found = {kind for kind, _ in _ends(loss, through=PASSING)}
+    found = {kind for kind, _ in _ends(loss, through=JOINING)}
     return found.pop() if len(found) == 1 else ""
 
 
@@ -57,33 +53,27 @@ def is_fixed(loss: Tensor) -> bool:
     from an answer (`q.gather(1, actions)`) are compared with returns that grow as the agent gets better; a policy
     gradient or a game between two models ends in no such function at all.
     """
-    ahead, known = [loss.grad_fn], False
-    for _ in range(NUM_NODES):
-        if not ahead:
-            return known
-        node: Any = ahead.pop(0)
-        if node is None:
-            continue
-        name = node.name()
-        if name.startswith(_SUPERVISED):
+    known = False
+    walk = GraphWalk(loss, follow=_joins, nearest_first=True, max_looks=NUM_NODES, revisit=True)
+    for node in walk:
+        if node.name().startswith(_SUPERVISED):
             shapes: Any = getattr(node, "_input_metadata", ())
             if not shapes or len(shapes[0].shape) > 0 or _is_chosen(node):
                 return False
             known = True
-        elif name.startswith(PASSING):
-            ahead += [following for following, _ in node.next_functions]
-        else:
+        elif not _joins(node):
             return False
-    return False
+    return known and walk.complete
+
+
+def _joins(node: Any) -> bool:
+    return bool(node.name().startswith(JOINING))
 
 
 def _is_chosen(node: Any) -> bool:
     """Whether what a loss function compares was picked out of an answer."""
-    for _ in range(NUM_NODES):
-        node = node.next_functions[0][0] if node.next_functions else None
-        if node is None:
-            return False
-        name = node.name()
+    for before in islice(first_inputs(node), 1, 1 + NUM_NODES):
+        name = before.name()
         if name.startswith(_CHOOSING):
             return True
         if not name.startswith(_RESHAPING):
