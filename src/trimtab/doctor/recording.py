@@ -19,6 +19,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from trimtab.doctor.loss_graph import LossFacts, read_graph
 from trimtab.sample.transfer import number
 from trimtab.torchutil.param_groups import params_of
+from trimtab.torchutil.patch import wrap_attribute, wrap_on_object
 
 
 @dataclass(slots=True)
@@ -163,10 +164,10 @@ class Watch:
                 (torch.amp.GradScaler, "step", self._scaler_step),
                 (torch.amp.GradScaler, "update", self._update),
             ):
-                stack.callback(wrap(home, name, around))
+                stack.callback(wrap_attribute(home, name, around, while_compiling=False))
             for scheduler in self._schedulers:
                 if callable(getattr(scheduler, "step", None)):
-                    stack.callback(wrap_own(scheduler, "step", functools.partial(self._schedule, id(scheduler))))
+                    stack.callback(wrap_on_object(scheduler, "step", functools.partial(self._schedule, id(scheduler))))
             yield self
 
     def put(self, kind: str, who: int = 0, **facts: Any) -> Event:
@@ -577,29 +578,3 @@ def change_outside(now: dict[int, Tensor], left: dict[int, Tensor] | None, first
             ratios.append(ratio)
     same = ratios and max(ratios) - min(ratios) < 1e-4 and abs(ratios[0] - 1.0) > 1e-4
     return "scaled" if same else "changed"
-
-
-def wrap(home: Any, name: str, around: Callable[..., Any]) -> Callable[[], None]:
-    """Put a function around one of a module or class; gives the way back."""
-    inner = getattr(home, name)
-
-    @functools.wraps(inner)
-    def wrapper(*args: Any, **kwargs: Any) -> Any:
-        if torch.compiler.is_compiling():
-            return inner(*args, **kwargs)
-        return around(inner, *args, **kwargs)
-
-    setattr(home, name, wrapper)
-    return lambda: setattr(home, name, inner)
-
-
-def wrap_own(thing: Any, name: str, around: Callable[..., Any]) -> Callable[[], None]:
-    """On this one object, and off again without a trace."""
-    had, inner = vars(thing).get(name), getattr(thing, name)
-
-    @functools.wraps(inner)
-    def wrapper(*args: Any, **kwargs: Any) -> Any:
-        return around(inner, *args, **kwargs)
-
-    setattr(thing, name, wrapper)
-    return lambda: delattr(thing, name) if had is None else setattr(thing, name, had)

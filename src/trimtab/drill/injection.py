@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import inspect
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
@@ -13,6 +12,7 @@ from torch import Tensor, nn
 from trimtab.doctor.batch_tensors import leaves, mapped, roles_of
 from trimtab.drill.score import Fault, NotApplicableError
 from trimtab.torchutil.param_groups import params_of
+from trimtab.torchutil.patch import wrap_on_object
 
 if TYPE_CHECKING:
     from trimtab.drill.trial import Run
@@ -101,17 +101,14 @@ def around_step(
 
 
 def _wrap_step(optimizer: Any, begin: Callable[[Any], object], end: Callable[[Any], object]) -> None:
-    inner = optimizer.step
-
-    @functools.wraps(inner)
-    def step(*args: Any, **kwargs: Any) -> Any:
+    def around(inner: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         begin(optimizer)
         try:
             return inner(*args, **kwargs)
         finally:
             end(optimizer)
 
-    optimizer.step = step
+    wrap_on_object(optimizer, "step", around)
 
 
 def once(run: Any, optimizer: Any) -> bool:

@@ -36,14 +36,13 @@ from trimtab.run.discover import (
     seen_from_outside,
     still_scaled,
     uncalled,
-    wrap_method,
 )
 from trimtab.run.guarded_training import Flight
 from trimtab.run.patch_training import Losses, wrap_clip_grad_norm
 from trimtab.sample.rows import Parts
 from trimtab.torchutil.optimizer_argument import innermost, is_guarded, labelled
 from trimtab.torchutil.param_groups import params_of
-from trimtab.torchutil.patch import own_hook, wrap_method_of
+from trimtab.torchutil.patch import own_hook, wrap_attribute, wrap_method_of
 
 log = logging.getLogger("trimtab")
 MAX_GUARDS = 64
@@ -108,9 +107,9 @@ class Pilot:
         self._undo = [
             self._losses.remove,
             self._census.take(),
-            wrap_method(Optimizer, "__init__", self._building),
-            wrap_method(Guard, "__init__", self._their_own),
-            wrap_method(torch.amp.GradScaler, "step", self._scaler_steps),
+            wrap_attribute(Optimizer, "__init__", self._building),
+            wrap_attribute(Guard, "__init__", self._their_own),
+            wrap_attribute(torch.amp.GradScaler, "step", self._scaler_steps),
             wrap_clip_grad_norm(self._clipped, self._contained),
             own_hook(register_optimizer_step_pre_hook(self._stepping)).remove,
             own_hook(register_optimizer_step_post_hook(self._stepped)).remove,

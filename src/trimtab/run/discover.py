@@ -18,7 +18,7 @@ from torch.optim.optimizer import Optimizer
 from trimtab.sample.probes.forward import inert, only_traced
 from trimtab.sample.rows import Parts
 from trimtab.torchutil.param_groups import params_of
-from trimtab.torchutil.patch import native, own_hook
+from trimtab.torchutil.patch import native, own_hook, wrap_attribute
 
 Kept = tuple[dict[str, Tensor | None], str, Tensor]
 MAX_COPIED = 1 << 20
@@ -171,18 +171,6 @@ def marks_of(optimizers: Iterable[Any]) -> dict[int, object]:
     return out
 
 
-def wrap_method(home: type, name: str, around: Callable[..., Any]) -> Callable[[], None]:
-    """Put `around(inner, *args)` in the place of a method; returns how to take it off again."""
-    inner = getattr(home, name)
-
-    @functools.wraps(inner)
-    def wrapper(*args: Any, **kwargs: Any) -> Any:
-        return around(inner, *args, **kwargs)
-
-    setattr(home, name, wrapper)
-    return lambda: setattr(home, name, inner)
-
-
 def still_scaled(lane: Any) -> bool:
     """Whether a GradScaler has yet to unscale these gradients: their norm is not a true one."""
     scaler = lane.scaler
@@ -242,7 +230,8 @@ class Census:
         """Begin with those there are; returns how to end."""
         for module in alive():
             self._note(module)
-        undo = [self._wrap("__init__"), self._wrap("__setstate__")]  # copies and pickles come through the second
+        born = ("__init__", "__setstate__")  # copies and pickles come through the second
+        undo = [wrap_attribute(nn.Module, name, self._noted) for name in born]
 
         def stop() -> None:
             for back in undo:
@@ -259,16 +248,9 @@ class Census:
         key = id(module)
         self._known[key] = weakref.ref(module, functools.partial(_forget, self._known, key))
 
-    def _wrap(self, name: str) -> Callable[[], None]:
-        inner = getattr(nn.Module, name)
-
-        @functools.wraps(inner)
-        def wrapper(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-            self._note(module)
-            return inner(module, *args, **kwargs)
-
-        setattr(nn.Module, name, wrapper)
-        return lambda: setattr(nn.Module, name, inner)
+    def _noted(self, inner: Callable[..., Any], module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        self._note(module)
+        return inner(module, *args, **kwargs)
 
 
 def _forget(known: dict[int, weakref.ref[nn.Module]], key: int, ref: weakref.ref[nn.Module]) -> None:

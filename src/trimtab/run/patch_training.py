@@ -15,6 +15,7 @@ from torch import Tensor
 from trimtab.core.contain import Contained
 from trimtab.sample.measure import reference as measure
 from trimtab.sample.transfer import number
+from trimtab.torchutil.patch import wrap_attribute
 
 Told = Callable[[list[Tensor], Tensor | float], bool]
 """Called with the parameters and their norm before clipping; says whether a bad update is kept out by a guard."""
@@ -116,30 +117,22 @@ class Losses:
 
     def listen(self) -> None:
         """Put the wrappers in place."""
-        inner_backward, inner_scale = torch.autograd.backward, torch.amp.GradScaler.scale
-
-        @functools.wraps(inner_backward)
-        def backward(tensors: Any, *args: Any, **kwargs: Any) -> Any:
-            if torch.compiler.is_compiling():
-                return inner_backward(tensors, *args, **kwargs)
-            before = self._contained.call("looking at gradients", self._marks, default={})
-            out = inner_backward(tensors, *args, **kwargs)
-            self._contained.call("hearing of a backward pass", self._called)
-            self._contained.call("seeing a loss", self._see, tensors, before)
-            return out
-
-        @functools.wraps(inner_scale)
-        def scale(scaler: Any, outputs: Any) -> Any:
-            out = inner_scale(scaler, outputs)
-            self._contained.call("seeing a scaled loss", self._scaled, scaler, outputs, out)
-            return out
-
-        torch.autograd.backward = backward
-        torch.amp.GradScaler.scale = scale  # type: ignore[assignment, method-assign]
         self._undo = [
-            lambda: setattr(torch.autograd, "backward", inner_backward),
-            lambda: setattr(torch.amp.GradScaler, "scale", inner_scale),
+            wrap_attribute(torch.autograd, "backward", self._around_backward, while_compiling=False),
+            wrap_attribute(torch.amp.GradScaler, "scale", self._around_scale),
         ]
+
+    def _around_backward(self, inner: Callable[..., Any], tensors: Any, *args: Any, **kwargs: Any) -> Any:
+        before = self._contained.call("looking at gradients", self._marks, default={})
+        out = inner(tensors, *args, **kwargs)
+        self._contained.call("hearing of a backward pass", self._called)
+        self._contained.call("seeing a loss", self._see, tensors, before)
+        return out
+
+    def _around_scale(self, inner: Callable[..., Any], scaler: Any, outputs: Any) -> Any:
+        out = inner(scaler, outputs)
+        self._contained.call("seeing a scaled loss", self._scaled, scaler, outputs, out)
+        return out
 
     def remove(self) -> None:
         """Take the wrappers off again."""

@@ -18,9 +18,10 @@ from trimtab.doctor.observed_step import Options, failure_of
 from trimtab.doctor.probe import Probe
 from trimtab.doctor.recording import Watch
 from trimtab.doctor.target import Target
-from trimtab.run.discover import Census, owners_of, wrap_method
+from trimtab.run.discover import Census, owners_of
 from trimtab.run.script import Program, run_program
 from trimtab.torchutil.param_groups import params_of
+from trimtab.torchutil.patch import wrap_attribute
 
 LEAST = 4
 """Steps that the checks of wiring need."""
@@ -46,8 +47,8 @@ class Preflight:
     def take_off(self) -> None:
         """Put everything in place."""
         self._stack.callback(self._census.take())
-        self._stack.callback(wrap_method(Optimizer, "__init__", self._built))
-        self._stack.callback(wrap_method(torch.optim.lr_scheduler.LRScheduler, "__init__", self._scheduled))
+        self._stack.callback(wrap_attribute(Optimizer, "__init__", self._built))
+        self._stack.callback(wrap_attribute(torch.optim.lr_scheduler.LRScheduler, "__init__", self._scheduled))
         hook = nn.modules.module.register_module_forward_pre_hook(self._called)
         self._stack.callback(hook.remove)
 

@@ -119,23 +119,21 @@ class _Crew:
         """In a child, which may have nothing to train: begin when the first optimizer is built, or is there."""
         from torch.optim.optimizer import Optimizer
 
+        from trimtab.torchutil.patch import wrap_attribute
+
         if any(issubclass(type(o), Optimizer) for o in gc.get_objects()):
             self.take_off()
             return
-        inner = {name: getattr(Optimizer, name) for name in ("__init__", "__setstate__")}
+        undo: list[Callable[[], None]] = []
 
-        def begin(name: str) -> Callable[..., Any]:
-            @functools.wraps(inner[name])
-            def method(this: Any, *args: Any, **kwargs: Any) -> Any:
-                for each, function in inner.items():
-                    setattr(Optimizer, each, function)
-                self.take_off()
-                return getattr(Optimizer, name)(this, *args, **kwargs)
+        def begin(name: str, inner: Callable[..., Any], this: Any, *args: Any, **kwargs: Any) -> Any:
+            for put_back in undo:
+                put_back()
+            self.take_off()
+            return getattr(Optimizer, name)(this, *args, **kwargs)
 
-            return method
-
-        for name in inner:
-            setattr(Optimizer, name, begin(name))
+        names = ("__init__", "__setstate__")
+        undo += [wrap_attribute(Optimizer, name, functools.partial(begin, name)) for name in names]
 
     def belong_to(self, exchange: Exchange) -> None:
         """This is a child: how it went is told to the first process."""

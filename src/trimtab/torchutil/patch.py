@@ -1,4 +1,4 @@
-"""Hooks of ours on a user's objects: PyTorch calls them like any other, and no copy or pickle takes them along.
+"""Hooks of ours on a user's objects, and functions of ours around methods of classes, modules and objects.
 
 PyTorch keeps hooks in ordinary dicts on the object itself, so everything that is made from the object gets them too.
 `own_hook` leaves the dict what and where it is, because handles that the user holds refer to that very object. It
@@ -190,17 +190,30 @@ def wrap_method_of(this: Any, name: str, around: Around) -> Callable[[], None]:
     """
     home = next((kind for kind in type(this).__mro__ if name in vars(kind)), None)
     if home is None or name in getattr(this, "__dict__", {}):
-        return _wrap_on_object(this, name, around)
+        return wrap_on_object(this, name, around)
     try:
         wrapped = _WRAPPED.get((home, name))
         if wrapped is None or not wrapped.in_place:
             wrapped = _WRAPPED[home, name] = _Wrapped(home, name)
         return wrapped.add(this, around)
     except TypeError:  # a class written in C takes no attributes; one with slots may have no room for weak references
-        return _wrap_on_object(this, name, around)
+        return wrap_on_object(this, name, around)
 
 
-def _wrap_on_object(this: Any, name: str, around: Around) -> Callable[[], None]:
+def wrap_on_object(this: Any, name: str, around: Around) -> Callable[[], None]:
+    """Have `around` called in the place of one object's method, by an attribute of that object.
+
+    For objects that nobody copies meanwhile, and where `around` leads to objects that must not be kept alive.
+
+    Example:
+        >>> class Counter:
+        ...     def step(self, num):
+        ...         return num
+        >>> counter = Counter()
+        >>> undo = wrap_on_object(counter, "step", lambda inner, num: inner(10 * num))
+        >>> counter.step(2), undo(), counter.step(2)
+        (20, None, 2)
+    """
     had, inner = getattr(this, "__dict__", {}).get(name), getattr(this, name)
 
     def method(this: Any, *args: Any, **kwargs: Any) -> Any:
@@ -220,3 +233,21 @@ def _wrap_on_object(this: Any, name: str, around: Around) -> Callable[[], None]:
                 setattr(this, name, had)
 
     return undo
+
+
+def wrap_attribute(home: Any, name: str, around: Around, *, while_compiling: bool = True) -> Callable[[], None]:
+    """Have `around` called in the place of a function of a module, or of a method of a class for all its objects.
+
+    `inner` is then the function as it was, not bound. Without `while_compiling` a compiler that traces the call sees
+    that function only. What is returned puts the function back.
+    """
+    inner = getattr(home, name)
+
+    @functools.wraps(inner)
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        if not while_compiling and torch.compiler.is_compiling():
+            return inner(*args, **kwargs)
+        return around(inner, *args, **kwargs)
+
+    setattr(home, name, wrapper)
+    return lambda: setattr(home, name, inner)

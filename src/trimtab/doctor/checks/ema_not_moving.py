@@ -12,7 +12,7 @@ from torch import Tensor
 
 from trimtab.doctor.checklist import Line, failed, not_applicable, passed
 from trimtab.doctor.probe import Probe
-from trimtab.doctor.recording import wrap_own
+from trimtab.torchutil.patch import wrap_on_object
 from trimtab.torchutil.undo import averaged_weights
 
 
@@ -97,7 +97,7 @@ class EmaNotMoving:
             return out
 
         with probe.trial():
-            take_off = wrap_own(average, name, watched)
+            take_off = wrap_on_object(average, name, watched)
             try:
                 calls = probe.run([probe.batch(i) for i in range(5)], listen=True)
             finally:

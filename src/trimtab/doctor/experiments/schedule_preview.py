@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from trimtab.torchutil.param_groups import rates_of
+from trimtab.torchutil.patch import wrap_on_object
 
 if TYPE_CHECKING:
     from trimtab.doctor.probe import Probe
@@ -55,15 +56,11 @@ def set_rates(optimizers: Sequence[Any], rates: list[list[float]], factor: float
 @contextmanager
 def frozen_schedule(scheduler: Any) -> Iterator[None]:
     """A schedule whose steps do nothing."""
-    had = vars(scheduler).get("step")
-    scheduler.step = lambda *args, **kwargs: None
+    undo = wrap_on_object(scheduler, "step", lambda inner, *args, **kwargs: None)
     try:
         yield
     finally:
-        if had is None:
-            vars(scheduler).pop("step", None)
-        else:
-            scheduler.step = had
+        undo()
 
 
 def half_way(probe: Probe) -> float | None:

@@ -12,6 +12,7 @@ from trimtab.drill.injection import fault, middle, on_gradient, spoilt
 from trimtab.drill.score import Fault, NotApplicableError
 from trimtab.drill.trial import Run
 from trimtab.torchutil.param_groups import params_of
+from trimtab.torchutil.patch import wrap_on_object
 
 AMP: list[Fault] = []
 
@@ -34,15 +35,11 @@ def clip_before_unscale(run: Run) -> None:
     """The scaled gradients are clipped to 1.0: after unscaling next to nothing is left."""
     scaler = _scaler(run)
     for name in ("unscale_", "step"):
-        setattr(scaler, name, _clipped_first(scaler, getattr(scaler, name)))
+        wrap_on_object(scaler, name, functools.partial(_clipped_first, scaler))
 
 
-def _clipped_first(scaler: Any, inner: Any) -> Any:
-    @functools.wraps(inner)
-    def clipped(optimizer: Any, *args: Any, **kwargs: Any) -> Any:
-        states = scaler._per_optimizer_states
-        if id(optimizer) not in states or states[id(optimizer)]["stage"].name == "READY":
-            torch.nn.utils.clip_grad_norm_(params_of(optimizer), 1.0)
-        return inner(optimizer, *args, **kwargs)
-
-    return clipped
+def _clipped_first(scaler: Any, inner: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+    states = scaler._per_optimizer_states
+    if id(optimizer) not in states or states[id(optimizer)]["stage"].name == "READY":
+        torch.nn.utils.clip_grad_norm_(params_of(optimizer), 1.0)
+    return inner(optimizer, *args, **kwargs)

@@ -7,6 +7,7 @@ import torch
 from trimtab.drill.injection import HURT, NONFINITE, SQUARES, fault, last, middle, some_moments, squares
 from trimtab.drill.score import Fault, NotApplicableError
 from trimtab.drill.trial import Run
+from trimtab.torchutil.patch import wrap_on_object
 
 STATE: list[Fault] = []
 CORRUPTED = ("weight-corrupted", "weight-jump", *HURT)
@@ -62,7 +63,7 @@ def ema_not_updated(run: Run) -> None:
     _average(run)
     for name in ("update_parameters", "update"):
         if callable(getattr(run.target.ema, name, None)):
-            setattr(run.target.ema, name, lambda *args: None)
+            wrap_on_object(run.target.ema, name, lambda inner, *args: None)
 
 
 def _average(run: Run) -> list[torch.Tensor]:
