@@ -12,8 +12,9 @@ from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from tests.sample.loops import attached, mlp, train
-from trimtab.sample.probes.averaged import BUDGET, AveragedProbe, averaged_tensors
+from trimtab.sample.probes.averaged import BUDGET, AveragedProbe
 from trimtab.sample.probes.ledger import MIN_KEPT
+from trimtab.torchutil.averaged_weights import averaged_weights
 
 
 class Shadow:
@@ -47,15 +48,15 @@ MAKES = [
 @pytest.mark.parametrize("make", MAKES)
 def test_every_make_is_understood(make: Any) -> None:
     model = mlp()
-    found = averaged_tensors(make(model))
+    found = averaged_weights(make(model))
     assert [t.shape for _, t in found] == [p.shape for p in model.parameters()]
     assert all(torch.equal(t, p) for (_, t), p in zip(found, model.parameters(), strict=True))
     assert len({n for n, _ in found}) == 4
 
 
 def test_what_is_no_average_gives_nothing() -> None:
-    assert averaged_tensors(object()) == []
-    assert averaged_tensors({"decay": 0.9}) == []
+    assert averaged_weights(object()) == []
+    assert averaged_weights({"decay": 0.9}) == []
     assert AveragedProbe(object()).look() == ({}, {})
     assert AveragedProbe({"step": torch.tensor(3)}).look() == ({}, {})
 
@@ -65,7 +66,7 @@ def test_steps_without_a_move_are_counted(make: Any) -> None:
     model = mlp()
     ema = make(model)
     probe = AveragedProbe(ema)
-    first = averaged_tensors(ema)[0][1]
+    first = averaged_weights(ema)[0][1]
     assert [probe.look()[0]["ema_still"] for _ in range(3)] == [1.0, 2.0, 3.0]
     with torch.no_grad():
         first.mul_(1.5)

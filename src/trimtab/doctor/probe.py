@@ -22,8 +22,9 @@ from trimtab.doctor.observed_step import Options, make_call, trouble_of
 from trimtab.doctor.recording import Call, Event, Failure, Watch
 from trimtab.doctor.target import Target
 from trimtab.sample.probes.wiring import parameter_at, split_twins, tied_pairs
+from trimtab.torchutil.averaged_weights import average_mark
 from trimtab.torchutil.param_groups import params_of
-from trimtab.torchutil.undo import average_mark, remembered, untouched
+from trimtab.torchutil.undo import remembered, untouched
 
 MAX_CALLS = 40
 SCAN_S, TRIAL_S = 1.5, 3.0

@@ -22,8 +22,8 @@ from trimtab.core.config import PolicyConfig
 from trimtab.core.errors import CheckpointError
 from trimtab.core.remedy import Reached
 from trimtab.core.types import Sample, Severity, Snapshot, Verdict
-from trimtab.sample.probes.averaged import averaged_tensors
 from trimtab.sample.watch import Step
+from trimtab.torchutil.averaged_weights import averaged_state
 from trimtab.torchutil.param_groups import params_of, rates_of
 
 log = logging.getLogger("trimtab")
@@ -285,7 +285,7 @@ class Copied:
         """Every tensor there is now, and every number beside them."""
         tensors: dict[Key, Tensor] = {("model", n): p.detach() for n, p in self._model.named_parameters()}
         tensors |= {("model", n): b.detach() for n, b in self._model.named_buffers()}
-        tensors |= {("ema", n): t.detach() for n, t in _averaged(self._ema)}
+        tensors |= {("ema", n): t.detach() for n, t in averaged_state(self._ema)}
         others: dict[Key, Any] = {}
         for label, optimizer in self._optimizers.items():
             places = _places(optimizer)
@@ -377,12 +377,6 @@ class Copied:
 def _places(optimizer: Any) -> dict[int, int]:
     """Where each parameter stands: groups are only ever added behind the others."""
     return {id(p): i for i, p in enumerate(params_of(optimizer))}
-
-
-def _averaged(ema: Any) -> list[tuple[str, Tensor]]:
-    if isinstance(ema, nn.Module):
-        return [*ema.named_parameters(), *ema.named_buffers()]
-    return [] if ema is None else averaged_tensors(ema)
 
 
 def _alike(one: Tensor, other: Tensor) -> bool:

@@ -399,29 +399,3 @@ def _entries(home: MutableMapping[Any, Any], kept: dict[Any, Any], *, whole: boo
         home.update(kept)
 
     return undo
-
-
-def averaged_weights(average: Any) -> list[Tensor]:
-    """The averaged weights, wherever an average keeps them."""
-    if average is None:
-        return []
-    if isinstance(average, nn.Module):
-        return [p for p in average.parameters() if not p.is_meta]
-    memory = Memory(average)
-    found: list[Tensor] = [t for m in memory.modules for t in m.parameters(recurse=False)]
-    shadows = (
-        [v for v in vars(average).values() if isinstance(v, dict | list | tuple)]
-        if hasattr(average, "__dict__")
-        else []
-    )
-    for held in shadows:
-        found += [t for t in (held.values() if isinstance(held, dict) else held) if isinstance(t, Tensor)]
-    return [t for t in found if t.is_floating_point()]
-
-
-def average_mark(average: Any) -> float | None:
-    """One number that changes when an average does; None where there is none."""
-    tensors = averaged_weights(average)
-    if not tensors:
-        return None
-    return sum(float(t.detach().double().abs().sum()) + float(t.detach().double().sum()) for t in tensors)

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from trimtab.doctor.checklist import Line, failed, not_applicable, passed
 from trimtab.doctor.probe import Probe
+from trimtab.torchutil.averaged_weights import search_averaged_weights
 from trimtab.torchutil.patch import wrap_on_object
-from trimtab.torchutil.undo import averaged_weights
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,7 +44,7 @@ class EmaNotMoving:
             yield not_applicable(self, "there is no average of the weights")
             return
         mine = {p.data_ptr() for p in probe.model.parameters()}
-        tensors = averaged_weights(average)
+        tensors = search_averaged_weights(average)
         shared = [t for t in tensors if t.data_ptr() in mine]
         moved = any(e.facts["moved"] for e in probe.events("step"))
         marks = [probe.average_at_start, *(c.average for c in probe.through)]

@@ -2,32 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-from torch import Tensor, nn
+from torch import Tensor
 
 from trimtab.sample.probes.ledger import Part
+from trimtab.torchutil.averaged_weights import averaged_weights
 
 BUDGET = 1 << 12
 NUM_TENSORS = 16
-
-
-def averaged_tensors(ema: Any) -> list[tuple[str, Tensor]]:
-    """The weights of an averaged model, a module, a mapping, or an object that keeps shadow parameters."""
-    if isinstance(ema, nn.Module):
-        inner = getattr(ema, "module", None)
-        return [(n, p) for n, p in (inner if isinstance(inner, nn.Module) else ema).named_parameters()]
-    for attribute in ("ema_model", "module", "model", "ema"):
-        if isinstance(getattr(ema, attribute, None), nn.Module):
-            return averaged_tensors(getattr(ema, attribute))
-    kept = next((v for a in ("shadow", "shadow_params", "params") if (v := getattr(ema, a, None)) is not None), ema)
-    if isinstance(kept, Mapping):
-        return [(str(n), t) for n, t in kept.items() if isinstance(t, Tensor)]
-    if isinstance(kept, list | tuple):
-        return [(str(i), t) for i, t in enumerate(kept) if isinstance(t, Tensor)]
-    return []
 
 
 class AveragedProbe:
@@ -35,7 +19,7 @@ class AveragedProbe:
 
     def __init__(self, ema: Any) -> None:
         self._ema = ema
-        found = [(n, t) for n, t in averaged_tensors(ema) if t.is_floating_point()]
+        found = [(n, t) for n, t in averaged_weights(ema) if t.is_floating_point()]
         # All of it moves or none: a few tensors tell, and on a device each costs a launch.
         self._part = Part(found[:: max(len(found) // NUM_TENSORS, 1)], BUDGET)
         self._last = np.zeros(self._part.size, np.float32)

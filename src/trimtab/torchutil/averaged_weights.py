@@ -1,0 +1,68 @@
+"""Where an average of weights (EMA, SWA) keeps them, and what of it has to be copied to put it back.
+
+- `averaged_weights`: the weights by name, in the places where averages are known to keep them.
+- `averaged_state`: all tensors by name that make up its state.
+- `search_averaged_weights`: every weight that can be reached from it, whatever its class calls the place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor, nn
+
+from trimtab.torchutil.undo import Memory
+
+
+def averaged_weights(average: Any) -> list[tuple[str, Tensor]]:
+    """The weights of an averaged model, a module, a mapping, or an object that keeps shadow parameters.
+
+    Example:
+        >>> import torch
+        >>> averaged_weights({"weight": torch.zeros(1)})
+        [('weight', tensor([0.]))]
+    """
+    if isinstance(average, nn.Module):
+        inner = getattr(average, "module", None)
+        return list((inner if isinstance(inner, nn.Module) else average).named_parameters())
+    for attribute in ("ema_model", "module", "model", "ema"):
+        if isinstance(getattr(average, attribute, None), nn.Module):
+            return averaged_weights(getattr(average, attribute))
+    shadows = (getattr(average, attribute, None) for attribute in ("shadow", "shadow_params", "params"))
+    return _named_tensors(next((v for v in shadows if v is not None), average))
+
+
+def averaged_state(average: Any) -> list[tuple[str, Tensor]]:
+    """What to copy of an average: a module's parameters and buffers, else its weights; nothing for None."""
+    if isinstance(average, nn.Module):
+        return [*average.named_parameters(), *average.named_buffers()]
+    return [] if average is None else averaged_weights(average)
+
+
+def search_averaged_weights(average: Any) -> list[Tensor]:
+    """Every weight that can be reached from an average of any class; the model's own may be among them."""
+    if average is None:
+        return []
+    if isinstance(average, nn.Module):
+        return [p for p in average.parameters() if not p.is_meta]
+    found: list[Tensor] = [t for m in Memory(average).modules for t in m.parameters(recurse=False)]
+    for held in vars(average).values() if hasattr(average, "__dict__") else ():
+        found += [t for _, t in _named_tensors(held)] if isinstance(held, dict | list | tuple) else []
+    return [t for t in found if t.is_floating_point()]
+
+
+def average_mark(average: Any) -> float | None:
+    """One number that changes when an average does; None where there is none."""
+    tensors = search_averaged_weights(average)
+    if not tensors:
+        return None
+    return sum(float(t.detach().double().abs().sum()) + float(t.detach().double().sum()) for t in tensors)
+
+
+def _named_tensors(held: Any) -> list[tuple[str, Tensor]]:
+    if isinstance(held, Mapping):
+        return [(str(name), t) for name, t in held.items() if isinstance(t, Tensor)]
+    if isinstance(held, list | tuple):
+        return [(str(i), t) for i, t in enumerate(held) if isinstance(t, Tensor)]
+    return []
