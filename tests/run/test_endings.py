@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.matrix import sampled
 from tests.run import signals
 from tests.run.running import SOURCE
 from trimtab.record.reader import read_run
@@ -48,6 +49,7 @@ def reason(folder: Path) -> str | None:
     return None if closing is None else closing.reason
 
 
+@pytest.mark.long
 def test_a_dozen_signals_at_random_moments(monkeypatch: pytest.MonkeyPatch) -> None:
     """`python -m tests.run.signals --count 200` sends more of them, and measures: here no time decides."""
     monkeypatch.setattr(signals, "LONGEST_LOSS_S", 30.0)
@@ -137,8 +139,15 @@ def test_an_event_loop_keeps_its_own_signals(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("number", "words"),
-    [(signal.SIGINT, ()), (signal.SIGINT, ("--checkpoint", "saved")), (signal.SIGHUP, ()), (signal.SIGTERM, ())],
-    ids=["INT", "INT with checkpoints", "HUP", "TERM"],
+    sampled(
+        {
+            "INT": (signal.SIGINT, ()),
+            "INT with checkpoints": (signal.SIGINT, ("--checkpoint", "saved")),
+            "HUP": (signal.SIGHUP, ()),
+            "TERM": (signal.SIGTERM, ()),
+        },
+        ["INT with checkpoints"],
+    ),
 )
 def test_a_signal_that_was_ignored_from_the_start_stays_ignored(
     tmp_path: Path, number: int, words: tuple[str, ...]
@@ -221,7 +230,13 @@ ENDS = {
 }
 
 
-@pytest.mark.parametrize(("shape", "end"), list(zip(SHAPES, itertools.cycle(ENDS), strict=False)))
+@pytest.mark.parametrize(
+    ("shape", "end"),
+    sampled(
+        {f"{shape}-{end}": (shape, end) for shape, end in zip(SHAPES, itertools.cycle(ENDS), strict=False)},
+        ["plain-falls off", "with a finding-collects at exit"],
+    ),
+)
 def test_nothing_of_ours_is_heard_when_the_interpreter_goes_down(tmp_path: Path, shape: str, end: str) -> None:
     code, last = ENDS[end]
     said = ended(tmp_path, f"{SHAPES[shape]}\n{last}")

@@ -211,6 +211,7 @@ def test_a_forked_child_leaves_the_parents_record_and_checkpoints_alone(workplac
 def test_fifty_trainings_with_the_same_trouble_are_one_line(workplace: Workplace) -> None:
     text = """
         import torch
+        torch.manual_seed(0)
         models = [torch.nn.Linear(4, 1) for _ in range(50)]
         optimizers = [torch.optim.SGD(m.parameters(), lr=0.1) for m in models]
         for i in range(8):

@@ -9,8 +9,16 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.matrix import sampled
 from tests.runs.programs import PROGRAMS, Ready, Result, Setup, drive, unguarded
 from trimtab import Guard
+
+USUAL = """
+    mlp_adam cnn_batchnorm_cosine gru_rmsprop sparse_embedding_two_optimizers gan_alternating accumulation
+    float16_scaler_fused progressive_unfreeze contrastive_temperature lbfgs_closure complex_weights
+    policy_gradient_noise
+"""
+"""One for each kind of loop, optimizer and number; `pytest -m long` runs the other programs."""
 
 
 @cache
@@ -58,7 +66,7 @@ def through_hooks(guards: list[Guard]) -> Callable[[Setup], Callable[[Ready], Te
     return make
 
 
-@pytest.mark.parametrize("name", PROGRAMS)
+@pytest.mark.parametrize("name", sampled(list(PROGRAMS), USUAL))
 @pytest.mark.parametrize("way", [through_guard, through_hooks])
 def test_healthy_runs_are_bit_identical_and_silent(name: str, way: Callable[..., object]) -> None:
     guards: list[Guard] = []
@@ -75,7 +83,7 @@ def test_healthy_runs_are_bit_identical_and_silent(name: str, way: Callable[...,
     assert guard.health()["overall_healthy"]
 
 
-@pytest.mark.parametrize("name", PROGRAMS)
+@pytest.mark.parametrize("name", sampled(list(PROGRAMS), USUAL))
 def test_act_mode_does_nothing_to_a_healthy_run(name: str) -> None:
     guards: list[Guard] = []
 
@@ -94,7 +102,7 @@ def test_act_mode_does_nothing_to_a_healthy_run(name: str) -> None:
     assert acted.losses == plain(name).losses
 
 
-@pytest.mark.parametrize("name", PROGRAMS)
+@pytest.mark.parametrize("name", sampled(list(PROGRAMS), USUAL))
 def test_the_programs_really_learn(name: str) -> None:
     losses = plain(name).losses
     assert all(x == x and abs(x) < 1e6 for x in losses)

@@ -9,10 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from tests.matrix import sampled
 from tests.run.running import Nest, Ran, Workplace
 from tests.runs.shape_runs import FOLDER, HALVES, HELD_OUT, SHAPES, Compared, differences, table
 
 STEPS = "80"
+USUAL = ("adder", "char_lm", "diffusion", "gcn", "lora", "loss_dict", "ppo", "simclr")
 
 
 @pytest.fixture
@@ -20,7 +22,7 @@ def place(tmp_path: Path, nest: Nest) -> Workplace:
     return Workplace(tmp_path / "place", nest, FOLDER)
 
 
-@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("shape", sampled(SHAPES, USUAL))
 def test_a_program_of_any_shape_runs_as_without(shape: str, place: Workplace) -> None:
     plain = place.plain(f"{shape}.py", STEPS)
     guarded = place.guarded("--mode", "act", f"{shape}.py", STEPS)

@@ -1,0 +1,29 @@
+"""Matrices of cases: a sample that you name runs each time, the rest with `pytest -m long`."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from typing import Any
+
+import pytest
+
+
+def sampled(cases: Mapping[str, Any] | Iterable[str], usual: str | Collection[str], marks: Any = None) -> list[Any]:
+    """Parameters for `pytest.mark.parametrize`: those named in `usual` as they are, all others marked as long.
+
+    `cases` maps names to parameters; an iterable of names serves as both. `usual` holds names, as a collection or with
+    spaces between them. `marks` gives further marks for a name.
+    """
+    found = cases if isinstance(cases, Mapping) else {case: case for case in cases}
+    chosen = set(usual.split() if isinstance(usual, str) else usual)
+    unknown = sorted(chosen - set(found))
+    if unknown:
+        raise ValueError(f"the sample names cases that do not exist: {', '.join(unknown)}")
+    return [
+        pytest.param(
+            *(case if isinstance(case, tuple) else (case,)),
+            id=name,
+            marks=[*(marks(name) if marks else ()), *([] if name in chosen else [pytest.mark.long])],
+        )
+        for name, case in found.items()
+    ]
