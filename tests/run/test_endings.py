@@ -60,7 +60,7 @@ def test_a_dozen_signals_at_random_moments(monkeypatch: pytest.MonkeyPatch) -> N
     assert sum(r.folders for r in results) >= 6
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP], ids=["TERM", "HUP"])
+@pytest.mark.parametrize("number", sampled({"TERM": signal.SIGTERM, "HUP": signal.SIGHUP}, "TERM"))
 def test_a_signal_with_its_default_action_closes_the_record_and_kills(tmp_path: Path, number: int) -> None:
     said = ended(tmp_path, f"train()\nos.kill(os.getpid(), {int(number)})\ntime.sleep(60)\nprint('not reached')")
     assert (said.returncode, said.stdout) == (-number, "")
@@ -68,6 +68,7 @@ def test_a_signal_with_its_default_action_closes_the_record_and_kills(tmp_path: 
     assert f"Linear, 10 steps, ended by {signal.Signals(number).name}, no findings" in said.stderr
 
 
+@pytest.mark.long
 def test_so_it_does_where_the_main_thread_hangs_outside_of_python(tmp_path: Path) -> None:
     text = """
         kept = train()
@@ -120,6 +121,7 @@ def test_a_forked_child_has_the_default_actions(tmp_path: Path) -> None:
     assert said.stderr.count("10 steps") == 1
 
 
+@pytest.mark.long
 def test_an_event_loop_keeps_its_own_signals(tmp_path: Path) -> None:
     text = """
         async def main():
@@ -171,7 +173,7 @@ def test_an_interrupted_program_leaves_a_closed_record_that_says_so(tmp_path: Pa
     assert reason(tmp_path) == "KeyboardInterrupt"
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL], ids=["TERM", "KILL"])
+@pytest.mark.parametrize("number", sampled({"TERM": signal.SIGTERM, "KILL": signal.SIGKILL}, "KILL"))
 def test_a_guard_of_the_programs_own_leaves_signals_alone_and_its_record_is_unfinished(
     tmp_path: Path, number: int
 ) -> None:

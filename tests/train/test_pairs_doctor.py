@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 
+from tests.matrix import sampled
 from trimtab.doctor.checklist import Status
 from trimtab.doctor.doctor_report import Report
 from trimtab.doctor.examine import examine
@@ -232,7 +233,12 @@ def test_the_sound_recipe_passes_without_a_word() -> None:
     assert [line.name for line in report.lines if not line.ok] == []
 
 
-@pytest.mark.parametrize(("change", "cause"), FAULTS, ids=[f"{i}-{cause}" for i, (_, cause) in enumerate(FAULTS)])
+@pytest.mark.parametrize(
+    ("change", "cause"),
+    sampled(
+        {f"{i}-{one[1]}": one for i, one in enumerate(FAULTS)}, "0-loss-detached 3-stale-optimizer 13-nonfinite-input"
+    ),
+)
 def test_e12_a_seeded_fault_is_named_first(change: Callable[[Built], None], cause: str) -> None:
     fails = [line.name for line in seen(change, tuple(name for name in LATE if name != cause)).of(Status.FAIL)]
     assert fails[:1] == [cause], fails

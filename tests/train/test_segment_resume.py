@@ -85,6 +85,7 @@ def _interrupt(pid: int, signal: int) -> None:
     raise KeyboardInterrupt
 
 
+@pytest.mark.long
 def test_b17_b20_110_epochs_rotate_in_numeric_order_and_the_best_stays(tmp_path: Path) -> None:
     """Sorted by name, as in the original, epochs 97 to 99 would be kept and the newest deleted."""
     small = {"num_images": 4, "batch_size": 4, "accumulation_steps": 1, "epochs": 111, "lr": 0.001}
