@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.checkpoint.lab import FILES, Gate, folder, healthy_steps, pair, refused
+from tests.matrix import sampled
 from trimtab.checkpoint.format import container
 from trimtab.checkpoint.format.filesystem import Disk
 from trimtab.core.errors import CheckpointError
@@ -14,10 +15,11 @@ from trimtab.core.errors import CheckpointError
 __all__ = ["folder", "pair"]
 
 
+@pytest.mark.parametrize("stride", sampled({"all": 1, "every 17th": 17}, ["every 17th"]))
 @pytest.mark.parametrize("file", FILES)
-def test_every_flipped_bit_is_found_and_named(file: str, pair: Path) -> None:
+def test_every_flipped_bit_is_found_and_named(file: str, stride: int, pair: Path) -> None:
     good = (pair / file).read_bytes()
-    for number in range(len(good)):
+    for number in range(0, len(good), stride):
         broken = bytearray(good)
         broken[number] ^= 1 << number % 8
         (pair / file).write_bytes(broken)

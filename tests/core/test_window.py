@@ -196,6 +196,7 @@ def test_a_restored_brain_gives_the_same_verdicts_ever_after(mode: str, cut: int
     assert one._broken == two._broken == set()
 
 
+@pytest.mark.long
 def test_memory_does_not_grow() -> None:
     brain = Brain.from_config(Config(mode="act"))
     sizes: dict[int, dict[str, int]] = {}

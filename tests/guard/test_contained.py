@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
 import trimtab
+from tests.matrix import sampled
 from trimtab import Config, Finding, Guard
 from trimtab.run.auto_guard import Pilot
 
@@ -267,7 +268,7 @@ def outcome(loop: Loop) -> list[Tensor]:
     return loop.ends()
 
 
-@pytest.mark.parametrize("kind", LOOPS)
+@pytest.mark.parametrize("kind", sampled({loop.__name__: loop for loop in LOOPS}, "Plain Acting"))
 def test_any_failure_of_ours_leaves_the_training_as_it_is(kind: type[Loop], caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.CRITICAL, logger="trimtab")
     want = outcome(kind(guarded=False))

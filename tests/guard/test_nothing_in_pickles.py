@@ -22,6 +22,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
+from tests.matrix import sampled
 from trimtab import Guard
 from trimtab.run.auto_guard import Pilot
 from trimtab.torchutil.patch import wrap_method_of
@@ -204,10 +205,15 @@ def story(make: Callable[[], nn.Module], how: str) -> dict[str, bytes]:
     return said
 
 
+@functools.cache
+def plain_story(model: str) -> dict[str, bytes]:
+    return story(MODELS[model], "plain")
+
+
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize("how", GUARDS)
 def test_what_is_pickled_is_the_same_to_the_byte(how: str, model: str) -> None:
-    plain, guarded = story(MODELS[model], "plain"), story(MODELS[model], how)
+    plain, guarded = plain_story(model), story(MODELS[model], how)
     assert [name for name in plain if plain[name] != guarded[name]] == []
 
 
@@ -394,7 +400,7 @@ def can_export_hooks() -> bool:
     return True
 
 
-@pytest.mark.parametrize("how", ["guard", "activations", "checkpoint", "run"])
+@pytest.mark.parametrize("how", sampled(["guard", "activations", "checkpoint", "run"], "guard run"))
 @pytest.mark.parametrize("turned", [scripted, traced, symbolic, exported, exported_strictly, functional, prepared])
 @pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")
 def test_nothing_of_ours_is_in_what_a_model_is_turned_into(turned: Callable[..., Any], how: str) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.matrix import sampled
 from tests.record.record_fakes import CLOSING, FULL, INFO, LAYOUT, finding, layout, same, sample, small_run, verdict
 from trimtab.core.errors import RecordError
 from trimtab.core.types import BrainState, Record, RunInfo, Sample, Verdict
@@ -78,13 +79,14 @@ def test_series_tell_optimizers_and_phases_apart(tmp_path: Path) -> None:
     assert run.series("nothing")[0].size == 0
 
 
-def test_truncation_at_every_byte_of_the_lines(tmp_path: Path) -> None:
+@pytest.mark.parametrize("stride", sampled({"all": 1, "every 17th": 17}, ["every 17th"]))
+def test_truncation_at_every_byte_of_the_lines(stride: int, tmp_path: Path) -> None:
     write(tmp_path / "full", small_run())
     data = (tmp_path / "full" / "run.jsonl").read_bytes()
     whole = read_run(tmp_path / "full")
     cut = tmp_path / "cut"
     shutil.copytree(tmp_path / "full", cut)
-    for end in range(1, len(data)):
+    for end in range(1, len(data), stride):
         (cut / "run.jsonl").write_bytes(data[:end])
         run = read_run(cut)
         kept = data[:end].count(b"\n")

@@ -217,6 +217,7 @@ def test_validation_loss_is_points_and_each_optimizer_has_its_own_figures(tmp_pa
     ]
 
 
+@pytest.mark.long
 def test_sizes_stay_bounded(write_run: WriteRun) -> None:
     losses = [math.nan if 2000 <= s < 4000 else 1.0 + (s % 7) for s in range(6000)]
     run = read_run(write_run(losses, [1.0 + (s % 11) for s in range(6000)]))
