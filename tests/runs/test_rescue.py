@@ -11,10 +11,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tests.act.test_rewind_combos import Kept
 from tests.faults.base import Case, Run
 from tests.faults.harness import make_run
 from tests.faults.inject import alter_once, inputs, moments, weight
+from tests.guard.test_rewind_combos import Kept
 from tests.matrix import sampled
 from trimtab import Guard
 from trimtab.record.reader import Run as Record

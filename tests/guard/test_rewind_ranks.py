@@ -43,7 +43,7 @@ def worker(rank: int, port: int, folder: str) -> None:
 
 
 def course(rank: int, what: str) -> dict[str, Any]:
-    from tests.act.test_rewind_combos import Kept
+    from tests.guard.test_rewind_combos import Kept
     from trimtab import Guard
 
     torch.manual_seed(0)

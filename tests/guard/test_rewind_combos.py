@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import nn
 
-from tests.act.test_rewind import data, same
+from tests.guard.test_rewind import data, same
 from trimtab import Guard, TrainingStopped
 from trimtab.core.types import Outcome
 

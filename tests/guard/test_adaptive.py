@@ -11,8 +11,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tests.act.test_agc import off_the_host  # noqa: F401
 from tests.guard.conftest import batches, mse, same, small_model, snapshot
+from tests.guard.test_agc import off_the_host  # noqa: F401
 from trimtab import Guard
 from trimtab.core.errors import ConfigError
 from trimtab.record.reader import read_run

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.act.test_rewind import data, make
+from tests.guard.test_rewind import data, make
 from trimtab import Guard
 from trimtab.core.types import Severity
 

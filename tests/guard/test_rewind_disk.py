@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import nn
 
-from tests.act.test_rewind import OPTIMIZERS, data, make, rewind, same, state_of
+from tests.guard.test_rewind import OPTIMIZERS, data, make, rewind, same, state_of
 from trimtab import Checkpointer, Guard, InputError
 from trimtab.guard.rollback import Ring
 
