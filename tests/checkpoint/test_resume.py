@@ -18,6 +18,7 @@ import torch
 from tests.checkpoint import training
 from tests.checkpoint.test_state import bits
 from tests.checkpoint.training import ACCUMULATE, EPOCHS, OPTIMIZERS, PER_EPOCH, SCHEDULERS, Trainer
+from tests.matrix import sampled
 from tests.run.running import Nest
 from trimtab.checkpoint import state
 from trimtab.checkpoint.format import container
@@ -66,8 +67,10 @@ def test_workers_are_tried_with_every_optimizer_and_schedule() -> None:
 
 @pytest.mark.parametrize(
     ("optimizer", "scheduler", "workers"),
-    [*product(OPTIMIZERS, SCHEDULERS, (0,)), *WITH_WORKERS],
-    ids=lambda value: str(value),
+    sampled(
+        {"-".join(map(str, case)): case for case in [*product(OPTIMIZERS, SCHEDULERS, (0,)), *WITH_WORKERS]},
+        ["sgd-plateau-0", "adam-onecycle-0", "adamw fused-cosine-0", "adamw-plateau-2"],
+    ),
 )
 def test_b29_resume_is_bit_exact_from_every_cut(optimizer: str, scheduler: str, workers: int) -> None:
     """One run to the end, a state taken at each cut; new objects of another seed then go on from each."""
@@ -138,14 +141,14 @@ def child(nest: Nest | None, folder: Path, *told: str) -> tuple[int, str, str]:
 
 @pytest.mark.parametrize(
     ("optimizer", "scheduler", "workers", "save_every", "die_after", "begun", "forked"),
-    [
-        # saved after a step, in the middle of an epoch
-        ("sgd", "plateau", "0", "10", f"micro {MIDDLE}", 20, False),
-        # in the middle of an accumulation and of an epoch
-        ("adam", "onecycle", "2", "5", f"micro {MIDDLE + 5}", 25, True),
-        # exactly at an epoch's end
-        ("adamw fused", "cosine", "2", str(PER_EPOCH), f"epoch {EPOCHS // 2}", MIDDLE, True),
-    ],
+    sampled(
+        {
+            "after a step": ("sgd", "plateau", "0", "10", f"micro {MIDDLE}", 20, False),  # in the middle of an epoch
+            "within an accumulation": ("adam", "onecycle", "2", "5", f"micro {MIDDLE + 5}", 25, True),  # and an epoch
+            "at an epoch's end": ("adamw fused", "cosine", "2", str(PER_EPOCH), f"epoch {EPOCHS // 2}", MIDDLE, True),
+        },
+        ["after a step"],
+    ),
 )
 def test_b29_killed_and_resumed_by_a_new_process(
     tmp_path: Path,

@@ -17,6 +17,7 @@ from torch import nn
 
 from tests.checkpoint.lab import GROWS, Gate, fail_at, folder
 from tests.checkpoint.test_lock import in_child
+from tests.matrix import sampled
 from trimtab import Checkpointer, CheckpointError, Guard
 from trimtab.checkpoint.difference import difference
 from trimtab.checkpoint.format import container
@@ -69,10 +70,20 @@ def a_life(folder: Path) -> None:
         ckpt.list()
 
 
-@pytest.mark.parametrize("code", [errno.EIO, errno.EACCES, errno.ENOSPC])
-@pytest.mark.parametrize("onwards", [True, False])
+FAILURES = {
+    f"{errno.errorcode[code]} {'from then on' if onwards else 'once'}, {often}": (code, onwards, stride)
+    for code in (errno.EIO, errno.EACCES, errno.ENOSPC)
+    for onwards in (True, False)
+    for often, stride in (("all", 3 if onwards else 1), ("every 13th", 13))
+}
+
+
+@pytest.mark.parametrize(
+    ("code", "onwards", "stride"),
+    sampled(FAILURES, ["EIO once, every 13th", "ENOSPC from then on, every 13th"]),
+)
 def test_whatever_operation_fails_the_error_is_ours(
-    three: Path, code: int, onwards: bool, gate: Callable[[Gate | None], None]
+    three: Path, code: int, onwards: bool, stride: int, gate: Callable[[Gate | None], None]
 ) -> None:
     seen, copies = Gate(), three / "copies"
     original = [path for path in three.iterdir() if path.is_dir()]
@@ -82,7 +93,7 @@ def test_whatever_operation_fails_the_error_is_ours(
     a_life(copies / "count")
     raw: list[object] = []
     failed = 0
-    for number in range(0, len(seen.log), 3 if onwards else 1):
+    for number in range(0, len(seen.log), stride):
         gate(None)
         here = copies / str(number)
         for path in original:

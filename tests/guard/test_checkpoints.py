@@ -18,6 +18,7 @@ import pytest
 import torch
 from torch import nn
 
+from tests.matrix import sampled
 from trimtab import Checkpointer, CheckpointError, ConfigError, Guard, InputError
 from trimtab.checkpoint import state
 from trimtab.checkpoint.loader import ResumableLoader
@@ -143,7 +144,9 @@ PROGRAM = """
 """
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, -signal.SIGINT)])
+@pytest.mark.parametrize(
+    ("number", "code"), sampled({"TERM": (signal.SIGTERM, 143), "INT": (signal.SIGINT, -signal.SIGINT)}, "TERM")
+)
 def test_a_signal_saves_before_it_ends_the_process(tmp_path: Path, number: int, code: int) -> None:
     script = tmp_path / "train.py"
     script.write_text(textwrap.dedent(PROGRAM))
@@ -378,7 +381,7 @@ def counted(folder: Path, stop_at: int | None, *, resumable: bool) -> tuple[list
     return seen, guard.epoch
 
 
-@pytest.mark.parametrize("stop_at", [1, 3, 4, 5, 8, 9, 11, 12])
+@pytest.mark.parametrize("stop_at", sampled({str(i): i for i in (1, 3, 4, 5, 8, 9, 11, 12)}, "1 4 9 12"))
 def test_a_resumed_loop_over_epochs_trains_as_long_as_it_would_have(tmp_path: Path, stop_at: int) -> None:
     whole, epoch = counted(tmp_path / "whole", None, resumable=True)
     assert (whole, epoch) == ([0] * 4 + [1] * 4 + [2] * 4, 3)
