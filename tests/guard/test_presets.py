@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from tests.guard.conftest import batches, mse, same, small_model, snapshot
+from tests.matrix import sampled
 from trimtab import Guard, TrainingStopped
 from trimtab.compat.line_sink import LineSink
 from trimtab.core.presets import PRESETS, get_preset, warmup_lr
@@ -261,7 +262,7 @@ def test_b9_without_mode_raise_the_step_is_kept_out_and_training_goes_on(model: 
     assert guard.rejected == 1
 
 
-@pytest.mark.parametrize("preset", PRESETS, ids=lambda p: p.name)
+@pytest.mark.parametrize("preset", sampled({p.name: p for p in PRESETS}, [p.name for p in PRESETS[::6]]))
 def test_a_preset_leaves_the_verdicts_of_a_healthy_run_alone(preset: Any, train: Train) -> None:
     found = []
     for name in (None, preset.name):

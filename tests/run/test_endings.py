@@ -102,6 +102,7 @@ def test_a_program_sees_the_default_action_and_may_replace_it(tmp_path: Path) ->
     assert reason(tmp_path) == "SIGTERM"
 
 
+@pytest.mark.long
 def test_a_forked_child_has_the_default_actions(tmp_path: Path) -> None:
     text = """
         kept = train()

@@ -148,6 +148,7 @@ def test_what_could_not_be_guarded_is_named(workplace: Workplace, text: str, tol
         assert part in line
 
 
+@pytest.mark.long
 def test_trainings_in_children_are_told_by_the_first_process_with_records_of_their_own(workplace: Workplace) -> None:
     said = workplace.guarded("spawned_training.py", own_process=True, NAN_AT="20")
     assert said.finite
