@@ -191,12 +191,11 @@ def score(args: argparse.Namespace) -> dict[str, list[Judged]]:
 
 
 def everything(args: argparse.Namespace) -> int:
-    """Record and score both halves, and put the comparison of the report half into the README."""
+    """Record and score both halves, and put the report half into its page of the documentation."""
     failed = record(args)
     halves = score(args)
     if "report" in halves and not args.only:
         pages = {
-            "README.md": detection_report.comparison(halves["report"]),
             "docs/explanation/detection.md": detection_report.half_report("report", halves["report"], lists=True),
         }
         for page, text in pages.items():

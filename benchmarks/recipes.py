@@ -1,7 +1,7 @@
 """The five systems on real data: every number that must be shown of `trimtab train`, and whether it is good enough.
 
     python benchmarks/recipes.py [--only NAME ...] [--seeds 42 1000 1001] [--quick] [--out FILE.md]
-                                 [--readme README.md] [--cache DIR] [--again | --assemble]
+                                 [--readme docs/tutorials/recipes.md] [--cache DIR] [--again | --assemble]
 
 Each expectation is one line, `ok` or `MISS`, with what was measured and what was expected; exit code 1 if one is
 missed. Whatever was measured is kept in the cache at once, and is not measured again while the sources stay the same
@@ -145,7 +145,7 @@ def main() -> int:
         out.write_text(text, encoding="utf-8")
         print(f"written to {out}", file=sys.stderr)
     if args.readme is not None:
-        put_between_marks(args.readme, summary(judged, out or Path("benchmarks/results")))
+        put_between_marks(args.readme, summary(judged, out or Path("benchmarks/results"), args.readme))
     return 0 if all(claim.holds for one in judged.values() for claim in one.claims) else 1
 
 

@@ -56,7 +56,7 @@ class Judged:
     tables: Sequence[Table] = ()
     notes: Sequence[str] = ()
     summary: Sequence[Sequence[str]] = ()
-    """Rows for the README: what is measured, clean, what goes wrong, guarded, unguarded."""
+    """Rows of the short table: what is measured, clean, what goes wrong, guarded, unguarded."""
 
 
 class Found:

@@ -36,7 +36,7 @@ def fault_claims(found: Found, seeds: Sequence[int], faults: Iterable[str], clea
 def fault_rows(
     found: Found, seeds: Sequence[int], what: str, faults: Mapping[str, str], clean: str = "clean"
 ) -> list[list[str]]:
-    """Rows of the README, one for each fault (by the names of its jobs, and in words)."""
+    """Rows of the short table, one for each fault (by the names of its jobs, and in words)."""
 
     def scores(arm: str) -> str:
         return span(found.get(f"{arm}/{seed}", "score") for seed in seeds)

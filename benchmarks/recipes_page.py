@@ -103,14 +103,16 @@ def page(sections: Mapping[str, Judged], cache: Cache, seeds: Sequence[int], wor
     return "\n".join([*lines, ""])
 
 
-def summary(sections: Mapping[str, Judged], out: Path) -> str:
-    """For the README: one row for each recipe and fault, and where the rest stands."""
-    where = out.resolve().relative_to(ROOT).as_posix() if out.resolve().is_relative_to(ROOT) else out.as_posix()
+def summary(sections: Mapping[str, Judged], out: Path, page: Path = ROOT / "README.md") -> str:
+    """The short table for `page`: one row for each recipe and fault, and a link to the rest."""
+    inside = out.resolve().is_relative_to(ROOT)
+    where = out.resolve().relative_to(ROOT).as_posix() if inside else out.as_posix()
+    link = Path(os.path.relpath(out.resolve(), page.resolve().parent)).as_posix() if inside else where
     head = ["`trimtab train`", "held-out", "clean", "what goes wrong", "guarded", "unguarded"]
     lines = [
-        "From the lowest to the highest seed, all but the default one not used to choose any setting shown "
+        "Lowest and highest value over the seeds; only the default seed was used to choose settings "
         "(`python benchmarks/recipes.py`;",
-        f"every expectation and whether it was met: [`{where}`]({where})):",
+        f"every expectation and whether it was met: [`{where}`]({link})):",
         "",
         _row(head),
         _row("---" for _ in head),
