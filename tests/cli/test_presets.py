@@ -14,9 +14,9 @@ def test_the_list_has_every_preset_on_eighty_columns(trimtab) -> None:
     rows = {line.split()[0]: line for line in said.out.splitlines() if line.strip()}
     assert {p.name for p in PRESETS} < set(rows)
     for name, facts in {
-        "6dim-clip": ("1.0 above 10", "a11 every 100", "1e-4, 500", "000 (6DIMCOCO)"),
-        "camoxpert": ("0.5", "b5 b8 b9", "2.5e-4", "001 (camoXpert)"),
-        "mlp-cuda": ("1.5", "c4 every 10", "5e-5, 200", "002 (MLP-cuda)"),
+        "6dim-clip": ("1.0 above 10", "a11 every 100", "1e-4, 500", "6DIMCOCO"),
+        "camoxpert": ("0.5", "b5 b8 b9", "2.5e-4", "camoXpert"),
+        "mlp-cuda": ("1.5", "c4 every 10", "5e-5, 200", "MLP-cuda"),
         "mlp-cuda-v1": ("1.0", "1e-4, 100"),
         "lmol": ("1.0", "e13 every 10", "2e-4, 5 %"),
         "arch-resnet": ("none",),

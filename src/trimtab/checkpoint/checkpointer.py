@@ -88,6 +88,15 @@ _lines: dict[Path, _Line] = {}
 class Checkpointer:
     """Saves and resumes training; the last checkpoint that is good is never lost.
 
+    Args:
+        directory: The folder of the checkpoints; made when something is saved.
+        keep_last: How many of the newest to keep.
+        keep_best: A metric whose best checkpoint is kept; `"-loss"`: less is better.
+        keep_every: Also keep every checkpoint whose step is a multiple of this.
+        max_bytes: The most that all of them may take; the last good one is kept all the same.
+        quiet_steps: How many further steps without trouble make a candidate good.
+        asynchronous: Copy the state to host memory, then check and write it on a thread.
+
     Example:
         >>> import tempfile, torch
         >>> from trimtab import Checkpointer
@@ -100,10 +109,6 @@ class Checkpointer:
         ...     back = ckpt.resume(model=model)
         >>> saved.state, back.step, back.extra["epoch"], bool((model.weight == wanted).all())
         ('candidate', 10, 1, True)
-
-    It keeps the last `keep_last`, the best by the metric `keep_best` (`"-loss"`: less is better), and every
-    `keep_every`th step, within `max_bytes`. A candidate is good after `quiet_steps` further steps without trouble.
-    `asynchronous` copies the state to host memory, and looks at it and writes it on a thread.
 
     All checkpoints that a process saves belong to one run; `resume` goes on with the run it takes one from, and without
     it a new run begins. The newest is what was saved last, whatever its step. Limits hold for the run that saves:

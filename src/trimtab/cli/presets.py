@@ -53,7 +53,7 @@ def _show_all(out: Console, presets: tuple[Preset, ...]) -> None:
     _table(
         out,
         ("preset", "clip", "output lines", "LR, warm-up", "document"),
-        [(p.name, _clip(p), _lines(p), _rate(p), p.source.split(":")[0].removeprefix("document ")) for p in documented],
+        [(p.name, _clip(p), _lines(p), _rate(p), p.source) for p in documented],
     )
     out.print()
     _table(

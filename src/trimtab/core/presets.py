@@ -138,7 +138,7 @@ SIX_DIM = Preset(
     name="6dim-clip",
     aliases=("000", "a", "6dim", "6dimcoco"),
     title="Six-modality contrastive training with a gradient health check",
-    source="document 000 (6DIMCOCO): A4, A11 to A13, A28, A35",
+    source="6DIMCOCO",  # A4, A11 to A13, A28, A35
     settings={"clip": {"norm": 1.0, "above": 10.0}},
     hints={
         "base_lr": 1e-4,
@@ -175,7 +175,7 @@ CAMOXPERT = Preset(
     name="camoxpert",
     aliases=("001", "b", "train-ultimate"),
     title="Two-stage segmentation: a frozen backbone first, then everything",
-    source="document 001 (camoXpert): B5, B7 to B14, B22",
+    source="camoXpert",  # B5, B7 to B14, B22
     settings={"clip": 0.5},
     hints={
         "base_lr": 2.5e-4,
@@ -227,7 +227,7 @@ _MLP: dict[str, Any] = {
 MLP_CUDA = Preset(
     name="mlp-cuda",
     aliases=("002", "c", "mlp-cuda-v2"),
-    source="document 002 (MLP-cuda): C3 to C6, C8, C14",
+    source="MLP-cuda",  # C3 to C6, C8, C14
     settings={"clip": 1.5, "full_every": 10},
     hints={
         "base_lr": 5e-5,
@@ -260,7 +260,7 @@ MLP_CUDA = Preset(
 MLP_CUDA_V1 = Preset(
     name="mlp-cuda-v1",
     aliases=("002-v1", "c-v1"),
-    source="document 002, version 1: C8, C14",
+    source="MLP-cuda, first version",  # C8, C14
     settings={"clip": 1.0, "full_every": 10},
     hints={**MLP_CUDA.hints, "base_lr": 1e-4, "warmup_steps": 100},
     bands=(
@@ -277,7 +277,7 @@ SEO = Preset(
     name="seo",
     aliases=("003", "d"),
     title="A page-quality model that corrects itself",
-    source="document 003 (SEO): D1, D2, D6, D7, D12",
+    source="SEO",  # D1, D2, D6, D7, D12
     settings={"clip": 1.0, "mode": "act"},
     hints={
         "base_lr": 1e-3,
@@ -317,7 +317,7 @@ LMOL = Preset(
     name="lmol",
     aliases=("004", "e"),
     title="Fine-tuning a multi-modal classifier with gradient diagnostics",
-    source="document 004 (LMOL): E7, E9, E13, E15, E22",
+    source="LMOL",  # E7, E9, E13, E15, E22
     settings={"clip": 1.0},
     hints={
         "base_lr": 2e-4,

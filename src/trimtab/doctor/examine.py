@@ -34,7 +34,12 @@ def examine(
 ) -> Report:
     """Run the checks on a training, and leave it exactly as it was.
 
-    `again` builds the same training anew, to be held against a second one of its kind.
+    Args:
+        target: The training: model, optimizer, loader and loss, as `check_target` returns them.
+        options: How many steps, which precision, how much time; None: the defaults of `trimtab doctor`.
+        select: Codes, families or names of the checks to run; empty: all.
+        ignore: Codes, families or names of checks to leave out.
+        again: Builds the same training a second time, for checks that compare two of them.
 
     Example:
         >>> from trimtab.doctor.sample_training import build

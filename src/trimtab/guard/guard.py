@@ -44,6 +44,28 @@ STATE_EVERY = 1_000
 class Guard:
     """Watches a training run, keeps bad updates out of the weights, and says what is wrong.
 
+    Args:
+        model: A module, or a dict of modules.
+        optimizer: One optimizer, or a list or dict of them.
+        config: A `Config`, a dict, or a path to TOML; None reads `[tool.trimtab]`. Keywords win over it.
+        clip: The largest gradient norm, `{"norm": 1.0, "per_group": True}`, `{"value": 0.5}`, `"agc"`, `"percentile"`,
+            or `"zscore"`.
+        mode: `observe` (change nothing), `advise` (reject non-finite updates; the default), `act` (also roll back, cut
+            the learning rate, stop) or `raise` (stop at the first finding of severity ERROR).
+        preset: Name of defaults that explicit settings override.
+        lag: How many steps later the host judges a step; None: 0 on CPU, 1 on accelerators.
+        scheduler: Part of the checkpoint; you keep stepping it.
+        scaler: A `GradScaler`: `step` then unscales, steps and updates.
+        ema: An averaged copy of the model to watch.
+        loader: Tells how long an epoch is; a `ResumableLoader` also where a run stands in it.
+        step_fn: Reserved; not used yet.
+        checkpoint: A path or a `Checkpointer` for the state of everything given here. A folder that another run saves
+            to is refused.
+        checkpoint_every: Steps between two checkpoints (500). 0: only when the process is asked to end, or fails.
+        sinks: Objects with `.log()`, `.add_scalar()` or `write` and `close`, which get every record.
+        on_finding: Called with every new finding.
+        run_dir: Where to record; None: `trimtab_runs/<id>`, False: nowhere.
+
     Example:
         >>> import torch, trimtab
         >>> model = torch.nn.Linear(4, 1)
@@ -56,17 +78,6 @@ class Guard:
         ...         optimizer.zero_grad()
         >>> guard.findings, guard.rejected
         ([], 0)
-
-    `model` may be a dict of modules, `optimizer` a list or dict. `config` is a `Config`, a dict or a TOML path; None
-    reads `[tool.trimtab]`.
-    `clip` is the largest gradient norm, `{"norm": 1.0, "per_group": True}`, `{"value": 0.5}`, `"agc"`, `"percentile"`,
-    or `"zscore"`. `preset` names settings that all others lie over. `ema` is an averaged copy to watch; `loader` tells
-    how long an epoch is. `mode` is `observe` (change nothing), `advise` (reject non-finite updates; the default), `act`
-    or `raise`. `lag` is how many steps later the host judges a step: 0 on CPU, 1 on accelerators. With `scaler`, `step`
-    unscales, steps and updates. `sinks` take `.log()`, `.add_scalar()` or `write`/`close` objects; `on_finding` is
-    called with every new finding. `run_dir`: None records to `trimtab_runs/<id>`, False nowhere. `checkpoint` is a path
-    or a `Checkpointer`: the state of all that was given here, saved every `checkpoint_every` steps (500; 0: only when
-    the process is asked to end, or ends in an error). A folder that another run saves to is refused.
     """
 
     def __init__(

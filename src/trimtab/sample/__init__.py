@@ -1,1 +1,1 @@
-"""Tensors in, one small table out. Nothing here waits for a device except `host.py`, which says so."""
+"""Tensors in, one small table out. Nothing here waits for a device except `transfer.py`, which says so."""

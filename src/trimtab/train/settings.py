@@ -143,7 +143,7 @@ UltraOptimizedConfig = partial(
     max_steps=100_000,
     corrective=True,
 )
-"""A `TrainConfig` with the defaults of document 003; any of them can be given.
+"""A `TrainConfig` with the defaults of the SEO system; any of them can be given.
 
 Its warm-up of 1000 steps is real here, and never takes more than half of a run.
 """

@@ -65,10 +65,17 @@ Hook = Callable[["Trainer"], None]
 class Trainer:
     """Trains a model under a guard, from `train` to `close`.
 
-    There is `loss_fn(output, target)` or `step_fn(model, batch) -> loss`; `metrics(outputs, targets)` or
-    `evaluate(model, loader)` (with the key `loss`) say how good it is. `stages` replace the one of the config.
-    `around` says where to record and to save; `before_step` and `after_step` are called with the trainer around every
-    optimizer step.
+    Args:
+        model: What to train; moved to the device of the config.
+        loss_fn: `loss_fn(output, target)`; give this or `step_fn`.
+        config: A `TrainConfig`, or a mapping of its fields.
+        step_fn: `step_fn(model, batch) -> loss`, in place of `loss_fn`.
+        metrics: `metrics(outputs, targets)`: how good the model is, by name.
+        evaluate: `evaluate(model, loader)`, in place of `metrics`; the result has the key `loss`.
+        stages: Stages in place of the single one of the config.
+        around: Where to record and to save.
+        before_step: Called with the trainer before every optimizer step.
+        after_step: Called with the trainer after every optimizer step.
 
     Example:
         >>> import torch

@@ -1,4 +1,4 @@
-"""What six-way training started with: the loss of document 000 by its formula, as the control that does not learn."""
+"""What six-way training started with: the loss of 6DIMCOCO by its formula, as the control that does not learn."""
 
 from __future__ import annotations
 
