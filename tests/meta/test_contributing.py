@@ -71,8 +71,8 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_rule_is_added_as_the_tutorial_says(repository: Path) -> None:
     cases, rule, listed, fault, last, _ = steps()
 
-    name, path = words(cases, r"to the list `(\w+)` in `([\w/.]+)`")
-    replace(repository / path, f"\n{name} = [\n", f"\n{name} = [\n{code_in(cases)}")
+    name, path = words(cases, r"in front of `(\w+)` in `([\w/.]+)`")
+    replace(repository / path, f"\n{name} = [", f"\n{code_in(cases)}\n{name} = [")
     each_rule = path
 
     (path,) = files_in(rule)
