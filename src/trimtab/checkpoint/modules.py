@@ -14,6 +14,7 @@ from torch.nn.parameter import is_lazy
 
 from trimtab.checkpoint.compare import different, kind_of, listed, missing_and_extra
 from trimtab.core.errors import CheckpointError
+from trimtab.torchutil.undo import tensor_values
 
 log = logging.getLogger("trimtab")
 
@@ -102,14 +103,7 @@ def keep(module: nn.Module) -> Callable[[], None]:
     live = [one for one in (*module.parameters(), *module.buffers()) if not is_lazy(one) and not one.is_meta]
     if sum(one.numel() * one.element_size() for one in live) > KEPT_BYTES:
         return lambda: log.warning("%s was too large to be kept: part of it may be loaded", type(module).__name__)
-    before = [one.detach().clone() for one in live]
-
-    def put_back() -> None:
-        with torch.no_grad():
-            for one, old in zip(live, before, strict=True):
-                one.copy_(old)
-
-    return put_back
+    return tensor_values(live)
 
 
 def _unsaved_buffers(module: nn.Module) -> dict[str, Tensor]:

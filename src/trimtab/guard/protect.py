@@ -24,6 +24,7 @@ from trimtab.sample.rows import Rows
 from trimtab.sample.thorough import FullLook, Scope, Suspicion
 from trimtab.sample.transfer import number, to_host
 from trimtab.sample.watch import Step
+from trimtab.torchutil.undo import tensor_values
 
 NUM_GLOBALS = len(GLOBALS)
 OFTEN = 0.5
@@ -423,16 +424,13 @@ class Owned:
 
     def __init__(self, optimizer: Optimizer, params: Sequence[Tensor]) -> None:
         self._optimizer = optimizer
-        self._params = params
-        self._weights = [p.detach().clone() for p in params]
+        self._undo_weights = tensor_values(params)
         self._state = {key: copy.deepcopy(value) for key, value in _state(optimizer).items()}
         self._public = {k: v for k, v in vars(optimizer).items() if not k.startswith("_") and _is_scalar(v)}
 
     def restore(self) -> None:
         """Put it all back."""
-        with torch.no_grad():
-            for p, weight in zip(self._params, self._weights, strict=True):
-                p.copy_(weight)
+        self._undo_weights()
         state = _state(self._optimizer)
         state.clear()
         state.update(self._state)

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from trimtab.torchutil.trial_pass import as_scalar, gradients_of, untouched
+from trimtab.torchutil.trial_pass import as_scalar, gradients_of, without_trace
 
 OUTSIDE = "outside of any module"
 _WORDS = ("in-place", "inplace")
@@ -136,7 +136,7 @@ def check_inplace_operations(
     """
     model = model_or_fn if isinstance(model_or_fn, nn.Module) else model
     recorder = _Recorder()
-    with untouched(model), ExitStack() as hooks:
+    with without_trace(model), ExitStack() as hooks:
         for name, module in model.named_modules() if model is not None else ():
             called = name or type(module).__name__
             hooks.callback(module.register_forward_pre_hook(recorder.enter(called)).remove)

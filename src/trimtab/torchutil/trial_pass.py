@@ -11,23 +11,22 @@ from torch import Tensor, nn
 
 from trimtab.core.errors import InputError
 from trimtab.torchutil.autograd_graph import GraphWalk
+from trimtab.torchutil.undo import forward_state
 
 
 @contextmanager
-def untouched(model: nn.Module | None) -> Iterator[None]:
+def without_trace(model: nn.Module | None) -> Iterator[None]:
     """What runs inside finds no gradients; afterwards the model's own are back, and everything else it changed.
 
     Example:
         >>> model = nn.BatchNorm1d(2)
-        >>> with untouched(model):
+        >>> with without_trace(model):
         ...     model.train()(torch.randn(4, 2)).sum().backward()
         >>> model.weight.grad is None, model.num_batches_tracked
         (True, tensor(0))
     """
-    modules = list(model.modules()) if model is not None else []
     parameters = [(p, p.grad) for p in model.parameters()] if model is not None else []
-    modes = [(m, m.training) for m in modules]
-    buffers = [(m, name, b, b.detach().clone()) for m in modules for name, b in m._buffers.items() if b is not None]
+    undo = forward_state(model) if model is not None else None
     devices = sorted({p.device.index or 0 for p, _ in parameters if p.device.type == "cuda"})
     try:
         with torch.random.fork_rng(devices=devices):
@@ -37,13 +36,8 @@ def untouched(model: nn.Module | None) -> Iterator[None]:
     finally:
         for p, grad in parameters:
             p.grad = grad
-        for m, training in modes:
-            m.training = training
-        with torch.no_grad():
-            for m, name, buffer, kept in buffers:
-                m._buffers[name] = buffer
-                if not torch.equal(buffer, kept):  # else left alone: a graph of the user's may have saved it
-                    buffer.copy_(kept)
+        if undo is not None:
+            undo()
 
 
 def leaves_of(loss: Tensor) -> list[Tensor]:

@@ -6,7 +6,7 @@ import copy
 import random
 import warnings
 from collections import deque
-from collections.abc import Callable, Iterator, MutableMapping
+from collections.abc import Callable, Iterable, Iterator, MutableMapping
 from contextlib import contextmanager
 from functools import partial
 from types import CodeType, FunctionType, MethodType, ModuleType
@@ -121,6 +121,35 @@ def rng() -> Undo:
             torch.cuda.set_rng_state_all(device)
 
     return undo
+
+
+def tensor_values(tensors: Iterable[Tensor]) -> Undo:
+    """The values of these tensors as they are now; all are written back in place, changed or not."""
+    kept = [(tensor, tensor.detach().clone()) for tensor in tensors]
+
+    @torch.no_grad()
+    def undo() -> None:
+        for tensor, value in kept:
+            tensor.copy_(value)
+
+    return undo
+
+
+def forward_state(model: nn.Module) -> Undo:
+    """What forward passes change in a model: its mode, its buffers and their values.
+
+    A buffer that has its value still is not written to: a graph of the user's may have saved it.
+    """
+    modules = list(model.modules())
+    undo: list[Undo] = [partial(setattr, module, "training", module.training) for module in modules]
+    undo += [_container(module._buffers) for module in modules]
+    undo += [_tensor(buffer) for buffer in model.buffers()]
+
+    def undo_all() -> None:
+        for one in undo:
+            one()
+
+    return undo_all
 
 
 def _switches() -> Undo:

@@ -24,7 +24,7 @@ from trimtab.sample.measure import reference as measure
 from trimtab.sample.transfer import number, to_host
 from trimtab.torchutil.inplace import InplaceHazard, check_inplace_operations
 from trimtab.torchutil.scaler import scale_of
-from trimtab.torchutil.trial_pass import gradients_of, untouched
+from trimtab.torchutil.trial_pass import gradients_of, without_trace
 
 __all__ = [
     "AmpUnderflow",
@@ -449,7 +449,7 @@ def check_gradient_flow(model: nn.Module, loss: Tensor | Callable[..., Any], *in
         >>> flow.ok, flow.missing
         (False, ('unused.weight', 'unused.bias'))
     """
-    with untouched(model):
+    with without_trace(model):
         made = loss if isinstance(loss, Tensor) else loss(*inputs)
         if not any(p.grad is not None for p in model.parameters()):  # else the function called backward itself
             if not isinstance(made, Tensor):
