@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.matrix import sampled
+
 PASSED = "SANITY CHECK PASSED - Training setup is working correctly!"
 FAILED = "SANITY CHECK FAILED - Issues detected in training setup!"
 TARGET = """
@@ -159,7 +161,10 @@ def test_explain_knows_the_checks(trimtab):
     assert trimtab("explain", "WIRE004", "--json").json()["name"] == "loss-ignores-input"
 
 
-@pytest.mark.parametrize(("words", "code", "name"), [((), 0, ""), (("--wrong_order", "yes"), 1, "stale-gradient")])
+@pytest.mark.parametrize(
+    ("words", "code", "name"),
+    sampled({"sound": ((), 0, ""), "wrong order": (("--wrong_order", "yes"), 1, "stale-gradient")}, ["wrong order"]),
+)
 def test_a_script_is_run_for_its_first_steps_and_stopped(words, code, name):
     Path("train.py").write_text(SCRIPT)
     done = subprocess.run(

@@ -40,6 +40,7 @@ def in_process(monkeypatch):
     monkeypatch.setattr(logging.getLogger("trimtab"), "disabled", True)
 
 
+@pytest.mark.long
 def test_a_drill_prints_its_table_and_leaves_everything_as_it_was(trimtab):
     rng, here, files = torch.get_rng_state(), Path.cwd(), sorted(os.listdir())
     said = trimtab("drill", f"{TARGETS}:talks", *SHORT, "--select", "bit-flip,nan-in-inputs")

@@ -11,8 +11,8 @@ from tests.run.running import Workplace
 BY_ID = {case.id: case for case in CASES}
 SURVIVORS = {name: case for name, case in BY_ID.items() if case.nan_at is not None}
 USUAL = """
-    plain scaler_clip accumulation lbfgs two_optimizers own_optimizer compiled_after loader_workers in_thread
-    checkpoints endings-error endings-interrupted tied_unused raw_tensors -m-bundle.train--m-12 folder---x-1
+    plain scaler_clip accumulation lbfgs two_optimizers own_optimizer loader_workers in_thread
+    endings-error tied_unused raw_tensors -m-bundle.train--m-12
 """
 """One of each kind of loop, of start and of ending: `pytest -m long` runs the other scripts."""
 USUAL_WITH_NAN = ("plain", "scaler_clip", "lbfgs", "gan", "own_optimizer", "sparse", "hogwild-fork", "step_in_backward")
