@@ -33,6 +33,7 @@ def test_on_a_terminal_there_are_three_bars(trimtab, tmp_path, monkeypatch):
     assert said.out.count("━") >= 3
 
 
+@pytest.mark.long
 def test_the_story_is_true(tmp_path):
     """Each fault alone breaks the unguarded arm; the guarded arm survives both."""
     both = {a.name: a for a in run_demo(Plan(), tmp_path, lambda step, arms: None).arms}

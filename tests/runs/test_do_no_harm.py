@@ -14,11 +14,10 @@ from tests.runs.programs import PROGRAMS, Ready, Result, Setup, drive, unguarded
 from trimtab import Guard
 
 USUAL = """
-    mlp_adam cnn_batchnorm_cosine gru_rmsprop sparse_embedding_two_optimizers gan_alternating accumulation
-    float16_scaler_fused progressive_unfreeze contrastive_temperature lbfgs_closure complex_weights
-    policy_gradient_noise
+    mlp_adam cnn_batchnorm_cosine sparse_embedding_two_optimizers gan_alternating accumulation
+    float16_scaler_fused contrastive_temperature lbfgs_closure policy_gradient_noise
 """
-"""One for each kind of loop, optimizer and number; `pytest -m long` runs the other programs."""
+"""One for each kind of loop; `pytest -m long` runs the other programs."""
 
 
 @cache
