@@ -20,7 +20,7 @@ def did_you_mean(word: str, known: Iterable[str], *, otherwise: str, cutoff: flo
     """What to say after an unknown name: the nearest known one, or `otherwise` where none is near.
 
     Example:
-        >>> did_you_mean("tabluar", ["charlm", "tabular"], otherwise="`trimtab recipes` lists them.")
+        >>> did_you_mean("tabluar", ["charlm", "tabular"], otherwise="`trimtab train --help` lists them.")
         "did you mean 'tabular'?"
     """
     near = nearest_name(word, known, cutoff=cutoff)
