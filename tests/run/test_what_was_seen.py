@@ -214,7 +214,7 @@ def test_fifty_trainings_with_the_same_trouble_are_one_line(workplace: Workplace
         import torch
         torch.manual_seed(0)
         models = [torch.nn.Linear(4, 1) for _ in range(50)]
-        optimizers = [torch.optim.SGD(m.parameters(), lr=0.1) for m in models]
+        optimizers = [torch.optim.SGD(m.parameters(), lr=0.01) for m in models]
         for i in range(8):
             x = torch.randn(8, 4) * (float("nan") if i == 5 else 1.0)
             for model, optimizer in zip(models, optimizers):
