@@ -281,7 +281,10 @@ BOMBS += [(name, ".safetensors", make) for name, make in SAFE.items()]
 
 
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="the peak of memory is read from /proc")
-@pytest.mark.parametrize(("name", "suffix", "make"), BOMBS, ids=[f"{name}{suffix}" for name, suffix, _ in BOMBS])
+@pytest.mark.parametrize(
+    ("name", "suffix", "make"),
+    sampled({f"{bomb[0]}{bomb[1]}": bomb for bomb in BOMBS}, [f"{bomb[0]}{bomb[1]}" for bomb in BOMBS[::3]]),
+)
 def test_a_file_that_asks_for_too_much_is_refused(
     name: str, suffix: str, make: Callable[[Path], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

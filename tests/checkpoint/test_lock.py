@@ -294,6 +294,7 @@ def test_of_threads_with_objects_of_their_own_one_saves(folder: Path) -> None:
     assert all(Checkpointer(folder).verify(s.step) for s in Checkpointer(folder).list())
 
 
+@pytest.mark.long
 def test_many_at_once_and_one_wins(folder: Path) -> None:
     """Objects that all begin at the same moment: exactly one of them saves."""
     start, won, kept = threading.Barrier(8), list[int](), list[FolderLock]()
