@@ -63,7 +63,11 @@ def clean_surroundings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Itera
     import torch
 
     log = logging.getLogger("trimtab")
-    level, propagate, handlers, disabled = log.level, log.propagate, list(log.handlers), log.disabled
+    handlers = list(log.handlers)
+    # A fixture that is made once for many tests, or a test, may have silenced it or led it elsewhere.
+    log.setLevel(logging.NOTSET)
+    log.propagate, log.disabled = True, False
+    logging.disable(logging.NOTSET)
 
     # What a test does not seed itself must not differ from run to run. For each test the stack is not written down, as
     # `torch.manual_seed` does where CUDA may come later: that took 11 s in all.
@@ -73,6 +77,4 @@ def clean_surroundings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Itera
         if name.startswith("TRIMTAB_"):
             monkeypatch.delenv(name)
     yield
-    if log.level != level:  # a test that silenced it, or led it elsewhere, must not do so for the next
-        log.setLevel(level)
-    log.propagate, log.handlers[:], log.disabled = propagate, handlers, disabled
+    log.handlers[:] = handlers

@@ -336,6 +336,9 @@ def named_tensors(source: Source) -> list[tuple[str, Tensor]]:
     """The parameters of a model or a list with their names, each once; without names they are numbered.
 
     Example:
+        >>> import torch
+        >>> from torch import nn
+        >>> from trimtab.compat.monitors.norm_functions import named_tensors
         >>> [name for name, _ in named_tensors(nn.Linear(2, 1))]
         ['weight', 'bias']
         >>> [name for name, _ in named_tensors([torch.zeros(2)])]
@@ -364,6 +367,9 @@ def snapshot(model: Source, *, detailed: bool = True, meter: Meter | None = None
     launches anew each time on a GPU. A gradient is looked at again only where float32 cannot hold its norm.
 
     Example:
+        >>> import torch
+        >>> from torch import nn
+        >>> from trimtab.compat.monitors.norm_functions import snapshot
         >>> model = nn.Linear(3, 1)
         >>> model(torch.ones(1, 3)).sum().backward()
         >>> seen = snapshot(model)
