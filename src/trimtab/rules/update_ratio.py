@@ -77,7 +77,7 @@ class UpdateRatio:
         Either the loss is, or hardly any gradient comes through any more though there is much left to learn.
         """
         size = math.sqrt(sum(window.now.layout.numel[window.now.layout.rows(Kind.GRAD)]) or 1)
-        most = max(window.last("update_ratio", len(window.past) + 1))
+        most = max(window.last("update_ratio", len(window.past) + 1), default=0.0)
         losses = [v for s in (*window.past, window.now.scalars) if (v := s.get("loss")) is not None]
         # Weights that are next to nothing at first are multiplied by any step. After going back to them it is known.
         if most < self.shake or window.past[0].get("weight_norm", math.inf) < 1e-3 * size or len(losses) < 3:
