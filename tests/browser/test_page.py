@@ -187,7 +187,7 @@ def test_marks_tell_what_was_found_and_done(open_page: Open, small: Path) -> Non
     hover(page, canvas, x_of(canvas, BAD_STEP))
     assert "Incident 1" in page.locator(".tip").inner_text()
     page.locator(".flag.deed").hover()
-    assert "cut_lr, factor 0.5" in page.locator(".tip").inner_text()
+    assert "multiply the learning rate by 0.5" in page.locator(".tip").inner_text()
     page.locator(".flag.error").click()
     assert page.url.endswith("#incident-1")
     assert page.locator("#incident-1").is_visible()
