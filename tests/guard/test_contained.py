@@ -37,6 +37,7 @@ BOUNDARY = {
     ("/run/auto_guard.py", "Pilot._contain"),
     ("/torchutil/patch.py", "_Wrapped.__init__.<locals>.method"),
     ("/torchutil/patch.py", "native.<locals>.entry"),
+    ("/torchutil/patch.py", "wrap_attribute.<locals>.wrapper"),
 }
 """What contains cannot contain itself, nor can what only decides whether code is being compiled."""
 Train = Callable[[bool], tuple[list[Tensor], Guard | None]]
