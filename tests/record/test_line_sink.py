@@ -193,8 +193,8 @@ class TestWhere:
         sink = LineSink("a11")
         sink.write(rows(0, 120.0))
         assert [(r.name, r.levelname, r.message[:6]) for r in caplog.records] == [
-            ("trimtab", "INFO", "Step 0"),
-            ("trimtab", "WARNING", "⚠️ Exp"),
+            ("trimtab.lines", "INFO", "Step 0"),
+            ("trimtab.lines", "WARNING", "⚠️ Exp"),
         ]
 
     def test_an_open_stream_and_standard_streams(self, capsys: pytest.CaptureFixture[str]) -> None:

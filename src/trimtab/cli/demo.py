@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import time
 from pathlib import Path
@@ -39,20 +38,22 @@ def run(
         fail("TRIMTAB_DISABLE is set, so there is no guard to show; unset it and try again")
     from trimtab.cli._demo_view import progress_on, show_intro, show_result
     from trimtab.core.config import DEFAULT_DIR
+    from trimtab.core.printable import FINDINGS_LOG, silenced
     from trimtab.train.demo import Plan, run_demo
 
-    logging.getLogger("trimtab").addFilter(_not_a_finding)
     plan = Plan(seed=seed, num_epochs=2, nan_step=25) if quick else Plan(seed=seed)
     began = time.perf_counter()
     runs_dir = runs_dir or Path(DEFAULT_DIR)
     if as_json:
-        result = run_demo(plan, runs_dir, lambda step, arms: None)
+        with silenced(FINDINGS_LOG):
+            result = run_demo(plan, runs_dir, lambda step, arms: None)
         page = _write_page(result)
         emit(_data(result, page, time.perf_counter() - began))
         return OK
     out = console()
     show_intro(out, plan)
-    with progress_on(out, plan) as progress:
+    # Findings are shown at the end; in the log as well they would tear the bars apart.
+    with silenced(FINDINGS_LOG), progress_on(out, plan) as progress:
         result = run_demo(plan, runs_dir, progress)
     page = _write_page(result)
     show_result(out, result, page, time.perf_counter() - began)
@@ -66,13 +67,6 @@ def _write_page(result: DemoResult) -> Path | None:
     from trimtab.report.html import write_html
 
     return write_html(read_run(result.run_dir))
-
-
-def _not_a_finding(record: logging.LogRecord) -> bool:
-    """Findings are shown at the end; in the log as well they would tear the bars apart."""
-    from trimtab.core.journal import IncidentLine
-
-    return not (isinstance(record.args, tuple) and any(isinstance(a, IncidentLine) for a in record.args))
 
 
 def _data(result: DemoResult, page: Path | None, seconds: float) -> dict[str, object]:

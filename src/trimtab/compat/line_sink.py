@@ -11,10 +11,11 @@ from trimtab.compat import lines
 from trimtab.compat.lines import CADENCE, EVENTS, LIMITS, STYLES, Facts
 from trimtab.core.errors import ConfigError, InputError
 from trimtab.core.presets import get_preset
+from trimtab.core.printable import LINES_LOG
 from trimtab.core.types import Record, RunInfo, Sample
 from trimtab.record.say import say
 
-log = logging.getLogger("trimtab")
+log = logging.getLogger(LINES_LOG)
 STREAMS = ("stderr", "stdout")
 
 
@@ -22,8 +23,8 @@ class LineSink:
     """Says the documented lines of one style.
 
     `style` is `a11`, `b5`, `b8`, `b9`, `c4`, `d2`, `e13`, several joined by `+`, or the name of a preset that has
-    lines. `every` changes the cadence in steps. Lines go to the logger `trimtab` (warnings at WARNING, the rest at
-    INFO), to `stream` (an open one, or "stderr", "stdout") above any live tqdm bar, or to the function `write`.
+    lines. `every` changes the cadence in steps. Lines go to the logger `trimtab.lines` (warnings at WARNING, the
+    rest at INFO), to `stream` (an open one, or "stderr", "stdout") above any live tqdm bar, or to the function `write`.
     `bar` is a tqdm bar that shall show loss and gradient norm. A line with a number that was not measured is left out.
 
     Example:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import time
+import itertools
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -10,9 +10,8 @@ from dataclasses import dataclass, replace
 from trimtab.core.types import Finding, Outcome, Severity, Verdict
 
 GAP = 5
-"""Findings that begin so few steps after the last bad one belong to the same incident."""
-ALIKE_S = 10.0
-"""Within this time the same finding of several guards is one incident."""
+"""Findings that begin so few steps after the last bad one belong to the same incident, and so do those that several
+guards have at steps so near to each other."""
 
 
 class Journal:
@@ -51,19 +50,32 @@ class IncidentLine:
 
 
 class Said:
-    """What several guards have said, so that they do not all say the same. `first` may ask other processes, too."""
+    """What guards that run side by side have said, so that they do not all say the same.
+
+    `first` may ask other processes, too.
+    """
 
     def __init__(self, first: Callable[[str], bool] = lambda code: True) -> None:
-        self._when: dict[str, tuple[float, int]] = {}
+        self._steps: dict[str, dict[int, int]] = {}  # by code: who said it last at which step
+        self._numbers = itertools.count()
         self._first = first
 
-    def may(self, code: str, who: int) -> bool:
-        """Whether this guard may say it now; if so, it has."""
-        when, whose = self._when.get(code, (-ALIKE_S, who))
-        now = time.monotonic()
-        if (whose != who and now - when < ALIKE_S) or not self._first(code):
+    def join(self) -> int:
+        """One more that speaks; it gives this number whenever it asks."""
+        return next(self._numbers)
+
+    def leave(self, who: int) -> None:
+        """It has ended: what it said was said of another training than those that come."""
+        for steps in self._steps.values():
+            steps.pop(who, None)
+
+    def may(self, code: str, who: int, step: int) -> bool:
+        """Whether this one may say it now, of this step; if so, it has."""
+        steps = self._steps.setdefault(code, {})
+        alike = any(other != who and abs(step - at) <= GAP for other, at in steps.items())
+        if alike or not self._first(code):
             return False
-        self._when[code] = now, who
+        steps[who] = step
         return True
 
 
@@ -84,9 +96,14 @@ class IncidentLines:
 
     def __init__(self, said: Said | None = None) -> None:
         self._said = said if said is not None else Said()
+        self._who = self._said.join()
         self._counts: Counter[tuple[str, str]] = Counter()
         # By optimizer: where the incident has come to, and how grave it was said to be.
         self._last: dict[str, tuple[int, Severity]] = {}
+
+    def close(self) -> None:
+        """Nothing more will be said: what others say from here on is news."""
+        self._said.leave(self._who)
 
     def of(self, verdict: Verdict) -> IncidentLine | None:
         """The line for a verdict; None where it tells nothing new."""
@@ -101,7 +118,7 @@ class IncidentLines:
         if last is not None and 0 <= verdict.step - last[0] <= GAP and worst <= last[1]:
             self._last[verdict.optimizer] = verdict.step, last[1]  # it goes on
             due = [f for f in due if self._counts[verdict.optimizer, f.code] > 1]
-        mine = [f for f in due if self._said.may(f.code, id(self))]  # all of them: a line names every one
+        mine = [f for f in due if self._said.may(f.code, self._who, verdict.step)]  # a line names every one
         if not mine:
             return None
         lead = mine[0]
@@ -118,7 +135,7 @@ class IncidentLines:
         key = outcome.optimizer, f"{outcome.action.kind} {outcome.applied} {'later:' in outcome.detail}"
         self._counts[key] += 1
         times = self._counts[key]
-        if not _is_due(times) or not self._said.may(key[1], id(self)):
+        if not _is_due(times) or not self._said.may(key[1], self._who, outcome.at):
             return None
         return f"{outcome}{f' ({times:,}th time)' if times > 1 else ''}"
 

@@ -9,8 +9,14 @@ from __future__ import annotations
 import json
 import logging
 import unicodedata
+from collections.abc import Iterator
+from contextlib import contextmanager
 
-LOGGERS = ("trimtab", "trimtab.checkpoint", "trimtab.record")
+FINDINGS_LOG = "trimtab.findings"
+"""Where a guard logs its findings: whoever shows them in another way silences this logger alone."""
+LINES_LOG = "trimtab.lines"
+"""Where the documented lines of a preset go."""
+LOGGERS = ("trimtab", "trimtab.checkpoint", "trimtab.record", FINDINGS_LOG, LINES_LOG)
 """All that trimtab logs to: a filter of a logger is not asked about the messages of its children."""
 
 
@@ -64,6 +70,23 @@ def make_log_printable() -> None:
         logger = logging.getLogger(name)
         if not any(isinstance(one, _Printable) for one in logger.filters):
             logger.addFilter(_Printable())
+
+
+@contextmanager
+def silenced(name: str = "trimtab") -> Iterator[None]:
+    """Let a logger of trimtab's and its children say nothing for a while.
+
+    Example:
+        >>> with silenced():
+        ...     logging.getLogger("trimtab.record").warning("not heard")
+    """
+    logger = logging.getLogger(name)
+    before = logger.level
+    logger.setLevel(logging.CRITICAL + 1)
+    try:
+        yield
+    finally:
+        logger.setLevel(before)
 
 
 class _Printable(logging.Filter):

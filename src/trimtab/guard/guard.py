@@ -18,6 +18,7 @@ from trimtab.core.contain import Contained
 from trimtab.core.errors import InputError, TrimtabError
 from trimtab.core.journal import IncidentLines, Journal
 from trimtab.core.pipeline import Brain
+from trimtab.core.printable import FINDINGS_LOG
 from trimtab.core.types import BrainState, Closing, Decision, Finding, Outcome, Sample, Severity, Snapshot, Verdict
 from trimtab.guard import attach
 from trimtab.guard.batches import quarantine_of
@@ -38,6 +39,7 @@ from trimtab.torchutil.optimizer_argument import check_optimizer, labelled
 from trimtab.torchutil.scaler import scale_of, unscale
 
 log = logging.getLogger("trimtab")
+findings_log = logging.getLogger(FINDINGS_LOG)
 STATE_EVERY = 1_000
 
 
@@ -210,7 +212,7 @@ class Guard:
         if verdict.findings:
             self._recorder.put(verdict)
             if (line := self._lines.of(verdict)) is not None:
-                log.warning("%s", line)
+                findings_log.warning("%s", line)
             for finding in self._journal.add(verdict):
                 if self._on_finding is not None:
                     self._contained.call("the on_finding callback", self._on_finding, finding)

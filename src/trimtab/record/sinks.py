@@ -76,7 +76,8 @@ class ConsoleSink:
             self._say(f"trimtab: {_sample_text(record)}")
 
     def close(self) -> None:
-        """Nothing to let go of: the stream is not ours."""
+        """The stream is not ours; that this training has ended is news to those beside it."""
+        self._lines.close()
 
     def _say(self, line: str) -> None:
         say(line, self._stream if self._stream is not None else sys.stderr)

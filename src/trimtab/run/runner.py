@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from trimtab.core.errors import TrainingStopped
+from trimtab.core.printable import FINDINGS_LOG, LINES_LOG
 from trimtab.run.children import Commands, Exchange, at_child_end, guard_spawned, when_imported
 from trimtab.run.endings import Endings
 from trimtab.run.script import CannotStart, Program, run_program
@@ -161,10 +162,10 @@ class _Crew:
         """The program's logging may go to its output, where nothing of ours belongs; findings are said by the sink."""
         handler = _Handler(self._stream)
         handler.setFormatter(logging.Formatter("trimtab: %(message)s"))
-        handler.addFilter(lambda record: not self._quiet and _is_to_be_said(record))
-        log.addHandler(handler)
-        if self._settings["config"].preset is not None:
-            log.setLevel(logging.INFO)  # a preset may ask for lines of its own
+        log.addHandler(logging.NullHandler() if self._quiet else handler)
+        log.setLevel(logging.WARNING)
+        logging.getLogger(LINES_LOG).setLevel(logging.INFO)
+        logging.getLogger(FINDINGS_LOG).setLevel(logging.CRITICAL + 1)  # the sink tells them, with their advice
         log.propagate = False
 
     # -- the end -------------------------------------------------------------------------------------------------
@@ -277,11 +278,6 @@ class _Handler(logging.StreamHandler[TextIO]):
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802
         """Not into the program's output."""
-
-
-def _is_to_be_said(record: logging.LogRecord) -> bool:
-    """Warnings, but not findings, which the sink tells with their advice; and the lines of a preset."""
-    return record.module != "guard" and (record.levelno >= logging.WARNING or record.module == "line_sink")
 
 
 def _short(path: Path, home: str) -> str:

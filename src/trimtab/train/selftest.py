@@ -8,12 +8,10 @@
 from __future__ import annotations
 
 import copy
-import logging
 import math
 import platform
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -25,6 +23,7 @@ from torch.nn.functional import cross_entropy
 
 from trimtab import __version__
 from trimtab.compat.monitors.gradient_monitor import GradientHealthMonitor
+from trimtab.core.printable import silenced
 from trimtab.guard.guard import Guard
 from trimtab.losses import get_stable_loss_function, nway_logits, nway_loss
 from trimtab.record.reader import read_run
@@ -396,7 +395,7 @@ def _try(group: Group, part: Part, device: torch.device) -> Result:
     facts: Facts = {}
     problem = ""
     try:
-        with torch.random.fork_rng(), _quiet():
+        with torch.random.fork_rng(), silenced():
             torch.manual_seed(0)
             facts = part.body(device)
     except SelfTestError as error:
@@ -406,14 +405,3 @@ def _try(group: Group, part: Part, device: torch.device) -> Result:
     return Result(
         heading=group.heading, name=part.name, device=str(device), passed=not problem, problem=problem, facts=facts
     )
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """The findings that are provoked here are no news for a log."""
-    logger = logging.getLogger("trimtab")
-    before, logger.disabled = logger.disabled, True
-    try:
-        yield
-    finally:
-        logger.disabled = before
