@@ -133,7 +133,7 @@ def _calls(path: Path) -> list[str]:
         if isinstance(node, ast.Call):
             name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
             if name in {"item", "cpu", "tolist", "bool"}:
-                found.append(f"{path.name}:{node.lineno} {name}")
+                found.append(f"{path.name}: {ast.unparse(node)}")
     return found
 
 
@@ -142,12 +142,18 @@ def test_no_host_sync_hides_on_the_step_path() -> None:
     guard = [SOURCE / "guard" / f"{name}.py" for name in ("protect", "guard", "lane")]
     step_path = [*SOURCE.glob("sample/**/*.py"), *guard]
     assert len(step_path) > 8
-    # Decisions of the host, settings and names of a graph are no tensors.
-    host = r"(protect|loss_function)\.py:\d+ bool"
-    assert [c for p in step_path for c in _calls(p) if not re.fullmatch(host, c)] == []
+    # What these are made of is a setting, the name of a node, or a number that has already arrived.
+    on_the_host = {
+        "protect.py: bool(config.clip)",
+        "protect.py: bool(nonfinite)",
+        "protect.py: bool(reject)",
+        "loss_function.py: bool(node.name().startswith(JOINING))",
+    }
+    assert {c for p in step_path for c in _calls(p)} <= on_the_host
     for path in step_path:
-        if path.name not in ("transfer.py", "protect.py"):
-            assert not re.search(r"\bfloat\((parts|total|norm|reject|coef)\b", path.read_text()), path
+        if path.name != "transfer.py":
+            found = re.findall(r"\bfloat\((?:parts|total|norm|reject|coef)\b[^)]*\)", path.read_text())
+            assert set(found) <= ({"float(coef < 1.0)"} if path.name == "protect.py" else set()), path
 
 
 def test_nothing_prints_and_nothing_swallows_errors_in_library_code() -> None:
