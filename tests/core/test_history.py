@@ -26,7 +26,7 @@ def test_series_keeps_only_finite_values_and_stays_bounded(xs: list[float]) -> N
     finite = [x for x in xs if math.isfinite(x)]
     assert series.num_seen == len(finite)
     assert len(series) == min(len(finite), SIZE)
-    assert series.recent_max() == max(finite[-SIZE:], default=-math.inf)
+    assert series.recent_max == max(finite[-SIZE:], default=-math.inf)
     assert series.highest == max(finite, default=-math.inf)
     if finite:
         assert series.median() == pytest.approx(float(np.median(finite[-SIZE:])), rel=1e-12, abs=1e-300)

@@ -62,6 +62,7 @@ class Brain:
         self._needs = [frozenset(getattr(rule, "needs", ())) for rule in rules]
         self._every = [max(int(getattr(rule, "every", 1)), 1) for rule in rules]
         self._concerned: dict[tuple[str, ...], tuple[tuple[int, bool, Rule], ...]] = {}
+        self._bounds = common_bounds(rules)
 
     @classmethod
     def from_config(cls, config: Config, adviser: Adviser | None = None) -> Brain:
@@ -78,8 +79,8 @@ class Brain:
         self._window.look(sample)
         self._step = sample.step
         raw = self._ask(sample)
-        findings = tuple(self._in_incident(f, sample) for f in raw)
-        self._window.absorb(alarming=any(f.severity >= Severity.ERROR for f in findings))
+        findings = tuple(self._in_incident(f, sample) for f in raw) if raw else ()
+        self._window.absorb(alarming=bool(raw) and any(f.severity >= Severity.ERROR for f in findings))
         verdict = Verdict(
             step=sample.step, seen_at=seen_at, findings=findings, optimizer=sample.optimizer, phase=sample.phase
         )
@@ -152,7 +153,7 @@ class Brain:
         if concerned is None:
             some = [i for i, need in enumerate(self._needs) if not need or not need.isdisjoint(facts)]
             concerned = tuple(
-                (self._every[i], getattr(self._rules[i], "calm", False), self._rules[i])
+                (self._every[i], is_silent_when_calm(self._rules[i]), self._rules[i])
                 for i in some
                 if self._rules[i].code not in self._broken
             )
@@ -160,7 +161,7 @@ class Brain:
                 self._concerned.clear()
             self._concerned[facts] = concerned
         found: list[Finding] = []
-        calm = self._window.calm()
+        calm = self._is_calm(sample)
         for every, silent_when_calm, rule in concerned:
             if (calm and silent_when_calm) or step % every:
                 continue
@@ -172,6 +173,15 @@ class Brain:
                 self._concerned.clear()
                 log.exception("rule %s (%s) failed and is switched off for this run", rule.code, rule.name)
         return found
+
+    def _is_calm(self, sample: Sample) -> bool:
+        """Whether no rule that is silent on ordinary steps can have anything to say about this one."""
+        scalars = sample.scalars
+        for name, (low, high) in self._bounds.items():
+            value = scalars.get(name)
+            if value is not None and not low < value < high:
+                return False
+        return self._window.calm()
 
     def _in_incident(self, finding: Finding, sample: Sample) -> Finding:
         """Give the finding its place in an incident: the same code at the step before it continues one."""
@@ -227,6 +237,21 @@ class Brain:
 
 BOUNDED = 0.5
 """A gradient clipped to less than this share of itself did no more than a usual one."""
+
+
+def is_silent_when_calm(rule: Rule) -> bool:
+    """Whether a rule says nothing of a step within the bounds it publishes that is like those before it."""
+    return bool(getattr(rule, "calm", False))
+
+
+def common_bounds(rules: tuple[Rule, ...]) -> dict[str, tuple[float, float]]:
+    """By scalar, between which values no rule that is silent on calm steps has anything to say."""
+    out: dict[str, tuple[float, float]] = {}
+    for rule in rules:
+        for name, (low, high) in getattr(rule, "silent_between", dict)().items():
+            known = out.get(name, (-math.inf, math.inf))
+            out[name] = max(low, known[0]), min(high, known[1])
+    return out
 
 
 def applied(sample: Sample, finding: Finding) -> bool:

@@ -110,6 +110,8 @@ class Schedule:
 
 def rates_of(scalars: Mapping[str, float]) -> tuple[float, ...]:
     """The learning rate of every parameter group."""
+    if "lr/1" not in scalars:
+        return (scalars["lr/0"],) if "lr/0" in scalars else ()
     rates: list[float] = []
     while (rate := scalars.get(f"lr/{len(rates)}")) is not None:
         rates.append(rate)

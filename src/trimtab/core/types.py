@@ -67,6 +67,8 @@ class Layout:
     numel: tuple[int, ...]
     columns: tuple[Column, ...] = FULL_COLUMNS
     optimizer: str = ""
+    has_grad_norms: bool = field(init=False, repr=False, compare=False)
+    has_weight_norms: bool = field(init=False, repr=False, compare=False)
     _spans: dict[Kind, slice] = field(init=False, repr=False, compare=False)
     _named: dict[Kind, tuple[str, ...]] = field(init=False, repr=False, compare=False)
 
@@ -74,6 +76,8 @@ class Layout:
         # Looked up several times a step: found once.
         firsts = {kind: self.kinds.index(kind) for kind in set(self.kinds)}
         spans = {kind: slice(first, first + self.kinds.count(kind)) for kind, first in firsts.items()}
+        for name, kind in (("has_grad_norms", Kind.GRAD), ("has_weight_norms", Kind.WEIGHT)):
+            object.__setattr__(self, name, Column.L2 in self.columns and kind in spans)
         object.__setattr__(self, "_spans", spans)
         object.__setattr__(self, "_named", {kind: self.names[span] for kind, span in spans.items()})
 

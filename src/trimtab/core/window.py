@@ -156,20 +156,20 @@ class Window:
         loss, norm = scalars.get("loss"), scalars.get("grad_norm")
         if loss is None or norm is None or len(past) < MIN_CALM or sample.phase != "train":
             return False
-        losses, norms = self._series["loss"], self._series["grad_norm"]
-        if not (loss <= losses.recent_max() and 0 < norm <= norms.recent_max() and loss != 0):
+        series, schedule = self._series, self.schedule
+        if not (loss <= series["loss"].recent_max and 0 < norm <= series["grad_norm"].recent_max and loss != 0):
             return False
-        if not self.runs.calm or self.drift.alarmed or self.schedule.idle_steps or self.schedule.leapt_at >= 0:
+        if not self.runs.calm or self.drift.alarmed or schedule.idle_steps or schedule.leapt_at >= 0:
             return False
         last = past[-1]
         if scalars.get("lr/0") != last.get("lr/0") or scalars.get("in_print", -1.0) == last.get("in_print"):
             return False
         size = scalars.get("in_rms")
-        if size is not None and not size <= self._series["in_rms"].recent_max():
+        if size is not None and not size <= series["in_rms"].recent_max:
             return False
         if "weights_bad" in scalars or "loss_factor" in scalars or "bounded" in scalars:
             return False
-        return not sample.has(Kind.WEIGHT, Column.L2)
+        return not sample.layout.has_weight_norms
 
     def look(self, sample: Sample) -> None:
         """Make `sample` the newest one. It joins the history only with `absorb`."""
@@ -178,10 +178,13 @@ class Window:
     def absorb(self, *, alarming: bool) -> None:
         """Let the newest sample into the history, unless it is alarming and the alarm is young."""
         sample = self.now
+        scalars, ends = sample.scalars, self._ends
         for name in TRACKED:
-            value = sample.scalars.get(name)
+            value = scalars.get(name)
             if value is not None and math.isfinite(value):
-                self._ends.setdefault(name, _Ends()).push(value, sample.step)
+                if name not in ends:
+                    ends[name] = _Ends()
+                ends[name].push(value, sample.step)
         if sample.phase == "train":
             self._follow(sample)
         if alarming and self._left_out < MAX_LEFT_OUT:
@@ -190,10 +193,10 @@ class Window:
         if not alarming:
             self._left_out = 0
         for name, series in self._series.items():
-            value = sample.scalars.get(name)
+            value = scalars.get(name)
             if value is not None:
                 series.push(value)
-        if sample.step % ROWS_EVERY == 0 and sample.has(Kind.GRAD, Column.L2):
+        if sample.step % ROWS_EVERY == 0 and sample.layout.has_grad_norms:
             self.gradients.push(sample.names(Kind.GRAD), sample.col(Kind.GRAD, Column.L2))
 
     def _follow(self, sample: Sample) -> None:
@@ -208,9 +211,9 @@ class Window:
             value = sample.scalars.get(name)
             if value is not None:
                 level.push(value)
-        if sample.has(Kind.GRAD, Column.L2):
+        if sample.layout.has_grad_norms:
             self.runs.push(sample.names(Kind.GRAD), sample.col(Kind.GRAD, Column.L2))
-        if sample.has(Kind.WEIGHT, Column.L2):
+        if sample.layout.has_weight_norms:
             self.weights.push(sample.names(Kind.WEIGHT), sample.col(Kind.WEIGHT, Column.L2))
 
     def _drift(self, sample: Sample) -> None:

@@ -97,13 +97,11 @@ def uncompiled(method: Method) -> Method:
     return cast("Method", call)
 
 
-_PASSED_THROUGH = (__file__, "torch/_dynamo/", "torch\\_dynamo\\")
-"""Frames of these files lie between an optimizer and what its hooks do."""
-
-
 def stepping_frame(frame: FrameType) -> FrameType:
-    """The frame of the optimizer that called a hook."""
-    while frame.f_back is not None and any(part in frame.f_code.co_filename for part in _PASSED_THROUGH):
+    """The frame of the optimizer that called a hook: behind those of this file, and of the compiler."""
+    while (name := frame.f_code.co_filename) == __file__ or "_dynamo" in name:
+        if frame.f_back is None:
+            break
         frame = frame.f_back
     return frame
 
@@ -141,7 +139,16 @@ class Seam:
 
     def _before(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         try:
-            return self._begin(stepping_frame(sys._getframe(1)), args, kwargs)
+            # PyTorch wraps `step` of every class that was ever instantiated, so a subclass that calls `super().step()`
+            # runs the hooks twice. A step that raised left its frame here too, but it is no longer on the stack.
+            if self._outer is not None and on_stack(self._outer):
+                return None
+            self._outer = stepping_frame(sys._getframe(1))
+            closure = args[1] if len(args) > 1 else kwargs.get("closure")
+            if closure is None:
+                self._passenger.before()
+                return None
+            return self._with_closure(closure, args, kwargs)
         except TrimtabError:
             raise
         except Exception as error:
@@ -150,33 +157,22 @@ class Seam:
 
     def _after(self) -> None:
         try:
-            self._end(stepping_frame(sys._getframe(1)))
+            caller = stepping_frame(sys._getframe(1))
+            if caller is not self._outer and not caller.f_code.co_name.startswith("torch_dynamo_resume_in_"):
+                return
+            self._outer = None
+            self._closures.finish(self._passenger)
+            self._passenger.after()
         except TrimtabError:
             raise
         except Exception as error:
             self._failed("finishing a step", error)
 
-    def _begin(self, caller: FrameType, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        # PyTorch wraps `step` of every class that was ever instantiated, so a subclass that calls `super().step()` runs
-        # the hooks twice. A step that raised left its frame here too, but that frame is no longer on the stack.
-        if on_stack(self._outer):
-            return None
-        self._outer = caller
-        closure = args[1] if len(args) > 1 else kwargs.get("closure")
-        if closure is None:
-            self._passenger.before()
-            return None
+    def _with_closure(self, closure: Callable[[], Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         guarded = self._closures.wrap(closure, self._passenger)
         if len(args) > 1:
             return (args[0], guarded, *args[2:]), kwargs
         return args, {**kwargs, "closure": guarded}
-
-    def _end(self, caller: FrameType) -> None:
-        if caller is not self._outer and not caller.f_code.co_name.startswith("torch_dynamo_resume_in_"):
-            return
-        self._outer = None
-        self._closures.finish(self._passenger)
-        self._passenger.after()
 
     def _failed(self, what: str, error: Exception) -> None:
         self._contained.report(what, error)

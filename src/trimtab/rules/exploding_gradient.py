@@ -55,7 +55,7 @@ class ExplodingGradient:
         history = window.history("grad_norm")
         if norm is None or not math.isfinite(norm) or len(history) < self.min_history:
             return
-        highest = history.recent_max()
+        highest = history.recent_max
         if norm <= self.ratio * max(highest, 1e-30):  # cheap test first: the robust one sorts the history
             return
         z = history.log_z(norm)

@@ -45,7 +45,7 @@ class LossSpike:
         history = window.history("loss")
         if loss is None or not math.isfinite(loss) or len(history) < self.min_history:
             return
-        highest, initial = history.recent_max(), history.initial
+        highest, initial = history.recent_max, history.initial
         if loss <= highest:  # cheap test first: the others sort the history
             return
         median = history.median()

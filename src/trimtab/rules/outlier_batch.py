@@ -46,7 +46,7 @@ class OutlierBatch:
     def check(self, window: Window) -> Iterator[Finding]:
         """Fire when the input leaps in size."""
         size, history = window.scalar("in_rms"), window.history("in_rms")
-        if size is None or len(history) < self.min_history or not size > self.ratio * history.recent_max() > 0:
+        if size is None or len(history) < self.min_history or not size > self.ratio * history.recent_max > 0:
             return
         z = history.log_z(size) if math.isfinite(size) else math.inf
         if z < self.z:
@@ -72,7 +72,7 @@ def _harm(window: Window) -> float:
     for name in ("loss", "grad_norm", "update_ratio"):
         value, history = now.scalars.get(name), window.history(name)
         if value is not None and len(history):
-            parts.append(value / max(history.recent_max(), 1e-30) if math.isfinite(value) else math.inf)
+            parts.append(value / max(history.recent_max, 1e-30) if math.isfinite(value) else math.inf)
     growth = window.gradients.growth(now.names(Kind.GRAD), now.col(Kind.GRAD, Column.L2))
     parts += [float(growth.max()) / ROW_GROWTH] if growth.size else []
     return max(parts) if "grad_norm" in now.scalars else math.inf

@@ -9,7 +9,7 @@ from typing import ClassVar
 
 from trimtab.core.schedule import rates_of
 from trimtab.core.types import Finding, Kind, Severity
-from trimtab.core.window import Window, found
+from trimtab.core.window import MIN_CALM, Window, found
 
 DEAD = 0.02
 """Share of the first gradient norm below which hardly any gradient comes through."""
@@ -37,6 +37,7 @@ class UpdateRatio:
     code: ClassVar[str] = "UPD001"
     name: ClassVar[str] = "update-ratio"
     needs: ClassVar[tuple[str, ...]] = ("update_ratio",)
+    calm: ClassVar[bool] = True
     hold: ClassVar[int] = 20
     severity: Severity = Severity.ERROR
     large: float = 0.25
@@ -44,6 +45,10 @@ class UpdateRatio:
     shake: float = 0.4
     span: int = 10
     patience: int = 20
+
+    def silent_between(self) -> dict[str, tuple[float, float]]:
+        """Within these an update is neither large nor small. Of the first `span` steps none is passed over."""
+        return {"update_ratio": (self.small, self.large) if self.span < MIN_CALM else (math.inf, math.inf)}
 
     def check(self, window: Window) -> Iterator[Finding]:
         """Fire on updates out of all proportion that do not help."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
@@ -29,11 +30,16 @@ class WeightJump:
     code: ClassVar[str] = "WGT003"
     name: ClassVar[str] = "weight-jump"
     needs: ClassVar[tuple[str, ...]] = ("update_ratio",)
+    calm: ClassVar[bool] = True
     hold: ClassVar[int] = 10
     severity: Severity = Severity.ERROR
     size: float = 0.1
     times: float = 3.0
     min_history: int = 10
+
+    def silent_between(self) -> dict[str, tuple[float, float]]:
+        """A smaller update is no jump."""
+        return {"update_ratio": (-math.inf, self.size)}
 
     def check(self, window: Window) -> Iterator[Finding]:
         """Fire when the newest update dwarfs all before."""

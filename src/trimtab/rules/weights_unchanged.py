@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
@@ -31,10 +32,15 @@ class WeightsUnchanged:
     code: ClassVar[str] = "UPD002"
     name: ClassVar[str] = "weights-unchanged"
     needs: ClassVar[tuple[str, ...]] = ("update_ratio",)
+    calm: ClassVar[bool] = True
     hold: ClassVar[int] = 20
     severity: Severity = Severity.ERROR
     persist: int = 3
     warm: int = 200
+
+    def silent_between(self) -> dict[str, tuple[float, float]]:
+        """Any update that is not 0 is a change."""
+        return {"update_ratio": (0.0, math.inf)}
 
     def check(self, window: Window) -> Iterator[Finding]:
         """Fire when accepted steps leave everything as it was."""

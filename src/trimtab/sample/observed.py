@@ -16,6 +16,8 @@ from trimtab.core.errors import InputError
 def scalar_loss(loss: Any, *, strict: bool) -> Tensor | float:
     """The loss as one detached number; `strict` wants a tensor, as `guard.step` does."""
     if isinstance(loss, Tensor):
+        if loss.is_cpu and loss.is_floating_point() and loss.numel() == 1:
+            return float(loss.detach())  # now: what a loop does to the tensor afterwards is none of this step
         if loss.numel() != 1:
             raise InputError(
                 f"the loss has shape {tuple(loss.shape)}; expected one number. "
@@ -24,7 +26,7 @@ def scalar_loss(loss: Any, *, strict: bool) -> Tensor | float:
         if loss.is_complex():
             raise InputError(f"the loss is complex ({loss.dtype}); expected a real number, for example loss.abs()")
         if loss.is_cpu:
-            return float(loss.detach())  # now: what a loop does to the tensor afterwards is none of this step
+            return float(loss.detach())
         return loss.detach().reshape(())
     if strict or isinstance(loss, bool) or not isinstance(loss, int | float):
         raise InputError(
@@ -63,29 +65,30 @@ class Observed:
         """
         value = None if loss is None and not strict else scalar_loss(loss, strict=strict)
         extra = {key: scalar_loss(v, strict=False) for key, v in scalars.items()} if scalars else {}
-        if (size := batch_size(batch)) is not None:
+        if batch is not None and (size := batch_size(batch)) is not None:
             extra["batch_size"] = float(size)
         if self._used:
             self._losses, self._scalars, self._used, self._last = [], {}, False, None
             self._round += 1
         if batch is not None:
             self.on_batch(batch)
-        if value is not None and not self._told_already(loss):
+        if value is not None and (self._last is None or self._last() is not loss):  # else it was told already
             self._losses.append(value)
             if isinstance(loss, Tensor):
                 self.on_loss(loss)
-            self._last = weakref.ref(loss) if isinstance(loss, Tensor) else None
-        self._scalars.update(extra)
-
-    def _told_already(self, loss: Any) -> bool:
-        return self._last is not None and self._last() is loss
+                self._last = weakref.ref(loss)
+            else:
+                self._last = None
+        if extra:
+            self._scalars.update(extra)
 
     def take(self, seen: int) -> tuple[int, Tensor | float | None, dict[str, Tensor | float]]:
         """The round, the mean loss and the scalars, for a step that last took round `seen`; nothing if not new."""
         if self._round == seen or not (self._losses or self._scalars):
             return seen, None, {}
         self._used = True
-        return self._round, _mean(self._losses), dict(self._scalars)
+        losses = self._losses
+        return self._round, losses[0] if len(losses) == 1 else _mean(losses), dict(self._scalars)
 
 
 def _ignore(value: Any) -> None:

@@ -20,24 +20,26 @@ class Series:
     Non-finite values never get in, so no NaN can blind a detector.
     """
 
-    __slots__ = ("_first", "_highest", "_highs", "_num", "_recent_max", "_values")
+    __slots__ = ("_first", "_highest", "_highs", "_num", "_values", "recent_max")
 
     def __init__(self) -> None:
         self._values: deque[float] = deque(maxlen=SIZE)
         self._first: list[float] = []
         self._num = 0
-        self._highest = self._recent_max = -math.inf
+        self._highest = -math.inf
+        self.recent_max = -math.inf  # the largest value still remembered
         self._highs = (-math.inf, -math.inf)  # the largest value at the last two multiples of SPAN
 
     def push(self, value: float) -> None:
         """Take in one value; a non-finite one is ignored."""
         if not math.isfinite(value):
             return
-        if len(self._values) == SIZE and self._values[0] >= self._recent_max:
-            self._recent_max = max(list(self._values)[1:], default=-math.inf)  # the largest one leaves
-        self._values.append(value)
-        if value > self._recent_max:
-            self._recent_max = value
+        values = self._values
+        if len(values) == SIZE and values[0] >= self.recent_max:
+            self.recent_max = max(list(values)[1:], default=-math.inf)  # the largest one leaves
+        values.append(value)
+        if value > self.recent_max:
+            self.recent_max = value
         if self._num % SPAN == 0:
             self._highs = (self._highs[1], self._highest)
         self._num += 1
@@ -72,10 +74,6 @@ class Series:
     def values(self) -> list[float]:
         """The remembered values, oldest first."""
         return list(self._values)
-
-    def recent_max(self) -> float:
-        """The largest value still remembered; -inf when there is none."""
-        return self._recent_max
 
     def median(self) -> float:
         """The median of the remembered values; NaN when there is none."""
@@ -113,7 +111,7 @@ class Series:
         """The series that `state_dict` described."""
         new = cls()
         new._values.extend(state["values"])
-        new._recent_max = max(new._values, default=-math.inf)
+        new.recent_max = max(new._values, default=-math.inf)
         new._first = list(state["first"])
         new._num = int(state["num"])
         new._highest = -math.inf if state["highest"] is None else float(state["highest"])

@@ -26,6 +26,7 @@ MARKED = 512
 MIN_TARGETS = 256
 CHANCE_EVERY = 5
 NUM_TENSORS = 8
+_SAME_IN_NUMPY = (torch.float32, torch.int64, torch.int32, torch.uint8)
 
 
 def tensors_in(value: Any, depth: int = 3) -> Iterator[Tensor]:
@@ -48,7 +49,7 @@ class Epoch:
     """The fingerprints of one epoch: how many batches in a row were already seen in it, in the same order."""
 
     def __init__(self, length: int | None = None) -> None:
-        self._length = length
+        self.length = length
         self._places: dict[int, int] = {}
         self._num = self._row = 0
         self._last = self._expected = -1
@@ -56,7 +57,7 @@ class Epoch:
 
     def step_done(self) -> int:
         """How many steps in a row had the very same batch, where there are others."""
-        if self._length is None or self._last < 0:
+        if self.length is None or self._last < 0:
             return 0
         self._stuck = self._stuck + 1 if self._last == self._step_mark else 1
         self._step_mark = self._last
@@ -64,11 +65,11 @@ class Epoch:
 
     def saw(self, mark: int) -> int:
         """Take in one batch; 0 where it is new, or where nobody said how long an epoch is."""
-        if self._length is None:
+        if self.length is None:
             return 0
         if mark == self._last:
             return self._row  # several forwards on one batch are one visit
-        if self._num >= self._length:
+        if self._num >= self.length:
             self._places.clear()
             self._num = self._row = 0
         place = self._places.get(mark)
@@ -122,7 +123,7 @@ class BatchProbe:
         """Everything since the last step that asked."""
         out, self._facts = self._facts, {}
         self._ids.clear()
-        if (stuck := self.epoch.step_done()) > 1:
+        if self.epoch.length is not None and (stuck := self.epoch.step_done()) > 1:
             out["stuck"] = float(stuck)
         self._steps += 1
         if self._steps % CHANCE_EVERY == 1 and (chance := self._chance()) is not None:
@@ -138,14 +139,14 @@ class BatchProbe:
         if not main.is_cpu:
             self._look_on_device(main)
             return
-        lead = main.detach().reshape(-1)[:SLICE]
-        values = to_host(lead) if lead.dtype is torch.float32 else _leading(main)
+        values = _leading(main)
         mark = zlib.crc32(values[:MARKED].data)
         facts["in_print"] = float(mark)  # of the last forward: a line search calls the model as often as it likes
-        if row := self.epoch.saw(mark):
+        if self.epoch.length is not None and (row := self.epoch.saw(mark)):
             facts["replayed"] = float(row)
         size = 0.0
         if main.is_floating_point():  # torch's product does not warn of what is looked for
+            lead = torch.from_numpy(values)
             size = math.sqrt(number(torch.dot(lead, lead)) / values.size)
             if size > float(facts.get("in_rms", 0.0)):
                 facts["in_rms"] = size
@@ -154,7 +155,7 @@ class BatchProbe:
         for tensor in rest:
             if tensor.is_floating_point() and tensor.is_cpu and tensor.numel() and _nonfinite(tensor):
                 facts["in_bad"] = float(facts.get("in_bad", 0.0)) + 1.0
-        if _same_rows(main, values):
+        if main.dim() > 1 and _same_rows(main, values):
             facts["in_flat"] = 1.0
 
     def _look_on_device(self, main: Tensor) -> None:
@@ -240,8 +241,8 @@ class Places:
 
 def _leading(tensor: Tensor) -> NDArray[Any]:
     """The first elements as numpy, float32 where they are floats."""
-    if tensor.dtype is torch.float32 and tensor.is_contiguous():
-        return to_host(tensor).reshape(-1)[:SLICE]  # numpy's views are cheaper than torch's
+    if tensor.dtype in _SAME_IN_NUMPY and tensor.is_contiguous():
+        return tensor.detach().numpy().reshape(-1)[:SLICE]  # numpy's views are cheaper than torch's
     flat = tensor.detach().reshape(-1)[:SLICE]
     if tensor.is_complex():
         flat = torch.view_as_real(flat).reshape(-1)
@@ -254,9 +255,8 @@ def _nonfinite(tensor: Tensor) -> bool:
     flat = tensor.detach().reshape(-1)[:LARGE]
     values = to_host(flat) if flat.dtype in (torch.float32, torch.float64) else to_host(flat.float())
     # A product is the cheapest test; huge finite values can overflow it: only a second look is proof.
-    with np.errstate(all="ignore"):
-        quick = float(np.vdot(values, values))
-    return not math.isfinite(quick) and not np.isfinite(values).all()
+    same = torch.from_numpy(values)
+    return not math.isfinite(number(torch.dot(same, same))) and not np.isfinite(values).all()
 
 
 def _same_rows(tensor: Tensor, lead: NDArray[Any]) -> bool:
@@ -264,8 +264,10 @@ def _same_rows(tensor: Tensor, lead: NDArray[Any]) -> bool:
     if tensor.dim() < 2 or tensor.shape[0] < MIN_ROWS:
         return False
     width = tensor.numel() // tensor.shape[0]
+    if width < lead.size and lead[0] != lead[width]:
+        return False  # the first two differ in their first value: nearly always the whole answer
     if 2 * width <= lead.size and not (lead[:width] == lead[width : 2 * width]).all():
-        return False  # the first two differ: nearly always the whole answer
+        return False
     rows = to_host(tensor) if tensor.dtype is not torch.bfloat16 else to_host(tensor.float())
     first = rows[0]
     if first.size < 2 or not (first == rows[-1]).all() or not (first == rows[len(rows) // 2]).all():

@@ -73,20 +73,20 @@ class ForwardTap:
     def _enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         if only_traced():
             return
-        learning = torch.is_grad_enabled()
-        if learning and module.training and self._armed:
-            self._armed = False
-            self._renew()
-        if learning:
-            self._seen = True
-            self._num += 1
-            if not module.training and self._modal and not any(m.training for m in self._modal):
-                self._num_eval += 1
-            on = torch.is_autocast_enabled(self._device)
-            self._autocast = _TYPES.get(torch.get_autocast_dtype(self._device), 0.0) if on else 0.0
-            self.batch.inputs(args, kwargs)
-        elif module.training:
-            self._num_blind += 1
+        if not torch.is_grad_enabled():
+            self._num_blind += module.training
+            return
+        self._seen = True
+        self._num += 1
+        if module.training:
+            if self._armed:
+                self._armed = False
+                self._renew()
+        elif self._modal and not any(m.training for m in self._modal):
+            self._num_eval += 1
+        on = torch.is_autocast_enabled(self._device)
+        self._autocast = _TYPES.get(torch.get_autocast_dtype(self._device), 0.0) if on else 0.0
+        self.batch.inputs(args, kwargs)
 
     def left(self, output: Any) -> None:
         """Runs after it."""

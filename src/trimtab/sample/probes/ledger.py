@@ -19,7 +19,7 @@ from torch import Tensor
 
 from trimtab.core.contain import Contained
 from trimtab.sample.measure import reference as measure
-from trimtab.sample.transfer import to_host
+from trimtab.sample.transfer import number, to_host
 from trimtab.torchutil.patch import own_hook
 
 BUDGET = 1 << 14
@@ -77,8 +77,21 @@ class Part:
             out[start : start + count] = flat if flat.size == count else 0.0
 
 
+class Kept:
+    """Copied weights and moments in one array, which NumPy fills and PyTorch computes with."""
+
+    def __init__(self, num_weights: int, num_moments: int) -> None:
+        values = np.zeros(num_weights + num_moments, np.float32)
+        self.weights, self.moments = values[:num_weights], values[num_weights:]
+        self.flat = torch.from_numpy(values)
+        self.flat_weights, self.flat_moments = self.flat[:num_weights], self.flat[num_weights:]
+
+
 class Ledger:
-    """What the weights and moments of one optimizer were after its last step."""
+    """What the weights and moments of one optimizer were after its last step.
+
+    Both lie in one flat array, the weights first. Numbers that can overflow are made by PyTorch, which does not warn.
+    """
 
     def __init__(self, optimizer: Any, names: Sequence[str], params: Sequence[Tensor], contained: Contained) -> None:
         self._optimizer = optimizer
@@ -87,10 +100,9 @@ class Ledger:
         self._moments = Part([])
         self._slots: list[tuple[Mapping[str, Any], str]] = []
         self._num_state = -1
-        self._squares: NDArray[np.float32] | None = None
+        self._squares: Tensor | None = None
         self._counter: float | None = None
-        self._kept = np.zeros(self._weights.size, np.float32)
-        self._now = np.zeros(self._weights.size, np.float32)
+        self._kept, self._now = Kept(self._weights.size, 0), Kept(self._weights.size, 0)
         self._step = 0
         self._valid = False
         self._declared = False
@@ -120,10 +132,12 @@ class Ledger:
         notes: dict[str, tuple[str, ...]] = {}
         self._step += 1
         self._repoint()
-        self._read(self._now)
+        now = self._now
+        self._weights.read(now.weights)
+        self._moments.read(now.moments)
         if self._valid and not self._declared:
             self._lost(facts)
-            if (self._now.view(np.uint32) != self._kept.view(np.uint32)).any():
+            if not torch.equal(now.flat, self._kept.flat):
                 self._compare(facts, notes)
         self._declared = False
         return facts, notes
@@ -133,35 +147,39 @@ class Ledger:
         facts: dict[str, float] = {}
         notes: dict[str, tuple[str, ...]] = {}
         self._refresh()
-        self._read(self._kept)
+        kept, moments = self._kept, self._moments
+        self._weights.read(kept.weights)
         self._valid = True
-        mine = slice(0, self._weights.size)
-        now = self._kept[mine]
-        delta = now - self._now[mine]
-        size = float(np.dot(now, now))
-        ratio = math.sqrt(float(np.dot(delta, delta)) / max(size, 1e-30))
+        now = kept.flat_weights
+        delta = torch.sub(now, self._now.flat_weights)
+        size = number(torch.dot(now, now))
+        ratio = math.sqrt(number(torch.dot(delta, delta)) / max(size, 1e-30)) if size < math.inf else math.nan
         if math.isfinite(ratio):
             facts["update_ratio"] = ratio
         if not math.isfinite(size):
-            bad = ~np.isfinite(now)
-            if bad.any():
-                facts["weights_bad"] = float(bad.sum())
-                notes["weights_bad"] = self._named(bad, self._weights)
-        if self._moments.size and not math.isfinite(float(np.add.reduce(self._kept[self._weights.size :]))):
-            bad = ~np.isfinite(self._kept[self._weights.size :])
-            if bad.any():
-                facts["state_bad"] = float(bad.sum())
-                notes["state_bad"] = self._named(bad, self._moments)
+            self._count_bad(facts, notes, "weights_bad", kept.weights, self._weights)
+        if moments.size:
+            moments.read(kept.moments)
+            if not math.isfinite(number(kept.flat_moments.sum())):
+                self._count_bad(facts, notes, "state_bad", kept.moments, moments)
         return facts, notes
 
-    def _read(self, out: NDArray[np.float32]) -> None:
-        split = self._weights.size
-        self._weights.read(out[:split])
-        if self._moments.size:
-            self._moments.read(out[split:])
+    def _count_bad(
+        self,
+        facts: dict[str, float],
+        notes: dict[str, tuple[str, ...]],
+        name: str,
+        values: NDArray[np.float32],
+        part: Part,
+    ) -> None:
+        """Note how many values are not finite, and of which tensors: sums overflow on finite ones, too."""
+        bad = ~np.isfinite(values)
+        if bad.any():
+            facts[name] = float(bad.sum())
+            notes[name] = self._named(bad, part)
 
     def _repoint(self) -> None:
-        """Look at the moments that are there now, where somebody put others in the place of the old ones."""
+        """Look at the moments that are there now, where somebody replaced the old ones."""
         now = [entries.get(key) for entries, key in self._slots]
         if not any(map(operator.is_not, now, self._moments.tensors)):
             return
@@ -169,7 +187,14 @@ class Ledger:
         self._look_up()
         if self._moments.bounds != known.bounds or self._moments.names != known.names:
             self._moments, self._slots, self._num_state, self._squares = Part([]), [], -1, None
-            self._kept, self._now = (a[: self._weights.size].copy() for a in (self._kept, self._now))
+            self._resize(0)
+
+    def _resize(self, num_moments: int) -> None:
+        """Make room for so many moments; what is known of the weights stays."""
+        for name in ("_kept", "_now"):
+            new = Kept(self._weights.size, num_moments)
+            new.weights[:] = getattr(self, name).weights
+            setattr(self, name, new)
 
     def _look_up(self) -> None:
         """Find every moment, and the place where the optimizer keeps it."""
@@ -191,19 +216,15 @@ class Ledger:
             self._num_state = len(state)
             self._look_up()
             self._squares = self._weigh()
-            kept = np.zeros(self._weights.size + self._moments.size, np.float32)
-            kept[: self._weights.size] = self._kept[: self._weights.size]
-            now = kept.copy()
-            now[: self._weights.size] = self._now[: self._weights.size]
-            self._kept, self._now = kept, now
+            self._resize(self._moments.size)
         self._counter = self._count()
 
-    def _weigh(self) -> NDArray[np.float32] | None:
+    def _weigh(self) -> Tensor | None:
         """For each kept second moment how many elements it stands for: their sum is what Adam expects of a gradient."""
         moments = self._moments
         if not any(name.endswith(": exp_avg_sq") for name in moments.names):
             return None
-        out = np.zeros(moments.size, np.float32)
+        out = torch.zeros(moments.size, dtype=torch.float32, device="cpu")
         for name, tensor, (a, b) in zip(moments.names, moments.tensors, pairwise(moments.bounds), strict=True):
             if name.endswith(": exp_avg_sq"):
                 out[a:b] = tensor.numel() / (b - a)
@@ -216,7 +237,7 @@ class Ledger:
         beta = self._optimizer.param_groups[0].get("betas", (0.9, 0.999))[1]
         if not isinstance(beta, float):
             return None
-        total = float(np.dot(self._kept[self._weights.size :], self._squares))
+        total = number(torch.dot(self._kept.flat_moments, self._squares))
         return total / max(1.0 - float(beta**self._counter), 1e-12)
 
     def _count(self) -> float | None:
@@ -238,23 +259,19 @@ class Ledger:
             self._num_state = -1
 
     def _compare(self, facts: dict[str, float], notes: dict[str, tuple[str, ...]]) -> None:
-        split = self._weights.size
+        kept, now = self._kept, self._now
         with np.errstate(all="ignore"):
-            weights = _changes(self._kept[:split], self._now[:split], self._weights.bounds)
-            moments = _changes(self._kept[split:], self._now[split:], self._moments.bounds)
+            weights = _changes(kept.weights, now.weights, self._weights.bounds)
+            state = _changes(kept.moments, now.moments, self._moments.bounds)
         if weights.size and weights.max() > 0:
             facts["outside"] = float(weights.max())
             notes["outside"] = _top(weights, self._weights.names)
-        if moments.size and moments.max() > 0:
-            facts["state_outside"] = float(moments.max())
-            notes["state_outside"] = _top(moments, self._moments.names)
-            was = self._kept[split:]
-            if not self._now[split:].any() and was.any():
+        if state.size and state.max() > 0:
+            facts["state_outside"] = float(state.max())
+            notes["state_outside"] = _top(state, self._moments.names)
+            if not now.moments.any() and kept.moments.any():
                 facts["state_lost"] = float(len(self._moments.names))
-            bad = ~np.isfinite(self._now[split:])
-            if bad.any():
-                facts["state_bad"] = float(bad.sum())
-                notes["state_bad"] = self._named(bad, self._moments)
+            self._count_bad(facts, notes, "state_bad", now.moments, self._moments)
 
     def _named(self, bad: NDArray[np.bool_], part: Part) -> tuple[str, ...]:
         spans = enumerate(pairwise(part.bounds))
