@@ -160,7 +160,7 @@ def test_a_bounded_loss_is_told_now_and_then() -> None:
     for _ in range(3 * BOUNDED_EVERY):
         tapped.tap.loss(functional.cross_entropy(tapped.model(x), y))
         seen.append(tapped.tap.take().get("bounded"))
-    assert seen == ([None] * (BOUNDED_EVERY - 1) + [1.0]) * 3
+    assert seen == ([1.0] + [None] * (BOUNDED_EVERY - 1)) * 3
     for _ in range(KIND_EVERY):
         tapped.tap.loss((functional.cross_entropy(tapped.model(x), y, reduction="none") * torch.randn(8)).mean())
     assert "bounded" not in tapped.tap.take()

@@ -16,6 +16,7 @@ from trimtab.core.harm import harm_of, is_fixed_objective
 from trimtab.core.policy import Ladder
 from trimtab.core.registry import advice_of, select_rules
 from trimtab.core.schedule import RAISED
+from trimtab.core.screen import Screen
 from trimtab.core.stats.level import SHORT
 from trimtab.core.stats.onset import onset_of
 from trimtab.core.stats.packed import packed, unpacked
@@ -60,9 +61,8 @@ class Brain:
         self._advice = {rule.code: advice_of(rule) for rule in rules}
         self._hold: dict[str, int] = {rule.code: getattr(rule, "hold", 1) for rule in rules}
         self._needs = [frozenset(getattr(rule, "needs", ())) for rule in rules]
-        self._every = [max(int(getattr(rule, "every", 1)), 1) for rule in rules]
         self._concerned: dict[tuple[str, ...], tuple[tuple[int, bool, Rule], ...]] = {}
-        self._bounds = common_bounds(rules)
+        self.screen = Screen(self._window, rules, self._asked_about)
 
     @classmethod
     def from_config(cls, config: Config, adviser: Adviser | None = None) -> Brain:
@@ -77,6 +77,7 @@ class Brain:
         if sample.branch > self._branch:
             self._rewound(sample.branch)
         self._window.look(sample)
+        self.screen.expire()
         self._step = sample.step
         raw = self._ask(sample)
         findings = tuple(self._in_incident(f, sample) for f in raw) if raw else ()
@@ -91,6 +92,13 @@ class Brain:
         self._onset = int(next((a.args["before"] for a in decision.actions if a.kind == "rewind"), self._onset))
         self._due = () if self._effects is None else tuple(self._effects.see(sample))
         return verdict, decision
+
+    def absorb(self, sample: Sample) -> None:
+        """Take in a step that the screen let pass: no rule has anything to say about it, and nothing is decided."""
+        self._window.look(sample)
+        self.screen.expire()
+        self._step = sample.step
+        self._window.absorb(alarming=False)
 
     def _aimed(self, verdict: Verdict, sample: Sample) -> Verdict:
         """The verdict as the policy sees it: with the onset, whether the update was let in, and the harm done."""
@@ -151,11 +159,9 @@ class Brain:
         facts, step = tuple(sample.scalars), sample.step
         concerned = self._concerned.get(facts)
         if concerned is None:
-            some = [i for i, need in enumerate(self._needs) if not need or not need.isdisjoint(facts)]
             concerned = tuple(
-                (self._every[i], is_silent_when_calm(self._rules[i]), self._rules[i])
-                for i in some
-                if self._rules[i].code not in self._broken
+                (max(int(getattr(rule, "every", 1)), 1), bool(getattr(rule, "calm", False)), rule)
+                for rule in self._asked_about(facts)
             )
             if len(self._concerned) >= MAX_FACT_SETS:  # a user may name scalars as he likes
                 self._concerned.clear()
@@ -171,13 +177,22 @@ class Brain:
                 # A detector that breaks must not take the training run with it: report once, go on without it.
                 self._broken.add(rule.code)
                 self._concerned.clear()
+                self.screen.forget()
                 log.exception("rule %s (%s) failed and is switched off for this run", rule.code, rule.name)
         return found
+
+    def _asked_about(self, facts: tuple[str, ...]) -> list[Rule]:
+        """The rules that a sample with these facts concerns: those with a fact they wait for, and not broken."""
+        return [
+            rule
+            for rule, need in zip(self._rules, self._needs, strict=True)
+            if (not need or not need.isdisjoint(facts)) and rule.code not in self._broken
+        ]
 
     def _is_calm(self, sample: Sample) -> bool:
         """Whether no rule that is silent on ordinary steps can have anything to say about this one."""
         scalars = sample.scalars
-        for name, (low, high) in self._bounds.items():
+        for name, (low, high) in self.screen.bounds.items():
             value = scalars.get(name)
             if value is not None and not low < value < high:
                 return False
@@ -224,6 +239,7 @@ class Brain:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on where `state_dict` was taken."""
         self._window.load_state_dict(unpacked(state["window"]))
+        self.screen.expire()
         self._open = {code: {"last": int(i["last"]), "streak": int(i["streak"])} for code, i in state["open"].items()}
         self._given = {code: tuple(advice) for code, *advice in state.get("given", ())}
         if self._policy is not None:
@@ -237,21 +253,6 @@ class Brain:
 
 BOUNDED = 0.5
 """A gradient clipped to less than this share of itself did no more than a usual one."""
-
-
-def is_silent_when_calm(rule: Rule) -> bool:
-    """Whether a rule says nothing of a step within the bounds it publishes that is like those before it."""
-    return bool(getattr(rule, "calm", False))
-
-
-def common_bounds(rules: tuple[Rule, ...]) -> dict[str, tuple[float, float]]:
-    """By scalar, between which values no rule that is silent on calm steps has anything to say."""
-    out: dict[str, tuple[float, float]] = {}
-    for rule in rules:
-        for name, (low, high) in getattr(rule, "silent_between", dict)().items():
-            known = out.get(name, (-math.inf, math.inf))
-            out[name] = max(low, known[0]), min(high, known[1])
-    return out
 
 
 def applied(sample: Sample, finding: Finding) -> bool:

@@ -11,6 +11,7 @@ from trimtab.checkpoint.quarantine import Quarantine
 from trimtab.core.config import Config
 from trimtab.core.contain import Contained
 from trimtab.core.errors import InputError
+from trimtab.core.screen import Screen
 from trimtab.core.types import Decision, Sample, Verdict
 from trimtab.guard.batches import Batches
 from trimtab.guard.buffers import BufferShadow
@@ -102,6 +103,8 @@ class Attachment:
         contained: Contained,
         deliver: Callable[[Lane, Sample], Verdict | None],
         act: Callable[[Lane, Decision], None],
+        absorb: Callable[[Lane, Sample], None],
+        screens: Mapping[str, Screen],
         instead: Callable[[int], str],
     ) -> None:
         self._model, self.shadow = model, BufferShadow(model)
@@ -136,6 +139,8 @@ class Attachment:
                 ),
                 deliver=deliver,
                 act=act,
+                absorb=absorb,
+                screen=screens.get(label),
                 scaler=scaler,
                 rollback=self.rollback,
                 batches=batches if i == 0 else None,

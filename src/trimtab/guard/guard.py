@@ -35,12 +35,13 @@ from trimtab.remedies.skip_data import SkipData
 from trimtab.remedies.stop import stopped
 from trimtab.sample.observed import Observed, scalar_loss
 from trimtab.sample.rows import check_model
-from trimtab.torchutil.optimizer_argument import check_optimizer, labelled
+from trimtab.torchutil.optimizer_argument import check_optimizer, labelled, needs_closure
 from trimtab.torchutil.scaler import scale_of, unscale
 
 log = logging.getLogger("trimtab")
 findings_log = logging.getLogger(FINDINGS_LOG)
 STATE_EVERY = 1_000
+NOTHING: dict[str, Any] = {}
 
 
 class Guard:
@@ -104,13 +105,15 @@ class Guard:
         run_dir: str | os.PathLike[str] | bool | None = None,
     ) -> None:
         self.config = resolve(config, preset=preset, clip=clip, mode=mode, lag=lag, checkpoint_every=checkpoint_every)
-        self.verdict: Verdict | None = None
+        self._verdict: Verdict | None = None
         self.run_dir = None
         self._disabled = os.environ.get("TRIMTAB_DISABLE", "") not in ("", "0")
         self._model, self._scaler, self._on_finding = check_model(model), scaler, on_finding
         self._optimizers = labelled(optimizer)
         for label, one in self._optimizers.items():
             check_optimizer(one, self._model, label)
+        self._all = list(self._optimizers.values())
+        self._choice = len(self._all) > 1 or needs_closure(self._all[0])  # else there is nothing to choose or refuse
         self._contained, self._observed, self._journal = Contained(), Observed(), Journal()
         self._lines = IncidentLines()
         self._closed = self._stopping = False
@@ -139,6 +142,8 @@ class Guard:
             contained=self._contained,
             deliver=self._think,
             act=self._act,
+            absorb=self._absorb,
+            screens={label: brain.screen for label, brain in self._brains.items()},
             instead=self._keepers.instead_of_memory,
         )
         self._lanes = self._attachment.lanes
@@ -162,18 +167,20 @@ class Guard:
         """
         if self._closed:
             raise InputError("this guard is closed; build a new one, or call optimizer.step() yourself")
-        closure = loss if callable(loss) and not isinstance(loss, Tensor) else None
-        chosen = self._contained.call(
-            "choosing the optimizer",
-            attach.choose,
-            self._optimizers,
-            optimizer,
-            closure is not None,
-            default=list(self._optimizers.values()),
-        )
+        closure = None if isinstance(loss, Tensor) or not callable(loss) else loss
+        chosen = self._all
+        if self._choice or optimizer is not None:
+            chosen = self._contained.call(
+                "choosing the optimizer",
+                attach.choose,
+                self._optimizers,
+                optimizer,
+                closure is not None,
+                default=chosen,
+            )
         if closure is None:
-            self._contained.call("reading the loss", self._observed.told, loss, batch, {}, True)
-        elif self._contained.call("reading the scale", scale_of, self._scaler) is not None:
+            self._contained.call("reading the loss", self._observed.told, loss, batch, NOTHING, True)
+        elif self._scaler is not None and self._contained.call("reading the scale", scale_of, self._scaler) is not None:
             raise InputError("a closure cannot be combined with a GradScaler; run without scaler, for example in bf16")
         for one in chosen:
             if self._scaler is None:
@@ -183,7 +190,8 @@ class Guard:
                 self._scaler.step(one)
         if self._scaler is not None:
             self._scaler.update()
-        return self.verdict
+        newest: Verdict | None = self._contained.call("making the verdict", self._newest, default=self._verdict)
+        return newest
 
     @uncompiled
     def observe(self, loss: Any = None, batch: Any = None, **scalars: Any) -> None:
@@ -194,7 +202,8 @@ class Guard:
     def validate(self, loss: Any, **metrics: Any) -> Verdict | None:
         """Report a validation: its loss and any metrics."""
         self._contained.call("judging a validation", self._validated, loss, metrics)
-        return self.verdict
+        newest: Verdict | None = self._contained.call("making the verdict", self._newest, default=self._verdict)
+        return newest
 
     def _validated(self, loss: Any, metrics: Mapping[str, Any]) -> None:
         scalars = {f"val/{k}": scalar_loss(v, strict=False) for k, v in metrics.items()}
@@ -208,7 +217,7 @@ class Guard:
         verdict, decision = brain.advance(sample, seen_at=max(lane.attempts - 1, sample.step))
         for record in brain.records(sample):
             self._recorder.put(record)
-        self.verdict = verdict
+        self._verdict = verdict
         if verdict.findings:
             self._recorder.put(verdict)
             if (line := self._lines.of(verdict)) is not None:
@@ -220,15 +229,25 @@ class Guard:
             lane.decided(decision)
         for keeper in self._keepers:
             self._contained.call("certifying checkpoints", keeper.heard, verdict)
-        if (sample.step + 1) % STATE_EVERY == 0 and sample.phase == "train":
-            state = BrainState(step=sample.step + 1, state=brain.state_dict(), optimizer=lane.label)
-            self._recorder.put(state)
+        self._keep_state(lane, sample)
         grave = verdict.worst is not None and verdict.worst.severity >= Severity.ERROR
         if (lane.stop_requested or (self.config.mode == "raise" and grave)) and not self._stopping:
             self._stopping = True  # closing judges what is still under way: the first reason to stop is the one told
             self.close(reason="stopped")
             raise stopped(verdict)
         return verdict
+
+    def _absorb(self, lane: Lane, sample: Sample) -> None:
+        """The same for a step that is known to be healthy: there is nothing to say about it."""
+        self._brains[lane.label].absorb(sample)
+        self._recorder.put(sample)
+        self._keep_state(lane, sample)
+
+    def _keep_state(self, lane: Lane, sample: Sample) -> None:
+        """Now and then put on record what the brain knows: a replay can begin there."""
+        if (sample.step + 1) % STATE_EVERY == 0 and sample.phase == "train":
+            state = self._brains[lane.label].state_dict()
+            self._recorder.put(BrainState(step=sample.step + 1, state=state, optimizer=lane.label))
 
     def _act(self, lane: Lane, decision: Decision) -> None:
         self._recorder.put(decision)
@@ -252,8 +271,20 @@ class Guard:
         """The copies of buffers that a rejected step is undone with."""
         return self._attachment.shadow
 
+    @property
+    def verdict(self) -> Verdict | None:
+        """The newest verdict; None before the first."""
+        return self._newest()
+
+    def _newest(self) -> Verdict | None:
+        for lane in self._lanes.values():
+            if lane.waits_at >= 0 and (self._verdict is None or lane.waits_at > self._verdict.seen_at):
+                self._verdict = Verdict(step=lane.waits_at, seen_at=lane.waits_at, optimizer=lane.label)
+        return self._verdict
+
     def flush(self) -> None:
         """Wait until everything that was recorded so far has reached its sinks."""
+        self._judge_waiting()
         if not self._disabled:
             self._recorder.flush()
 
@@ -276,8 +307,14 @@ class Guard:
         """How many updates were kept out of the weights."""
         return sum(lane.rejected for lane in self._lanes.values())
 
+    def _judge_waiting(self) -> None:
+        """Have the samples judged that are due."""
+        for lane in self._lanes.values():
+            lane.judge(lane.attempts - 1)
+
     def health(self) -> dict[str, Any]:
         """How the run is doing now, in one dict: booleans per part, and what is open."""
+        self._judge_waiting()
         return health_of(self._brains, self._lanes, self.findings)
 
     def resume(

@@ -4,6 +4,7 @@ it."""
 from __future__ import annotations
 
 import functools
+import inspect
 import math
 import sys
 from collections.abc import Callable, Mapping
@@ -23,6 +24,7 @@ from trimtab.torchutil.param_groups import params_of
 from trimtab.torchutil.patch import own_hook, wrap_method_of
 
 Method = TypeVar("Method", bound=Callable[..., Any])
+_OPTIMIZER_FILE = inspect.getfile(Optimizer)
 
 
 class Passenger(Protocol):
@@ -118,7 +120,7 @@ class Seam:
         self._passenger, self._contained = passenger, contained
         self._closures = ClosureGuard(optimizer, contained)
         self._undo: list[Callable[[], None]] = []
-        self._outer: FrameType | None = None
+        self._depth = 0  # of calls of `step` under way
         self._pre_outside, self._post_outside = outside_graphs(self._before), outside_graphs(self._after)
         if isinstance(optimizer, Optimizer) and hasattr(optimizer, "_optimizer_step_pre_hooks"):
             self._undo.append(own_hook(optimizer.register_step_pre_hook(self._pre)).remove)
@@ -140,10 +142,11 @@ class Seam:
     def _before(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         try:
             # PyTorch wraps `step` of every class that was ever instantiated, so a subclass that calls `super().step()`
-            # runs the hooks twice. A step that raised left its frame here too, but it is no longer on the stack.
-            if self._outer is not None and on_stack(self._outer):
+            # runs the hooks twice. A step that raised left its depth behind, but nothing on the stack.
+            if self._depth and self._num_under_way() > 1:
+                self._depth += 1
                 return None
-            self._outer = stepping_frame(sys._getframe(1))
+            self._depth = 1
             closure = args[1] if len(args) > 1 else kwargs.get("closure")
             if closure is None:
                 self._passenger.before()
@@ -157,10 +160,9 @@ class Seam:
 
     def _after(self) -> None:
         try:
-            caller = stepping_frame(sys._getframe(1))
-            if caller is not self._outer and not caller.f_code.co_name.startswith("torch_dynamo_resume_in_"):
+            self._depth = max(self._depth - 1, 0)
+            if self._depth:
                 return
-            self._outer = None
             self._closures.finish(self._passenger)
             self._passenger.after()
         except TrimtabError:
@@ -174,6 +176,18 @@ class Seam:
             return (args[0], guarded, *args[2:]), kwargs
         return args, {**kwargs, "closure": guarded}
 
+    def _num_under_way(self) -> int:
+        """How many calls of this optimizer's `step` are on the stack: frames of PyTorch's own that run its hooks."""
+        num = 0
+        frame: FrameType | None = sys._getframe(1)
+        while frame is not None:
+            code = frame.f_code
+            if "wrapper" in code.co_name and code.co_filename == _OPTIMIZER_FILE:
+                of = frame.f_locals
+                num += of.get("self") is self._optimizer or (of.get("args") or (None,))[0] is self._optimizer
+            frame = frame.f_back
+        return num
+
     def _failed(self, what: str, error: Exception) -> None:
         self._contained.report(what, error)
         self._contained.call("cleaning up after a failure", self._passenger.abandon)
@@ -184,7 +198,11 @@ class Seam:
         changed = self._pre(optimizer, (optimizer, *args), kwargs)
         if changed is not None:
             (_, *args), kwargs = changed
-        out = inner(*args, **kwargs)
+        try:
+            out = inner(*args, **kwargs)
+        except BaseException:
+            self._depth = 0
+            raise
         self._post(optimizer, (optimizer, *args), kwargs)
         return out
 
@@ -193,7 +211,7 @@ class Seam:
         for undo in self._undo:
             undo()
         self._undo.clear()
-        self._outer = None
+        self._depth = 0
 
 
 class ScalerSeam:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
@@ -11,6 +12,7 @@ import torch
 from torch import Tensor
 
 from trimtab.core.config import Config
+from trimtab.core.screen import Screen
 from trimtab.core.types import Decision, Layout, Sample, Verdict
 from trimtab.guard.batches import Batches
 from trimtab.guard.buffers import BufferShadow
@@ -23,9 +25,12 @@ from trimtab.sample.probes.forward import ForwardTap
 from trimtab.sample.probes.sentinel import resolved
 from trimtab.sample.rows import Rows
 from trimtab.sample.thorough import FullLook
-from trimtab.sample.transfer import Mailbox
+from trimtab.sample.transfer import Mailbox, to_host
 from trimtab.sample.watch import Step, Watch
 from trimtab.torchutil.scaler import scale_of
+
+WAIT_S = 0.1
+"""A sample waits no longer for the next than a record waits to be written."""
 
 
 class Lane:
@@ -45,6 +50,8 @@ class Lane:
         watch: Watch,
         deliver: Callable[[Lane, Sample], Verdict | None],
         act: Callable[[Lane, Decision], None],
+        absorb: Callable[[Lane, Sample], None],
+        screen: Screen | None = None,
         scaler: Any = None,
         rollback: Rollback | None = None,
         batches: Batches | None = None,
@@ -63,13 +70,19 @@ class Lane:
         self.scaler = scaler  # its scale is read, and a remedy may have to lower it
         self.multiplier = LrMultiplier(optimizer, config.policy)
         self._config, self._build_rows, self._observed = config, rows, observed
-        self._shadow, self._tap, self._deliver, self._act = shadow, tap, deliver, act
+        self._shadow, self._tap, self._deliver, self._act, self._absorb = shadow, tap, deliver, act, absorb
         self.watch, self._mailbox = watch, Mailbox(lag)
         self._judge = Judge(optimizer, config, shadow)
         self._rows, self._round = rows(), -1
         self._open: Step | None = None
         self._decided_on_device: set[int] = set()
         self._reflexes = config.mode != "observe"
+        # Steps that are certain to be found healthy may wait for the next to be judged: on the host, where a verdict
+        # is due at once, and where nothing is done by it.
+        self._screen = screen if lag == 0 and config.mode in ("observe", "advise") else None
+        self._judged_s = 0.0
+        self.waits_at = -1  # the newest step that was found healthy without being judged
+        self._healthy: set[int] = set()
 
     # -- called by the seam --------------------------------------------------------------------------------------
 
@@ -80,7 +93,8 @@ class Lane:
 
     def before(self) -> None:
         """Gradients are ready: measure them, decide, and let the update through or not."""
-        self.abandon()  # a step that raised had no after()
+        if self._open is not None:
+            self.abandon()  # a step that raised had no after()
         if self.attempts == 0 and self._memory is not None:
             self._memory.begin(self.label)
         step = self._begin()
@@ -128,12 +142,28 @@ class Lane:
         self.multiplier.recover()
         self._tap.step_done()
         branch = self._branches.now
-        for sample in self._mailbox.due(step.number):
-            self._hand_over(sample)
+        if self._may_wait(step):
+            self.waits_at = step.number
+            self._healthy.add(step.number)
+            return
+        self.judge(step.number)
         if self.together is not None:
             self.together.settle(self)
         if self._memory is not None and self._branches.now == branch:
             self._memory.after(self.label, step)
+
+    def _may_wait(self, step: Step) -> bool:
+        if self._screen is None or step.look is not None or step.rejected or step.notes or step.frozen:
+            return False
+        if step.undo_flag is not None or not self._screen.passes(step.number, step.scalars, to_host(step.table)[:, 0]):
+            return False
+        return time.monotonic() - self._judged_s < WAIT_S
+
+    def judge(self, step: int) -> None:
+        """Hand over every sample that is due after this step."""
+        self._judged_s = time.monotonic() if self._screen is not None else 0.0
+        for sample in self._mailbox.due(step):
+            self._hand_over(sample)
 
     def skipped(self) -> None:
         """A GradScaler found non-finite gradients and did not call the optimizer: the attempt counts all the same."""
@@ -178,7 +208,7 @@ class Lane:
                 step.scalars[f"lr/{g}"] = lr.clone() if isinstance(lr, Tensor) else lr  # schedulers write into a tensor
         if (multiplier := self.multiplier.now) != 1.0:
             step.scalars["lr_multiplier"] = multiplier
-        if (scale := scale_of(self.scaler)) is not None:
+        if self.scaler is not None and (scale := scale_of(self.scaler)) is not None:
             step.scalars["scale"] = scale
         return step
 
@@ -226,6 +256,12 @@ class Lane:
             self._open = None
 
     def _hand_over(self, sample: Sample) -> None:
+        if sample.step in self._healthy and sample.phase == "train":
+            self._healthy.discard(sample.step)
+            self.last_rejected, self.last_step = False, sample.step
+            self.applied += 1
+            self._absorb(self, self._branches.marked(sample))
+            return
         if sample.step in self._decided_on_device and sample.phase == "train":
             self._decided_on_device.discard(sample.step)
             sample = replace(sample, scalars=told_by_device(sample.scalars, self._config))
@@ -293,8 +329,7 @@ class Lane:
         layout = Layout(names=(), kinds=(), numel=(), columns=(), optimizer=self.label)
         last = max(self.attempts - 1, 0)  # a validation before the first step belongs to it
         self._mailbox.post(last, layout, np.zeros((0, 0), np.float32), dict(scalars), phase="val")
-        for sample in self._mailbox.due(last):
-            self._hand_over(sample)
+        self.judge(last)
 
     def drain(self, error: Exception | None = None) -> None:
         """Deliver everything still under way, and the exception that ended the step, if one did."""

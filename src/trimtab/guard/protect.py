@@ -235,8 +235,10 @@ def told_by_device(scalars: Mapping[str, float], config: Config) -> dict[str, fl
 
 def _gradients(rows: Rows, step: Step) -> tuple[list[Tensor], list[Tensor], list[int] | None]:
     """The gradients there are, the same ready to be measured, and which rows they belong to (None: all)."""
+    live = [g for p in rows.params if (g := p.grad) is not None]
+    if len(live) == len(rows.params):
+        return live, rows.plain(live), None
     grads = rows.gradients()
-    live = [g for g in grads if g is not None]
     present = None if len(live) == len(grads) else [i for i, g in enumerate(grads) if g is not None]
     if present is not None:  # which of the missing ones are not wanted
         step.frozen = tuple(i for i, g in enumerate(grads) if g is None and not rows.params[i].requires_grad)

@@ -55,6 +55,8 @@ class LrMultiplier:
     @property
     def now(self) -> float:
         """What the highest rate is multiplied with in the coming step, limits included."""
+        if not self._most:
+            return self.value
         groups = self._optimizer.param_groups
         rates = [(g["lr"], m) for g, m in zip(groups, self._most, strict=False) if not isinstance(g["lr"], Tensor)]
         return self.value * float(min([1.0, *(m / lr for lr, m in rates if lr > m)]))

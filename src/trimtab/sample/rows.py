@@ -58,7 +58,9 @@ class Rows:
 
     def fits(self, optimizer: Optimizer) -> bool:
         """Whether the optimizer still has as many parameters as when this was built (the cheap test of every step)."""
-        return self.num_listed == sum(len(g["params"]) for g in optimizer.param_groups)
+        groups = optimizer.param_groups
+        num = len(groups[0]["params"]) if len(groups) == 1 else sum(len(g["params"]) for g in groups)
+        return num == self.num_listed
 
     def same(self, optimizer: Optimizer) -> bool:
         """Whether they are the very same parameters (the thorough test of every full measurement)."""
@@ -70,13 +72,13 @@ class Rows:
         """Each parameter's gradient as it is."""
         return [p.grad for p in self.params]
 
-    def plain(self, gradients: Sequence[Tensor]) -> list[Tensor]:
+    def plain(self, gradients: list[Tensor]) -> list[Tensor]:
         """Gradients that can be measured together: sparse and complex ones turned into dense real values."""
         if len(gradients) != self._num_checked:
             # Sparse and sharded gradients come from layers, not from steps: look again only when their number changes.
             self._num_checked = len(gradients)
             self._special = len(self._odd) > 0 or any(_is_special(g) for g in gradients)
-        return [measure.plain(g) for g in gradients] if self._special else list(gradients)
+        return [measure.plain(g) for g in gradients] if self._special else gradients
 
     def members(self, present: list[int] | None) -> list[list[int]]:
         """Per parameter group, where its gradients stand in the list of the gradients there are."""

@@ -58,7 +58,7 @@ class Mailbox:
         rows whose parameters want no gradient.
         """
         letter = _Letter(step, layout, table, device_names, scalars, phase, notes or {}, frozen)
-        mine = {k: v for k, v in scalars.items() if isinstance(v, Tensor) and v.is_cuda}
+        mine = {k: v for k, v in scalars.items() if v.__class__ is not float and isinstance(v, Tensor) and v.is_cuda}
         if mine or (isinstance(table, Tensor) and table.is_cuda):
             letter.scalars = {k: v for k, v in scalars.items() if k not in mine}
             values = [v.detach().reshape(1).float() for v in mine.values()]
@@ -84,7 +84,7 @@ class Mailbox:
     def _open(self, letter: _Letter) -> Sample:
         if letter.event is not None:
             letter.event.synchronize()  # free when the device is no more than `lag` steps behind
-        scalars = {k: number(v) for k, v in letter.scalars.items()}
+        scalars = {k: v if v.__class__ is float else number(v) for k, v in letter.scalars.items()}
         if letter.loose is not None:
             names, values = letter.loose
             scalars |= {k: float(v) for k, v in zip(names, to_host(values), strict=True)}

@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -19,7 +18,7 @@ from trimtab.sample.probes.batch import CHANCE_EVERY
 from trimtab.sample.probes.forward import ForwardTap, inert
 from trimtab.sample.probes.ledger import Ledger
 from trimtab.sample.probes.sentinel import Sentinel
-from trimtab.sample.probes.wiring import TemperatureProbe, Wiring
+from trimtab.sample.probes.wiring import TemperatureProbe, Wiring, is_due
 from trimtab.sample.rows import Rows, roots_of
 from trimtab.sample.thorough import FullLook
 from trimtab.torchutil.patch import own_hook
@@ -60,35 +59,30 @@ class Watch:
 
     def before(self, step: Step, rows: Rows, scale: float | Tensor | None) -> None:
         """Before the gradients are measured and changed."""
-        with np.errstate(all="ignore"):  # huge and non-finite values are what is looked for here
-            self._look(step, rows, scale)
-
-    def _look(self, step: Step, rows: Rows, scale: float | Tensor | None) -> None:
         if rows is not self._rows:
             self._forget(rows)
-        facts = step.scalars
-        facts |= self._tap.take()
-        facts |= self._tap.batch.take()
-        facts |= self._tap.output.take()
+        facts, tap, number = step.scalars, self._tap, step.number
+        facts |= tap.take()
+        facts |= tap.batch.take()
+        facts |= tap.output.take()
         if (
-            step.number % CHANCE_EVERY == 0
+            number % CHANCE_EVERY == 0
             and "chance" not in facts
-            and self._tap.batch.loss_kind == "nll"
-            and self._tap.output.num_answers > 1
+            and tap.batch.loss_kind == "nll"
+            and tap.output.num_answers > 1
         ):
-            facts["chance"] = math.log(self._tap.output.num_answers)  # no targets were told: any answer is as likely
-        if self._sentinel.chosen:
-            facts |= self._sentinel.before(step.number, 1.0 if scale is None else scale)
+            facts["chance"] = math.log(tap.output.num_answers)  # no targets were told: any answer is as likely
+        facts |= self._sentinel.before(number, 1.0 if scale is None else scale)
         if facts.get("carried") == 0.0:
             del facts["carried"]  # nothing was: not worth a line in the record, nor a question to a rule
         if scale is None and facts.get("autocast") == 0.0:
             del facts["autocast"]
         if self._ledger is not None:
             _merge(step, self._ledger.before())
-        if self._wiring is not None:
-            _merge(step, self._wiring.look(step.number, rows))
+        if self._wiring is not None and is_due(number):
+            _merge(step, self._wiring.look(number, rows))
         if self._temperature is not None:
-            _merge(step, self._temperature.look(step.number))
+            _merge(step, self._temperature.look(number))
         if self._activations is not None:
             _merge(step, self._activations.take())
         if self._has_float16:
@@ -102,8 +96,9 @@ class Watch:
         several = facts.get("backwards", 1.0)
         self._heard += isinstance(several, float) and several > 1
         # The next step's forwards: the first ones, the first that add up several, and now and then.
-        listen = step.number < LISTEN or step.number % LISTEN_EVERY == 0 or 0 < self._heard < LISTEN
-        self._tap.look_at_output(listen=listen, spread=step.number % SPREAD_EVERY == 0)
+        coming = number + 1
+        listen = number < LISTEN or coming % LISTEN_EVERY == 0 or 0 < self._heard < LISTEN
+        tap.look_at_output(listen=listen, spread=number == 0 or coming % SPREAD_EVERY == 0)
 
     def after(self, step: Step, rows: Rows) -> None:
         """After the step."""
@@ -111,9 +106,8 @@ class Watch:
             self._sentinel.choose(rows.params)
         self._sentinel.after()
         if self._ledger is not None:
-            with np.errstate(all="ignore"):
-                _merge(step, self._ledger.after())
-                self._lag(step, self._ledger)
+            _merge(step, self._ledger.after())
+            self._lag(step, self._ledger)
 
     def _lag(self, step: Step, ledger: Ledger) -> None:
         """How far this gradient is above what Adam expects of it: the second moment lags behind a burst."""
@@ -131,7 +125,8 @@ class Watch:
         # What lies in shared memory other processes may move as well (hogwild): who did cannot be told.
         alone = rows.on_host and not any(p.is_shared() for p in rows.params)  # type: ignore[no-untyped-call]
         self._ledger = Ledger(self._optimizer, rows.names, rows.params, self._contained) if alone else None
-        self._temperature = TemperatureProbe(rows.names, rows.params)
+        temperature = TemperatureProbe(rows.names, rows.params)
+        self._temperature = temperature if temperature.found else None
         kinds = {p.dtype for p in rows.params}
         self._has_float16, self._has_bfloat16 = torch.float16 in kinds, torch.bfloat16 in kinds
 
@@ -168,8 +163,10 @@ class _OnLoad:
 
 
 def _merge(step: Step, found: tuple[Mapping[str, float | Tensor], dict[str, tuple[str, ...]]]) -> None:
-    step.scalars |= found[0]
-    step.notes |= found[1]
+    if found[0]:
+        step.scalars |= found[0]
+    if found[1]:
+        step.notes |= found[1]
 
 
 NO_TABLE = torch.zeros(0, 1, dtype=torch.float32, device="cpu")

@@ -75,6 +75,11 @@ class Series:
         """The remembered values, oldest first."""
         return list(self._values)
 
+    def max_after(self, num: int) -> float:
+        """The largest of the values that will still be remembered after `num` more; -inf when there is none."""
+        leaving = len(self._values) + num - SIZE
+        return self.recent_max if leaving <= 0 else max(list(self._values)[leaving:], default=-math.inf)
+
     def median(self) -> float:
         """The median of the remembered values; NaN when there is none."""
         return _median(self._values)

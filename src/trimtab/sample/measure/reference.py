@@ -112,12 +112,12 @@ def norms(tensors: Sequence[Tensor]) -> Tensor:
     """
     if not tensors:
         return torch.zeros(0, dtype=torch.float32, device="cpu")
-    first = tensors[0].device
-    wide = _accumulator({t.dtype for t in tensors}, first)
-    out = torch._foreach_norm(list(tensors), 2.0, dtype=wide) if wide else torch._foreach_norm(list(tensors), 2.0)
-    if any(o.device != first for o in out):
-        return torch.stack([o.to(first, non_blocking=True) for o in out])
-    return torch.stack(list(out))
+    first, given = tensors[0].device, tensors if isinstance(tensors, list) else list(tensors)
+    wide = _accumulator({t.dtype for t in given}, first)
+    out = torch._foreach_norm(given, 2.0, dtype=wide) if wide else torch._foreach_norm(given, 2.0)
+    if first.type != "cpu" and any(o.device != first for o in out):
+        out = tuple(o.to(first, non_blocking=True) for o in out)
+    return torch.stack(out)
 
 
 def _accumulator(dtypes: set[torch.dtype], device: torch.device) -> torch.dtype | None:

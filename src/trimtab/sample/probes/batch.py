@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from trimtab.sample.transfer import number, to_host
+from trimtab.sample.transfer import to_host
 
 SLICE = 2048
 """Leading elements that stand for a tensor in its fingerprint and spread."""
@@ -145,9 +145,8 @@ class BatchProbe:
         if self.epoch.length is not None and (row := self.epoch.saw(mark)):
             facts["replayed"] = float(row)
         size = 0.0
-        if main.is_floating_point():  # torch's product does not warn of what is looked for
-            lead = torch.from_numpy(values)
-            size = math.sqrt(number(torch.dot(lead, lead)) / values.size)
+        if main.is_floating_point():  # this product does not warn of what is looked for
+            size = math.sqrt(np.vdot(values, values) / values.size)
             if size > float(facts.get("in_rms", 0.0)):
                 facts["in_rms"] = size
         # What was looked at is sound if its size is: only the rest has to be searched.
@@ -242,7 +241,8 @@ class Places:
 def _leading(tensor: Tensor) -> NDArray[Any]:
     """The first elements as numpy, float32 where they are floats."""
     if tensor.dtype in _SAME_IN_NUMPY and tensor.is_contiguous():
-        return tensor.detach().numpy().reshape(-1)[:SLICE]  # numpy's views are cheaper than torch's
+        host = tensor.detach() if tensor.requires_grad else tensor
+        return host.numpy().reshape(-1)[:SLICE]  # numpy's views are cheaper than torch's
     flat = tensor.detach().reshape(-1)[:SLICE]
     if tensor.is_complex():
         flat = torch.view_as_real(flat).reshape(-1)
@@ -255,8 +255,7 @@ def _nonfinite(tensor: Tensor) -> bool:
     flat = tensor.detach().reshape(-1)[:LARGE]
     values = to_host(flat) if flat.dtype in (torch.float32, torch.float64) else to_host(flat.float())
     # A product is the cheapest test; huge finite values can overflow it: only a second look is proof.
-    same = torch.from_numpy(values)
-    return not math.isfinite(number(torch.dot(same, same))) and not np.isfinite(values).all()
+    return not math.isfinite(np.vdot(values, values)) and not np.isfinite(values).all()
 
 
 def _same_rows(tensor: Tensor, lead: NDArray[Any]) -> bool:

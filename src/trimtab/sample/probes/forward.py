@@ -17,7 +17,7 @@ from torch.nn.modules.dropout import _DropoutNd
 
 from trimtab.core.contain import Contained
 from trimtab.sample.probes.batch import BatchProbe
-from trimtab.sample.probes.loss_function import is_bounded, is_detached, is_fixed, kind_of
+from trimtab.sample.probes.loss_function import is_bounded, is_fixed, kind_of
 from trimtab.sample.probes.output import OutputProbe
 from trimtab.torchutil.patch import native, own_hook
 
@@ -102,12 +102,8 @@ class ForwardTap:
         self._contained.call("looking at a batch", self.batch.told, batch)
 
     def loss(self, loss: Tensor) -> None:
-        """The loop told a loss."""
-        self._contained.call("looking at a loss", self._loss, loss)
-
-    def _loss(self, loss: Tensor) -> None:
-        """Which function it came from, now and then, and whether anything leads back from it."""
-        if is_detached(loss):
+        """The loop told a loss: which function it came from, now and then, and whether anything leads back from it."""
+        if loss.is_leaf:  # asked so, no Python object is made of its graph
             self._detached = True
         elif self._told % KIND_EVERY < 2:
             self.batch.loss_kind = self.output.loss_kind = kind_of(loss)
@@ -147,11 +143,13 @@ class ForwardTap:
             out["eval_forward"] = 1.0
         if self._autocast is not None and self._num:
             out["autocast"] = self._autocast
-        if self._bounded and self._told % BOUNDED_EVERY == 0:
+        # With the first loss told, and as often as other facts come: in the steps between, nothing but values is new.
+        due = self._told % BOUNDED_EVERY == 1
+        if self._bounded and due:
             out["bounded"] = 1.0
         # A model that is also asked without gradients, in training, may set its own targets or collect its own data.
         self._answers_itself |= self._num > 0 and self._num_blind > 0
-        if self._fixed and self._told % BOUNDED_EVERY == 0 and (self._bounded or not self._answers_itself):
+        if self._fixed and due and (self._bounded or not self._answers_itself):
             out["fixed"] = 1.0
         if self._detached:
             out["loss_detached"] = 1.0

@@ -19,10 +19,10 @@ from torch import Tensor
 
 from trimtab.core.contain import Contained
 from trimtab.sample.measure import reference as measure
-from trimtab.sample.transfer import number, to_host
+from trimtab.sample.transfer import to_host
 from trimtab.torchutil.patch import own_hook
 
-BUDGET = 1 << 14
+BUDGET = 1 << 12
 MIN_KEPT = 64
 NUM_NAMED = 4
 NUM_MOMENTS = 24
@@ -41,16 +41,26 @@ class Part:
 
     def __init__(self, named: Named, budget: int = BUDGET) -> None:
         named = [(n, t) for n, t in named if t.numel() and is_plain(t)]
-        self.names = [n for n, _ in named]
-        self.tensors = [t for _, t in named]
-        share = min(1.0, budget / max(sum(t.numel() for t in self.tensors), 1))
-        self._counts = [min(t.numel(), max(MIN_KEPT, int(t.numel() * share))) for t in self.tensors]
-        self.bounds = [0, *accumulate(self._counts)]
+        tensors = [t for _, t in named]
+        share = min(1.0, budget / max(sum(t.numel() for t in tensors), 1))
+        self._hold(
+            [n for n, _ in named], tensors, [min(t.numel(), max(MIN_KEPT, int(t.numel() * share))) for t in tensors]
+        )
+
+    def _hold(self, names: list[str], tensors: list[Tensor], counts: list[int]) -> None:
+        self.names, self.tensors, self._counts = names, tensors, counts
+        self.bounds = [0, *accumulate(counts)]
+        self.size = self.bounds[-1]
+        self.on_host = all(t.is_cpu for t in tensors)
         self._views: list[NDArray[Any]] = []
         self._at: list[int] = []
         self._fast = True
-        self.size = self.bounds[-1]
-        self.on_host = all(t.is_cpu for t in self.tensors)
+
+    def __add__(self, other: Part) -> Part:
+        """Both in one, which is read at once."""
+        both = Part([])
+        both._hold(self.names + other.names, self.tensors + other.tensors, self._counts + other._counts)
+        return both
 
     def sum(self) -> Tensor:
         """One number on the device that changes when anything here does."""
@@ -60,49 +70,52 @@ class Part:
 
     def read(self, out: NDArray[np.float32]) -> None:
         """Copy what the tensors hold now."""
-        if not self.size:
-            return
         at = [t.data_ptr() for t in self.tensors]
         if at != self._at:  # the first time, and when somebody put other storage under a parameter
-            self._at = at
-            self._fast = all(t.is_cpu and t.dtype is torch.float32 and t.is_contiguous() for t in self.tensors)
-            self._fast &= all(t.numel() >= n for t, n in zip(self.tensors, self._counts, strict=True))
-            pairs = zip(self.tensors, self._counts, strict=True)
-            self._views = [to_host(t).reshape(-1)[:n] for t, n in pairs] if self._fast else []
-        if self._fast:
+            self._point(at)
+        if self._views:
             np.concatenate(self._views, out=out)
-            return
+        else:
+            self._read_one_by_one(out)
+
+    def _point(self, at: list[int]) -> None:
+        self._at = at
+        pairs = list(zip(self.tensors, self._counts, strict=True))
+        fast = all(t.is_cpu and t.dtype is torch.float32 and t.is_contiguous() and t.numel() >= n for t, n in pairs)
+        self._views = [to_host(t).reshape(-1)[:n] for t, n in pairs] if fast else []
+
+    def _read_one_by_one(self, out: NDArray[np.float32]) -> None:
         for tensor, count, start in zip(self.tensors, self._counts, self.bounds, strict=False):
             flat = to_host(measure.plain(tensor).reshape(-1)[:count].float())
             out[start : start + count] = flat if flat.size == count else 0.0
 
 
 class Kept:
-    """Copied weights and moments in one array, which NumPy fills and PyTorch computes with."""
+    """Copied weights and moments in one array, which NumPy fills and PyTorch computes with: that does not warn."""
 
-    def __init__(self, num_weights: int, num_moments: int) -> None:
-        values = np.zeros(num_weights + num_moments, np.float32)
-        self.weights, self.moments = values[:num_weights], values[num_weights:]
-        self.flat = torch.from_numpy(values)
-        self.flat_weights, self.flat_moments = self.flat[:num_weights], self.flat[num_weights:]
+    def __init__(self, num_weights: int, num_moments: int = 0, num_counters: int = 0) -> None:
+        ends = num_weights, num_weights + num_moments
+        self.values = np.zeros(ends[1] + num_counters, np.float32)
+        self.weights, self.moments, self.counters = np.split(self.values, ends)
+        self.flat = torch.from_numpy(self.values)
+        self.flat_weights, self.flat_moments = self.flat[: ends[0]], self.flat[ends[0] : ends[1]]
 
 
 class Ledger:
-    """What the weights and moments of one optimizer were after its last step.
-
-    Both lie in one flat array, the weights first. Numbers that can overflow are made by PyTorch, which does not warn.
-    """
+    """What the weights and moments of one optimizer were after its last step."""
 
     def __init__(self, optimizer: Any, names: Sequence[str], params: Sequence[Tensor], contained: Contained) -> None:
         self._optimizer = optimizer
         self._names = dict(zip(map(id, params), names, strict=True))
-        self._weights = Part(list(zip(names, params, strict=True)))
-        self._moments = Part([])
+        self._weights, self._moments = Part(list(zip(names, params, strict=True))), Part([])
+        self._counters = Part([])  # the first of the optimizer's own counts of its steps, where it is a tensor
+        self._all = self._weights
         self._slots: list[tuple[Mapping[str, Any], str]] = []
+        self._held: list[Tensor] = []
         self._num_state = -1
         self._squares: Tensor | None = None
-        self._counter: float | None = None
-        self._kept, self._now = Kept(self._weights.size, 0), Kept(self._weights.size, 0)
+        self._counter: float | None = None  # where it is a plain number
+        self._kept, self._now, self._delta = (Kept(self._weights.size) for _ in range(3))
         self._step = 0
         self._valid = False
         self._declared = False
@@ -133,8 +146,7 @@ class Ledger:
         self._step += 1
         self._repoint()
         now = self._now
-        self._weights.read(now.weights)
-        self._moments.read(now.moments)
+        self._all.read(now.values)
         if self._valid and not self._declared:
             self._lost(facts)
             if not torch.equal(now.flat, self._kept.flat):
@@ -147,21 +159,17 @@ class Ledger:
         facts: dict[str, float] = {}
         notes: dict[str, tuple[str, ...]] = {}
         self._refresh()
-        kept, moments = self._kept, self._moments
-        self._weights.read(kept.weights)
+        kept, delta = self._kept, self._delta
+        self._all.read(kept.values)
         self._valid = True
-        now = kept.flat_weights
-        delta = torch.sub(now, self._now.flat_weights)
-        size = number(torch.dot(now, now))
-        ratio = math.sqrt(number(torch.dot(delta, delta)) / max(size, 1e-30)) if size < math.inf else math.nan
-        if math.isfinite(ratio):
-            facts["update_ratio"] = ratio
-        if not math.isfinite(size):
+        torch.sub(kept.flat_weights, self._now.flat_weights, out=delta.flat)
+        size, moved = (float(np.vdot(v, v)) for v in (kept.weights, delta.values))
+        if size < math.inf and moved < math.inf:
+            facts["update_ratio"] = math.sqrt(moved / max(size, 1e-30))
+        else:
             self._count_bad(facts, notes, "weights_bad", kept.weights, self._weights)
-        if moments.size:
-            moments.read(kept.moments)
-            if not math.isfinite(number(kept.flat_moments.sum())):
-                self._count_bad(facts, notes, "state_bad", kept.moments, moments)
+        if kept.moments.size and not math.isfinite(float(kept.flat_moments.sum())):
+            self._count_bad(facts, notes, "state_bad", kept.moments, self._moments)
         return facts, notes
 
     def _count_bad(
@@ -181,18 +189,21 @@ class Ledger:
     def _repoint(self) -> None:
         """Look at the moments that are there now, where somebody replaced the old ones."""
         now = [entries.get(key) for entries, key in self._slots]
-        if not any(map(operator.is_not, now, self._moments.tensors)):
+        if not any(map(operator.is_not, now, self._held)):
             return
-        known = self._moments
+        known = self._moments, self._counters
         self._look_up()
-        if self._moments.bounds != known.bounds or self._moments.names != known.names:
-            self._moments, self._slots, self._num_state, self._squares = Part([]), [], -1, None
-            self._resize(0)
+        new = self._moments, self._counters
+        if any(a.bounds != b.bounds or a.names != b.names for a, b in zip(known, new, strict=True)):
+            self._moments, self._counters, self._slots, self._held = Part([]), Part([]), [], []
+            self._num_state, self._squares = -1, None
+            self._resize()
+        self._all = self._weights + self._moments + self._counters
 
-    def _resize(self, num_moments: int) -> None:
-        """Make room for so many moments; what is known of the weights stays."""
+    def _resize(self) -> None:
+        """Make room for the moments there are; what is known of the weights stays."""
         for name in ("_kept", "_now"):
-            new = Kept(self._weights.size, num_moments)
+            new = Kept(self._weights.size, self._moments.size, self._counters.size)
             new.weights[:] = getattr(self, name).weights
             setattr(self, name, new)
 
@@ -205,8 +216,15 @@ class Ledger:
                 if isinstance(value, Tensor) and value.is_floating_point() and value.numel() > 1 and is_plain(value):
                     found.append((f"{self._names.get(id(p), 'unnamed')}: {key}", value))
                     slots.append((entries, key))
-        step = max(len(found) // NUM_MOMENTS, 1)  # each costs a view a look: of many, some stand for all
-        self._moments, self._slots = Part(found[::step], BUDGET // 2), slots[::step]
+        every = max(len(found) // NUM_MOMENTS, 1)  # each costs a view a look: of many, some stand for all
+        first = next(iter(state.values()), None)
+        steps = first.get("step") if isinstance(first, Mapping) else None
+        known = isinstance(first, Mapping) and isinstance(steps, Tensor) and steps.is_cpu and steps.numel() == 1
+        self._moments, self._slots = Part(found[::every], BUDGET // 2), slots[::every]
+        self._counters = Part([("step", steps)] if known and isinstance(steps, Tensor) else [])
+        if known and isinstance(first, Mapping):
+            self._slots.append((first, "step"))
+        self._held = self._moments.tensors + self._counters.tensors
 
     def _refresh(self) -> None:
         """Moments appear with the first step, and with every parameter that gets its first gradient."""
@@ -216,8 +234,10 @@ class Ledger:
             self._num_state = len(state)
             self._look_up()
             self._squares = self._weigh()
-            self._resize(self._moments.size)
-        self._counter = self._count()
+            self._resize()
+            self._all = self._weights + self._moments + self._counters
+        if not self._counters.size:
+            self._counter = self._count()
 
     def _weigh(self) -> Tensor | None:
         """For each kept second moment how many elements it stands for: their sum is what Adam expects of a gradient."""
@@ -232,26 +252,25 @@ class Ledger:
 
     def second_moment(self) -> float | None:
         """The sum of Adam's second moments, corrected for its start; None for other optimizers, and between looks."""
-        if self._squares is None or not self._counter or self._step % EVERY:
+        if self._squares is None or self._step % EVERY:
             return None
+        steps = float(self._kept.counters[0]) if self._counters.size else self._counter
         beta = self._optimizer.param_groups[0].get("betas", (0.9, 0.999))[1]
-        if not isinstance(beta, float):
+        if not steps or not isinstance(beta, float):
             return None
-        total = number(torch.dot(self._kept.flat_moments, self._squares))
-        return total / max(1.0 - float(beta**self._counter), 1e-12)
+        total = float(torch.dot(self._kept.flat_moments, self._squares))
+        return total / max(1.0 - float(beta**steps), 1e-12)
 
     def _count(self) -> float | None:
-        """How many steps the optimizer believes to have made, where it counts them on the host."""
-        state: Mapping[Any, Any] = getattr(self._optimizer, "state", {})
-        first = next(iter(state.values()), None)
-        steps = first.get("step") if isinstance(first, Mapping) else None
-        if isinstance(steps, Tensor):
-            return float(steps) if steps.is_cpu and steps.numel() == 1 else None
-        return float(steps) if isinstance(steps, int | float) else None
+        """How many steps the optimizer believes to have made, where it keeps a plain number."""
+        for entries in getattr(self._optimizer, "state", {}).values():
+            steps = entries.get("step") if isinstance(entries, Mapping) else None
+            return float(steps) if isinstance(steps, int | float) else None
+        return None
 
     def _lost(self, facts: dict[str, float]) -> None:
-        state: Mapping[Any, Any] = getattr(self._optimizer, "state", {})
-        if self._num_state > 0 and not state:
+        """Note a state that is gone, or that began again."""
+        if self._num_state > 0 and not getattr(self._optimizer, "state", {}):
             facts["state_lost"] = float(self._num_state)
             self._num_state = -1
         elif self._counter is not None and (count := self._count()) is not None and count < self._counter:
@@ -272,6 +291,9 @@ class Ledger:
             if not now.moments.any() and kept.moments.any():
                 facts["state_lost"] = float(len(self._moments.names))
             self._count_bad(facts, notes, "state_bad", now.moments, self._moments)
+        if kept.counters.size and now.counters[0] < kept.counters[0]:
+            facts["state_lost"] = float(kept.counters[0] - now.counters[0])
+            self._num_state = -1
 
     def _named(self, bad: NDArray[np.bool_], part: Part) -> tuple[str, ...]:
         spans = enumerate(pairwise(part.bounds))

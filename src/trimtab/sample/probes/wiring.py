@@ -19,6 +19,11 @@ EVERY = 10
 NUM_NAMED = 8
 
 
+def is_due(step: int) -> bool:
+    """Whether anything is looked at in this step."""
+    return step % EVERY == 0 or step in EARLY
+
+
 class Wiring:
     """Looks in the first steps, and now and then ever after."""
 
@@ -33,7 +38,7 @@ class Wiring:
 
     def look(self, step: int, rows: Rows) -> tuple[dict[str, float], dict[str, tuple[str, ...]]]:
         """The facts of this step; nothing on most steps."""
-        if step not in EARLY and step % EVERY:
+        if not is_due(step):
             return {}, {}
         facts: dict[str, float] = {}
         notes: dict[str, tuple[str, ...]] = {}
@@ -122,7 +127,7 @@ class TemperatureProbe:
     """Reads single-number parameters with telling names, on the host only."""
 
     def __init__(self, names: Sequence[str], params: Sequence[Tensor]) -> None:
-        self._found = [
+        self.found = [
             (name, p, _is_log(name, number(p.detach().reshape(()))), _is_inverse(name))
             for name, p in zip(names, params, strict=True)
             if p.numel() == 1 and p.is_cpu and p.is_floating_point()
@@ -131,10 +136,10 @@ class TemperatureProbe:
 
     def look(self, step: int) -> tuple[dict[str, float], dict[str, tuple[str, ...]]]:
         """The factor farthest from 1, now and then."""
-        if not self._found or step % SEARCH_EVERY:
+        if not self.found or step % SEARCH_EVERY:
             return {}, {}
         factors = []
-        for name, p, is_log, is_inverse in self._found:
+        for name, p, is_log, is_inverse in self.found:
             value = number(p.detach().reshape(()))
             if not math.isfinite(value):
                 continue
