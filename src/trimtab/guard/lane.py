@@ -105,7 +105,7 @@ class Lane:
         self.stale = False
         if step.rejected:
             self._count_rejected(step)
-        else:
+        elif step.multiplied:
             self.multiplier.apply()
 
     def after(self) -> None:
@@ -114,7 +114,8 @@ class Lane:
         if step is None:
             return
         self.release()
-        self._settle_buffers(step)
+        if len(self._shadow):
+            self._settle_buffers(step)
         if step.captured:
             self.abandon()
             return  # a replay runs no Python: the gate works on the device, but there is nobody to tell
@@ -139,7 +140,8 @@ class Lane:
             notes=step.notes,
             frozen=step.frozen,
         )
-        self.multiplier.recover()
+        if step.multiplied:
+            self.multiplier.recover()
         self._tap.step_done()
         branch = self._branches.now
         if self._may_wait(step):
@@ -198,7 +200,8 @@ class Lane:
         if cadence:
             self._shadow.refresh()
             self._tap.refresh()
-        self._shadow.capture()
+        if len(self._shadow):
+            self._shadow.capture()
         self._round, loss, told = self._observed.take(self._round)
         step = self._open = Step(self.attempts, cadence, self._rows.norm_layout, loss, dict(told))
         self.attempts += 1
@@ -206,7 +209,8 @@ class Lane:
             if "lr" in group:
                 lr = group["lr"]
                 step.scalars[f"lr/{g}"] = lr.clone() if isinstance(lr, Tensor) else lr  # schedulers write into a tensor
-        if (multiplier := self.multiplier.now) != 1.0:
+        step.multiplied = self.multiplier.active
+        if step.multiplied and (multiplier := self.multiplier.now) != 1.0:
             step.scalars["lr_multiplier"] = multiplier
         if self.scaler is not None and (scale := scale_of(self.scaler)) is not None:
             step.scalars["scale"] = scale
@@ -249,10 +253,13 @@ class Lane:
 
     def abandon(self) -> None:
         """Leave nothing temporary behind, whether the step ended well or raised."""
-        if self._open is not None:
-            self.multiplier.undo()
-            self.release()
-            self._judge.disarm(self._open)
+        step = self._open
+        if step is not None:
+            if step.multiplied:
+                self.multiplier.undo()
+            if step.withheld is not None:
+                self.release()
+            self._judge.disarm(step)
             self._open = None
 
     def _hand_over(self, sample: Sample) -> None:

@@ -82,13 +82,16 @@ class Judge:
     # -- everything is on the CPU --------------------------------------------------------------------------------
 
     def _on_host(self, step: Step, rows: Rows) -> None:
-        self._unscale(rows)
+        if getattr(self._optimizer, "grad_scale", None) is not None:
+            self._unscale(rows)
         live, plain, present = _gradients(rows, step)
         parts = measure.norms(plain)
         loss = None if step.loss is None else number(step.loss)
         judged = judge(number(measure.total(parts)), plain, self._config)
-        bad = self._shadow.bad() if self._shadow.suspicious() else []
-        step.table = measure.scatter(parts.unsqueeze(1), present, len(rows.params))
+        bad = self._shadow.bad() if len(self._shadow) and self._shadow.suspicious() else []
+        step.table = (
+            parts.unsqueeze(1) if present is None else measure.scatter(parts.unsqueeze(1), present, len(rows.params))
+        )
         wrong = self.suspicion.looks_wrong(math.nan if judged.nonfinite else judged.norm, loss)
         if wrong or bad or step.cadence:
             grads = measure.scatter(measure.full(plain), present, len(rows.params))

@@ -61,6 +61,11 @@ class LrMultiplier:
         rates = [(g["lr"], m) for g, m in zip(groups, self._most, strict=False) if not isinstance(g["lr"], Tensor)]
         return self.value * float(min([1.0, *(m / lr for lr, m in rates if lr > m)]))
 
+    @property
+    def active(self) -> bool:
+        """Whether any rate is cut or limited, or was in the step under way."""
+        return self.value != 1.0 or bool(self._most) or bool(self._saved)
+
     def apply(self) -> None:
         """Before the step: put the cut rates into the groups."""
         if self.value == 1.0 and not self._most:

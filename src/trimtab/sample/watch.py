@@ -190,4 +190,5 @@ class Step:
     undo_flag: Tensor | None = None  # set where the device decides: the host does not know yet
     notes: dict[str, tuple[str, ...]] = field(default_factory=dict)
     frozen: tuple[int, ...] = ()
+    multiplied: bool = False  # its learning rates are cut or limited
     captured: bool = False  # recorded into a CUDA graph: there is nobody to tell

@@ -68,11 +68,12 @@ class Part:
             [t.detach().reshape(-1)[:n].sum() for t, n in zip(self.tensors, self._counts, strict=True)]
         ).sum()
 
-    def read(self, out: NDArray[np.float32]) -> None:
-        """Copy what the tensors hold now."""
-        at = [t.data_ptr() for t in self.tensors]
-        if at != self._at:  # the first time, and when somebody put other storage under a parameter
-            self._point(at)
+    def read(self, out: NDArray[np.float32], *, moved: bool = True) -> None:
+        """Copy what the tensors hold now. `moved`: somebody may have put other storage under one since the last time."""
+        if moved or not self._at:
+            at = [t.data_ptr() for t in self.tensors]
+            if at != self._at:
+                self._point(at)
         if self._views:
             np.concatenate(self._views, out=out)
         else:
@@ -119,6 +120,8 @@ class Ledger:
         self._step = 0
         self._valid = False
         self._declared = False
+        # PyTorch's own classes write into what is there. Others may put new tensors in its place in every step.
+        self._writes_in_place = type(optimizer).__module__.startswith("torch.optim")
         self._undo = [
             own_hook(hook(contained.hook("noting loaded optimizer state", self._on_load))).remove
             for hook in (getattr(optimizer, "register_load_state_dict_post_hook", None),)
@@ -158,9 +161,14 @@ class Ledger:
         """After it: how far it moved the weights, relative to their size."""
         facts: dict[str, float] = {}
         notes: dict[str, tuple[str, ...]] = {}
-        self._refresh()
+        if not self._writes_in_place:
+            self._repoint()
+        if len(getattr(self._optimizer, "state", ())) != self._num_state:
+            self._refresh()
+        elif self._counter is not None:
+            self._counter = self._count()
         kept, delta = self._kept, self._delta
-        self._all.read(kept.values)
+        self._all.read(kept.values, moved=not self._writes_in_place)
         self._valid = True
         torch.sub(kept.flat_weights, self._now.flat_weights, out=delta.flat)
         size, moved = (float(np.vdot(v, v)) for v in (kept.weights, delta.values))
@@ -228,16 +236,12 @@ class Ledger:
 
     def _refresh(self) -> None:
         """Moments appear with the first step, and with every parameter that gets its first gradient."""
-        self._repoint()
-        state: Mapping[Any, Any] = getattr(self._optimizer, "state", {})
-        if len(state) != self._num_state:
-            self._num_state = len(state)
-            self._look_up()
-            self._squares = self._weigh()
-            self._resize()
-            self._all = self._weights + self._moments + self._counters
-        if not self._counters.size:
-            self._counter = self._count()
+        self._num_state = len(getattr(self._optimizer, "state", ()))
+        self._look_up()
+        self._squares = self._weigh()
+        self._resize()
+        self._all = self._weights + self._moments + self._counters
+        self._counter = None if self._counters.size else self._count()
 
     def _weigh(self) -> Tensor | None:
         """For each kept second moment how many elements it stands for: their sum is what Adam expects of a gradient."""
