@@ -78,7 +78,7 @@ _STRATEGIES: Mapping[str, tuple[Callable[..., Adaptive], Mapping[str, Reader]]] 
 }
 
 
-def read_clip(value: Any, name: str) -> Clip:
+def read_clip(value: object, name: str) -> Clip:
     """A number is the largest norm, a word a strategy; a table names either and its settings."""
     if value is None or isinstance(value, Clip):
         return value or Clip()
@@ -138,7 +138,7 @@ class NormLimit(Protocol):
         """Plain data."""
         ...
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: Mapping[str, object]) -> None:
         """Go on where `state_dict` was taken."""
         ...
 

@@ -19,7 +19,7 @@ class Contained:
     def __init__(self) -> None:
         self._reported: set[tuple[str, str]] = set()
 
-    def call(self, what: str, function: Callable[..., Any], *args: Any, default: Any = None) -> Any:
+    def call(self, what: str, function: Callable[..., Any], *args: object, default: object = None) -> Any:
         """`function(*args)`, or `default` if it raises. Errors that trimtab raises on purpose pass through."""
         try:
             return function(*args)
@@ -32,7 +32,7 @@ class Contained:
     def hook(self, what: str, function: Callable[..., Any]) -> Callable[..., Any]:
         """A hook that PyTorch calls inside the user's forward or backward: whatever happens in it, it never raises."""
 
-        def contained(*args: Any, **kwargs: Any) -> Any:
+        def contained(*args: object, **kwargs: object) -> Any:
             try:
                 return function(*args, **kwargs)
             except Exception as error:

@@ -116,7 +116,7 @@ def _readers(rule: type[Rule]) -> dict[str, Reader]:
     return {f.name: _reader(kinds.get(f.name, type(f.default)), f.default) for f in fields(rule) if f.init}
 
 
-def _reader(kind: Any, usual: Any) -> Reader:
+def _reader(kind: object, usual: object) -> Reader:
     low = 0 if isinstance(usual, int | float) and usual >= 0 else -math.inf
     if kind is Severity:
         return severity
@@ -131,13 +131,13 @@ def _reader(kind: Any, usual: Any) -> Reader:
     return lambda value, name: value  # what a plug-in makes of it is its own business
 
 
-def _whole(value: Any, name: str) -> int:
+def _whole(value: object, name: str) -> int:
     if isinstance(value, bool) or not isinstance(value, int):
         raise bad(name, value, "a whole number")
     return value
 
 
-def _number(value: Any, name: str, low: float) -> float:
+def _number(value: object, name: str, low: float) -> float:
     found = number(value)
     if found is None or found < low:
         raise bad(name, value, "a finite number" + (" of at least 0" if low == 0 else ""))

@@ -287,7 +287,7 @@ class Policy(Protocol):
         """The state before the first verdict."""
         ...
 
-    def decide(self, state: Mapping[str, Any], verdict: Verdict) -> tuple[Mapping[str, Any], Decision]:
+    def decide(self, state: Mapping[str, object], verdict: Verdict) -> tuple[Mapping[str, Any], Decision]:
         """What to do about a verdict, and the state to decide the next one with."""
         ...
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from torch import nn
+from torch.optim import Optimizer
 
 from trimtab.checkpoint.quarantine import Quarantine
 from trimtab.core.config import Config
@@ -33,7 +34,7 @@ from trimtab.torchutil.patch import own_hook
 MIN_EPOCH = 8
 
 
-def choose(optimizers: Mapping[str, Any], wanted: Any, closure: bool) -> list[Any]:
+def choose(optimizers: Mapping[str, object], wanted: object, closure: bool) -> list[Any]:
     """The optimizers a step is for: of those meant by `wanted`, none may miss a closure it needs."""
     chosen = _meant(optimizers, wanted)
     for one in chosen:
@@ -45,7 +46,7 @@ def choose(optimizers: Mapping[str, Any], wanted: Any, closure: bool) -> list[An
     return chosen
 
 
-def _meant(optimizers: Mapping[str, Any], wanted: Any) -> list[Any]:
+def _meant(optimizers: Mapping[str, object], wanted: object) -> list[Any]:
     """The only one there is; of several one of them, a wrapper of one, its key, or "all"."""
     known = ", ".join(repr(k) for k in optimizers)
     if wanted is None:
@@ -78,7 +79,7 @@ def _length(loader: Any) -> int | None:
 
 
 def _both(first: Callable[[Any], object], second: Callable[[Any], object]) -> Callable[[Any], None]:
-    def call(batch: Any) -> None:
+    def call(batch: object) -> None:
         first(batch)
         second(batch)
 
@@ -91,11 +92,11 @@ class Attachment:
     def __init__(
         self,
         model: nn.Module,
-        optimizers: Mapping[str, Any],
+        optimizers: Mapping[str, Optimizer],
         *,
-        scaler: Any,
-        ema: Any,
-        loader: Any,
+        scaler: object,
+        ema: object,
+        loader: object,
         quarantine: Quarantine,
         config: Config,
         lag: int,

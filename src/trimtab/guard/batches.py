@@ -20,13 +20,13 @@ MAX_BYTES = 1 << 26
 class Batches:
     """The samples of the last few steps: ids from the loader or from the batch itself, and the batch, to look into."""
 
-    def __init__(self, loader: Any, lag: int, quarantine: Quarantine | None = None) -> None:
+    def __init__(self, loader: object, lag: int, quarantine: Quarantine | None = None) -> None:
         self._loader = loader
         self.quarantine = quarantine_of(loader) if quarantine is None else quarantine
         self._told: list[tuple[Any, list[Any]]] = []
         self._steps: deque[tuple[int, list[Any], list[Any]]] = deque(maxlen=lag + 2)
 
-    def told(self, batch: Any) -> None:
+    def told(self, batch: object) -> None:
         """The loop told the batch of the step that is coming."""
         if len(self._told) < 64:  # a loop that tells and never steps must not fill the memory
             # The loader is asked now: by the time of the step it may have given out others (accumulation).
@@ -64,7 +64,7 @@ class Batches:
         return len(hashes), "their content"
 
 
-def quarantine_of(loader: Any) -> Quarantine:
+def quarantine_of(loader: object) -> Quarantine:
     """The quarantine that a loader, or the sampler in it, asks; a new one where none does."""
     sampler = getattr(loader, "sampler", None)
     inner = getattr(getattr(loader, "batch_sampler", None), "sampler", None)
@@ -73,7 +73,7 @@ def quarantine_of(loader: Any) -> Quarantine:
     return Quarantine() if found is None else found  # an empty one is false, and still the one to fill
 
 
-def ids_in(batch: Any) -> list[Any]:
+def ids_in(batch: object) -> list[Any]:
     """The sample ids that a batch carries with it."""
     if not isinstance(batch, Mapping):
         return []
@@ -83,7 +83,7 @@ def ids_in(batch: Any) -> list[Any]:
     return [plain_id(i) for i in ids] if isinstance(ids, Sequence) and not isinstance(ids, str) else []
 
 
-def samples_in(batch: Any) -> list[Any]:
+def samples_in(batch: object) -> list[Any]:
     """The samples of a batch, as a data set gives them: one entry of every tensor."""
     if isinstance(batch, Tensor):
         return list(batch)
@@ -95,12 +95,12 @@ def samples_in(batch: Any) -> list[Any]:
     return []
 
 
-def _is_finite(sample: Any) -> bool:
+def _is_finite(sample: object) -> bool:
     parts = sample.values() if isinstance(sample, Mapping) else sample if isinstance(sample, tuple) else (sample,)
     return all(bool(torch.isfinite(t).all()) for t in parts if t.is_floating_point() or t.is_complex())
 
 
-def _is_small(batch: Any) -> bool:
+def _is_small(batch: object) -> bool:
     parts = batch.values() if isinstance(batch, Mapping) else batch if isinstance(batch, list | tuple) else (batch,)
     tensors = [t for t in parts if isinstance(t, Tensor)]
     return bool(tensors) and all(t.is_cpu for t in tensors) and sum(t.nbytes for t in tensors) <= MAX_BYTES

@@ -187,7 +187,7 @@ class _Between:
         return inert()
 
 
-def claimed(checkpoint: Any) -> Checkpointer | None:
+def claimed(checkpoint: object) -> Checkpointer | None:
     """The `Checkpointer` of a guard that was given a path or one, with its folder taken for writing; None without.
 
     A folder that another run writes to, or that nobody can write to, is found out before training begins.
@@ -202,7 +202,7 @@ def claimed(checkpoint: Any) -> Checkpointer | None:
     return checkpoint
 
 
-def epochs_of(loader: Any) -> int | None:
+def epochs_of(loader: object) -> int | None:
     """How many epochs a loader has counted; None where it does not count them, or does not keep the count."""
     counted = getattr(loader, "epoch", None) if hasattr(loader, "load_state_dict") else None
     return counted if isinstance(counted, int) and not isinstance(counted, bool) else None
@@ -224,7 +224,7 @@ class Keepers:
     def begin(
         self,
         checkpoint: Checkpointer | None,
-        objects: Mapping[str, Any],
+        objects: Mapping[str, object],
         lanes: Mapping[str, Lane],
         rollback: Rollback | None,
     ) -> None:
@@ -233,7 +233,7 @@ class Keepers:
         if checkpoint is not None:
             self._add(checkpoint, objects)
 
-    def _add(self, checkpoint: Checkpointer, objects: Mapping[str, Any], *, own: bool = False) -> None:
+    def _add(self, checkpoint: Checkpointer, objects: Mapping[str, object], *, own: bool = False) -> None:
         one = Keeper(checkpoint, objects, config=self._config, lanes=self._lanes, rollback=self._rollback, own=own)
         self._all.append(one)
 
@@ -256,7 +256,7 @@ class Keepers:
         self._add(ckpt, kept, own=True)
         return f"{OWN_KEPT} are kept in {ckpt.directory} until the guard is closed; checkpoint=PATH keeps them for good"
 
-    def resume(self, **which: Any) -> Snapshot | None:
+    def resume(self, **which: object) -> Snapshot | None:
         """Go on from the newest sound checkpoint the user asked for; None where there is none yet."""
         keeper = next((k for k in self._all if not k.own), None)
         if keeper is None:

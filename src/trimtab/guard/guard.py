@@ -86,21 +86,21 @@ class Guard:
     def __init__(
         self,
         model: nn.Module | Mapping[str, nn.Module],
-        optimizer: Any,
+        optimizer: object,
         config: Config | Mapping[str, Any] | str | os.PathLike[str] | None = None,
         *,
-        clip: Any = None,
+        clip: object = None,
         mode: str | None = None,
         preset: str | None = None,
         lag: int | None = None,
-        scheduler: Any = None,
+        scheduler: object = None,
         scaler: Any = None,
-        ema: Any = None,
-        loader: Any = None,
+        ema: object = None,
+        loader: object = None,
         step_fn: Callable[..., Any] | None = None,
-        checkpoint: Any = None,
+        checkpoint: object = None,
         checkpoint_every: int | None = None,
-        sinks: Iterable[Any] = (),
+        sinks: Iterable[object] = (),
         on_finding: Callable[[Finding], object] | None = None,
         run_dir: str | os.PathLike[str] | bool | None = None,
     ) -> None:
@@ -194,18 +194,18 @@ class Guard:
         return newest
 
     @uncompiled
-    def observe(self, loss: Any = None, batch: Any = None, **scalars: Any) -> None:
+    def observe(self, loss: object = None, batch: object = None, **scalars: object) -> None:
         """Tell, before the step, what hooks cannot see: the loss (of each micro-batch), the batch, other scalars."""
         self._contained.call("reading what was observed", self._observed.told, loss, batch, scalars, False)
 
     @uncompiled
-    def validate(self, loss: Any, **metrics: Any) -> Verdict | None:
+    def validate(self, loss: object, **metrics: object) -> Verdict | None:
         """Report a validation: its loss and any metrics."""
         self._contained.call("judging a validation", self._validated, loss, metrics)
         newest: Verdict | None = self._contained.call("making the verdict", self._newest, default=self._verdict)
         return newest
 
-    def _validated(self, loss: Any, metrics: Mapping[str, Any]) -> None:
+    def _validated(self, loss: object, metrics: Mapping[str, object]) -> None:
         scalars = {f"val/{k}": scalar_loss(v, strict=False) for k, v in metrics.items()}
         scalars["val_loss"] = scalar_loss(loss, strict=False)
         for lane in list(self._lanes.values())[:1]:

@@ -47,7 +47,7 @@ class Passenger(Protocol):
         """A GradScaler decided not to step."""
         ...
 
-    def told(self, loss: Any) -> None:
+    def told(self, loss: object) -> None:
         """A closure returned this loss."""
         ...
 
@@ -89,7 +89,7 @@ def uncompiled(method: Method) -> Method:
     held: dict[str, Callable[..., Any]] = {}  # made once: PyTorch 2.6 compiles again for each new function it meets
 
     @functools.wraps(method)
-    def call(*args: Any, **kwargs: Any) -> Any:
+    def call(*args: object, **kwargs: object) -> Any:
         if torch.compiler.is_compiling():
             if "outside" not in held:
                 held["outside"] = outside_graphs(method)
@@ -115,7 +115,7 @@ class Seam:
     step goes through unguarded. Errors that trimtab raises on purpose pass.
     """
 
-    def __init__(self, optimizer: Any, passenger: Passenger, contained: Contained) -> None:
+    def __init__(self, optimizer: object, passenger: Passenger, contained: Contained) -> None:
         self._optimizer = optimizer
         self._passenger, self._contained = passenger, contained
         self._closures = ClosureGuard(optimizer, contained)
@@ -128,12 +128,12 @@ class Seam:
         else:
             self._undo.append(wrap_method_of(optimizer, "step", self._step))
 
-    def _pre(self, optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _pre(self, optimizer: object, args: tuple[object, ...], kwargs: dict[str, Any]) -> Any:
         if torch.compiler.is_compiling():  # nothing of ours becomes part of a compiled step
             return self._pre_outside(args, kwargs)
         return self._before(args, kwargs)
 
-    def _post(self, optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _post(self, optimizer: object, args: tuple[object, ...], kwargs: dict[str, Any]) -> None:
         if torch.compiler.is_compiling():
             self._post_outside()
         else:
@@ -170,7 +170,7 @@ class Seam:
         except Exception as error:
             self._failed("finishing a step", error)
 
-    def _with_closure(self, closure: Callable[[], Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _with_closure(self, closure: Callable[[], Any], args: tuple[object, ...], kwargs: dict[str, Any]) -> Any:
         guarded = self._closures.wrap(closure, self._passenger)
         if len(args) > 1:
             return (args[0], guarded, *args[2:]), kwargs
@@ -192,7 +192,7 @@ class Seam:
         self._contained.report(what, error)
         self._contained.call("cleaning up after a failure", self._passenger.abandon)
 
-    def _step(self, inner: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    def _step(self, inner: Callable[..., Any], *args: object, **kwargs: object) -> Any:
         """For a class that only looks like an optimizer: the same hooks around its `step`."""
         optimizer = self._optimizer
         changed = self._pre(optimizer, (optimizer, *args), kwargs)
@@ -217,18 +217,18 @@ class Seam:
 class ScalerSeam:
     """Sees the steps that a GradScaler skips: an optimizer that is not fused is then never called at all."""
 
-    def __init__(self, scaler: Any, passengers: Mapping[int, Passenger], contained: Contained) -> None:
+    def __init__(self, scaler: object, passengers: Mapping[int, Passenger], contained: Contained) -> None:
         self._passengers, self._contained = passengers, contained
         self._undo = wrap_method_of(scaler, "step", self._step)
 
-    def _step(self, inner: Callable[..., Any], optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+    def _step(self, inner: Callable[..., Any], optimizer: object, *args: object, **kwargs: object) -> Any:
         found = self._contained.call("finding a scaled optimizer", self._find, optimizer)
         out = inner(optimizer, *args, **kwargs)
         if found is not None:
             self._contained.call("counting a skipped step", self._skipped, *found)
         return out
 
-    def _find(self, optimizer: Any) -> tuple[Passenger, int] | None:
+    def _find(self, optimizer: object) -> tuple[Passenger, int] | None:
         passenger = self._passengers.get(id(innermost(optimizer)))
         return None if passenger is None else (passenger, passenger.attempts)
 
@@ -281,7 +281,7 @@ class ClosureGuard:
         return guarded
 
     @staticmethod
-    def _called(loss: Any, passenger: Passenger) -> None:
+    def _called(loss: object, passenger: Passenger) -> None:
         try:
             passenger.told(loss)
             passenger.before()

@@ -86,7 +86,7 @@ class Lane:
 
     # -- called by the seam --------------------------------------------------------------------------------------
 
-    def told(self, loss: Any) -> None:
+    def told(self, loss: object) -> None:
         """A closure returned this; if it is no loss, nothing was told."""
         if isinstance(loss, float) or (isinstance(loss, Tensor) and loss.numel() == 1):
             self._observed.told(loss, None, {}, strict=False)
@@ -307,7 +307,7 @@ class Lane:
         """End the run as soon as the verdict is told."""
         self.stop_requested = True
 
-    def use_scaler(self, scaler: Any) -> None:
+    def use_scaler(self, scaler: object) -> None:
         """The loop turned out to have one."""
         self.scaler = scaler
 

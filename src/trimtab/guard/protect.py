@@ -74,7 +74,7 @@ class Judge:
         """What a clipping strategy remembers, as plain data; empty where limits are fixed."""
         return {} if self._follow is None else self._follow.state_dict()
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: Mapping[str, object]) -> None:
         """Go on where `state_dict` was taken."""
         if self._follow is not None:
             self._follow.load_state_dict(state)
@@ -442,7 +442,7 @@ class Owned:
         vars(self._optimizer).update(self._public)
 
 
-def _state(optimizer: Any) -> Any:
+def _state(optimizer: object) -> Any:
     """The per-parameter state; a class that only looks like an optimizer may have none."""
     return getattr(optimizer, "state", {})
 
@@ -451,7 +451,7 @@ def _scalars(group: dict[str, Any]) -> dict[str, Any]:
     return {k: v.clone() if isinstance(v, Tensor) else v for k, v in group.items() if k != "params" and _is_scalar(v)}
 
 
-def _is_scalar(value: Any) -> bool:
+def _is_scalar(value: object) -> bool:
     return value is None or isinstance(value, bool | int | float | str | tuple | Tensor)
 
 

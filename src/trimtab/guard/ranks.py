@@ -65,7 +65,7 @@ class Together:
             lane.decided(decision, settled=True)
 
 
-def hashes_of(decisions: Sequence[Decision], lane: Any) -> list[int]:
+def hashes_of(decisions: Sequence[Decision], lane: object) -> list[int]:
     """For each kind of action one number, the same for the same thing; 0 where nothing is to be done.
 
     Example:

@@ -9,10 +9,11 @@ import statistics
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from trimtab.checkpoint import modules, optimizers
 from trimtab.checkpoint.checkpointer import Checkpointer
@@ -49,15 +50,34 @@ class State:
     initial: bool = False
 
 
+class GoesBack(Protocol):
+    """What is kept for one optimizer, as far as going back concerns it."""
+
+    optimizer: Any
+
+    @property
+    def attempts(self) -> int:
+        """How many steps were tried."""
+        ...
+
+    def memory(self) -> dict[str, Any]:
+        """What the reflexes remember of gradients."""
+        ...
+
+    def was_put_back(self, memory: Mapping[str, Any] | None) -> None:
+        """Weights and moments of an earlier step are in place."""
+        ...
+
+
 class Ring:
     """Owns the copies of one guard. Bounded in bytes; a model that is too large for it has none."""
 
     def __init__(
         self,
         model: nn.Module,
-        optimizers: Mapping[str, Any],
-        ema: Any,
-        lanes: Mapping[str, Any],
+        optimizers: Mapping[str, Optimizer],
+        ema: object,
+        lanes: Mapping[str, GoesBack],
         settings: PolicyConfig,
         instead: Callable[[int], str] | None = None,
     ) -> None:
@@ -278,7 +298,7 @@ _NO_STATE = frozenset({"params", "lr", "initial_lr"})
 class Copied:
     """Where a guarded run keeps its state, and how to copy it fast: into the memory of a copy no longer needed."""
 
-    def __init__(self, model: nn.Module, optimizers: Mapping[str, Any], ema: Any) -> None:
+    def __init__(self, model: nn.Module, optimizers: Mapping[str, Optimizer], ema: object) -> None:
         self._model, self._optimizers, self._ema = model, optimizers, ema
 
     def live(self) -> tuple[dict[Key, Tensor], dict[Key, Any]]:
@@ -374,7 +394,7 @@ class Copied:
                 optimizer.param_groups[key[2]][key[3]] = value
 
 
-def _places(optimizer: Any) -> dict[int, int]:
+def _places(optimizer: object) -> dict[int, int]:
     """Where each parameter stands: groups are only ever added behind the others."""
     return {id(p): i for i, p in enumerate(params_of(optimizer))}
 
@@ -399,7 +419,7 @@ class Saved:
 class DiskStates:
     """Knows which checkpoints were written by this run, or came before the one it was resumed from."""
 
-    def __init__(self, checkpointer: Checkpointer, objects: Mapping[str, Any], lanes: Mapping[str, Any]) -> None:
+    def __init__(self, checkpointer: Checkpointer, objects: Mapping[str, Any], lanes: Mapping[str, GoesBack]) -> None:
         self._checkpointer, self._lanes = checkpointer, lanes
         self._model: nn.Module = objects["model"]
         self._optimizers: Mapping[str, Any] = objects["optimizer"]

@@ -55,7 +55,7 @@ def lag_for(config: Config, model: nn.Module) -> int:
 def open_recorder(
     config: Config,
     run_dir: str | os.PathLike[str] | bool | None,
-    sinks: Iterable[Any],
+    sinks: Iterable[object],
     info: Callable[[Path | None], RunInfo],
 ) -> tuple[Recorder, Path | None]:
     """The recorder with every sink, and the run directory; one that cannot be written costs a warning, not the run.
@@ -109,7 +109,7 @@ def _unused(folder: Path) -> Path:
     return free
 
 
-def _called(sink: Any) -> str:
+def _called(sink: object) -> str:
     return sink if isinstance(sink, str) else type(sink).__name__
 
 
@@ -119,7 +119,7 @@ def _run_id() -> str:
     return f"{now}-{os.getpid():05d}-{os.urandom(2).hex()}" + ("" if rank == "0" else f"-rank{rank}")
 
 
-def run_info(config: Config, model: nn.Module, optimizers: Mapping[str, Any], folder: Path | None) -> RunInfo:
+def run_info(config: Config, model: nn.Module, optimizers: Mapping[str, object], folder: Path | None) -> RunInfo:
     """The first line of the record."""
     return RunInfo(
         run_id=folder.name if folder is not None else "",

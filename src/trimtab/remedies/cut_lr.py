@@ -108,7 +108,7 @@ class LrMultiplier:
         if self._unshield is None:
             self._unshield = wrap_method_of(self._optimizer, "step", self._undone)
 
-    def _undone(self, inner: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    def _undone(self, inner: Callable[..., Any], *args: object, **kwargs: object) -> Any:
         try:
             return inner(*args, **kwargs)
         finally:

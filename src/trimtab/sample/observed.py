@@ -13,7 +13,7 @@ from torch import Tensor
 from trimtab.core.errors import InputError
 
 
-def scalar_loss(loss: Any, *, strict: bool) -> Tensor | float:
+def scalar_loss(loss: object, *, strict: bool) -> Tensor | float:
     """The loss as one detached number; `strict` wants a tensor, as `guard.step` does."""
     if isinstance(loss, Tensor):
         if loss.is_cpu and loss.is_floating_point() and loss.numel() == 1:
@@ -36,7 +36,7 @@ def scalar_loss(loss: Any, *, strict: bool) -> Tensor | float:
     return float(loss)
 
 
-def batch_size(batch: Any) -> int | None:
+def batch_size(batch: object) -> int | None:
     """How many samples a batch holds: the first dimension of the first tensor in it."""
     if batch is None:
         return None
@@ -58,7 +58,7 @@ class Observed:
         self.on_loss: Callable[[Tensor], None] = _ignore
         self.on_batch: Callable[[Any], None] = _ignore
 
-    def told(self, loss: Any, batch: Any, scalars: Mapping[str, Any], strict: bool) -> None:
+    def told(self, loss: object, batch: object, scalars: Mapping[str, object], strict: bool) -> None:
         """Check and keep what was told. The first word after a step starts a new round.
 
         The same loss object told twice for one step (observed, then stepped on) counts once.
@@ -91,7 +91,7 @@ class Observed:
         return self._round, losses[0] if len(losses) == 1 else _mean(losses), dict(self._scalars)
 
 
-def _ignore(value: Any) -> None:
+def _ignore(value: object) -> None:
     """Nobody listens."""
 
 

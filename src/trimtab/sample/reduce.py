@@ -83,7 +83,7 @@ class Peers:
         except Exception as error:
             self._give_up(f"not all of the {size} processes have a guard in mode act ({error})")
 
-    def _all_reduce(self, told: Tensor, how: Any) -> bool:
+    def _all_reduce(self, told: Tensor, how: object) -> bool:
         if self.alone:
             return False
         try:

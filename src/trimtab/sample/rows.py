@@ -4,7 +4,6 @@ loop calls."""
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
 
 import numpy as np
 import torch
@@ -169,7 +168,7 @@ def _roots(model: nn.Module) -> Iterator[nn.Module]:
         yield model
 
 
-def check_model(model: Any) -> nn.Module:
+def check_model(model: object) -> nn.Module:
     """The model, if it can be guarded; several in a dict are guarded together, under their names."""
     if isinstance(model, Mapping) and not isinstance(model, nn.Module):
         wrong = {key: one for key, one in model.items() if not isinstance(one, nn.Module)}

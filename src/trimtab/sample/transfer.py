@@ -151,7 +151,7 @@ def upload(array: NDArray[Any], device: torch.device) -> Tensor:
     return tensor.to(device, non_blocking=True)
 
 
-def to_device(batch: Any, device: torch.device) -> Any:
+def to_device(batch: object, device: torch.device) -> Any:
     """The batch with every tensor on the device, without waiting for it; what is there already is not copied.
 
     Example:

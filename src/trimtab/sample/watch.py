@@ -36,7 +36,7 @@ class Watch:
         optimizer: Any,
         tap: ForwardTap,
         *,
-        ema: Any,
+        ema: object,
         optimizers: list[Any],
         first: bool,
         contained: Contained,

@@ -8,14 +8,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 from torch import Tensor, nn
 
 from trimtab.torchutil.undo import Memory
 
 
-def averaged_weights(average: Any) -> list[tuple[str, Tensor]]:
+def averaged_weights(average: object) -> list[tuple[str, Tensor]]:
     """The weights of an averaged model, a module, a mapping, or an object that keeps shadow parameters.
 
     Example:
@@ -33,14 +32,14 @@ def averaged_weights(average: Any) -> list[tuple[str, Tensor]]:
     return _named_tensors(next((v for v in shadows if v is not None), average))
 
 
-def averaged_state(average: Any) -> list[tuple[str, Tensor]]:
+def averaged_state(average: object) -> list[tuple[str, Tensor]]:
     """What to copy of an average: a module's parameters and buffers, else its weights; nothing for None."""
     if isinstance(average, nn.Module):
         return [*average.named_parameters(), *average.named_buffers()]
     return [] if average is None else averaged_weights(average)
 
 
-def search_averaged_weights(average: Any) -> list[Tensor]:
+def search_averaged_weights(average: object) -> list[Tensor]:
     """Every weight that can be reached from an average of any class; the model's own may be among them."""
     if average is None:
         return []
@@ -52,7 +51,7 @@ def search_averaged_weights(average: Any) -> list[Tensor]:
     return [t for t in found if t.is_floating_point()]
 
 
-def average_mark(average: Any) -> float | None:
+def average_mark(average: object) -> float | None:
     """One number that changes when an average does; None where there is none."""
     tensors = search_averaged_weights(average)
     if not tensors:
@@ -60,7 +59,7 @@ def average_mark(average: Any) -> float | None:
     return sum(float(t.detach().double().abs().sum()) + float(t.detach().double().sum()) for t in tensors)
 
 
-def _named_tensors(held: Any) -> list[tuple[str, Tensor]]:
+def _named_tensors(held: object) -> list[tuple[str, Tensor]]:
     if isinstance(held, Mapping):
         return [(str(name), t) for name, t in held.items() if isinstance(t, Tensor)]
     if isinstance(held, list | tuple):

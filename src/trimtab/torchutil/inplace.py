@@ -61,13 +61,13 @@ class _Recorder:
         return self.running[-1] if self.running else OUTSIDE
 
     def enter(self, name: str) -> Callable[..., None]:
-        def hook(*_: Any) -> None:
+        def hook(*_: object) -> None:
             self.blame()
             self.running.append(name)
 
         return hook
 
-    def leave(self, *_: Any) -> None:
+    def leave(self, *_: object) -> None:
         self.blame()
         self.running.pop()
 
@@ -116,7 +116,7 @@ def _current_operation() -> str:
 
 def check_inplace_operations(
     model_or_fn: nn.Module | Callable[..., Any],
-    *inputs: Any,
+    *inputs: object,
     loss_fn: Callable[[Any], Tensor] | None = None,
     model: nn.Module | None = None,
 ) -> list[InplaceHazard]:

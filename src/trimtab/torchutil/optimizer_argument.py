@@ -18,7 +18,7 @@ GUARDED: weakref.WeakSet[Any] = weakref.WeakSet()
 """Optimizers that an open guard has."""
 
 
-def innermost(optimizer: Any) -> Any:
+def innermost(optimizer: object) -> Any:
     """The optimizer whose hooks are really called: wrappers such as Accelerate's never run their own."""
     while not hasattr(optimizer, "_optimizer_step_pre_hooks") and hasattr(optimizer, "optimizer"):
         optimizer = optimizer.optimizer
@@ -30,7 +30,7 @@ def innermost(optimizer: Any) -> Any:
     return optimizer
 
 
-def labelled(optimizer: Any) -> dict[str, Any]:
+def labelled(optimizer: object) -> dict[str, Any]:
     """The optimizers to guard by label: one is labelled "", several by their key or place."""
     if isinstance(optimizer, LRScheduler):
         raise InputError(f"optimizer is the scheduler {type(optimizer).__name__}; pass scheduler.optimizer instead")
@@ -50,12 +50,12 @@ def labelled(optimizer: Any) -> dict[str, Any]:
     return inner
 
 
-def is_guarded(optimizer: Any) -> bool:
+def is_guarded(optimizer: object) -> bool:
     """Whether an open guard has it already."""
     return optimizer in GUARDED
 
 
-def check_optimizer(optimizer: Any, model: nn.Module, label: str) -> None:
+def check_optimizer(optimizer: object, model: nn.Module, label: str) -> None:
     """Refuse an optimizer that does not move this model, or that is guarded already."""
     where = f"optimizer {label!r}" if label else "the optimizer"
     if is_guarded(optimizer):
@@ -70,7 +70,7 @@ def check_optimizer(optimizer: Any, model: nn.Module, label: str) -> None:
         )
 
 
-def needs_closure(optimizer: Any) -> bool:
+def needs_closure(optimizer: object) -> bool:
     """Whether its step cannot be called without a closure, as that of LBFGS."""
     kind: Any = type(optimizer)
     return _kind_needs_closure(kind)

@@ -49,7 +49,7 @@ def native(hook: Callable[..., Any]) -> Callable[..., Any]:
     """
 
     @functools.wraps(hook)
-    def entry(*args: Any, **kwargs: Any) -> Any:
+    def entry(*args: object, **kwargs: object) -> Any:
         if torch.compiler.is_compiling():
             return None
         compiler = _frames.set_eval_frame(None)
@@ -115,7 +115,7 @@ def _leave_out_of_copies(table: dict[Any, Any], *, listed: bool) -> bool:
     return True
 
 
-def _is_ours(key: Any) -> bool:
+def _is_ours(key: object) -> bool:
     return isinstance(key, int) and key < 0
 
 
@@ -131,7 +131,7 @@ class _Wrapped:
         inner, entries = self._inner, self._entries
 
         @functools.wraps(inner)
-        def method(this: Any, *args: Any, **kwargs: Any) -> Any:
+        def method(this: object, *args: object, **kwargs: object) -> Any:
             call = inner.__get__(this, type(this))
             entry = entries.get(id(this))
             if entry is not None and entry[0]() is this:
@@ -147,7 +147,7 @@ class _Wrapped:
     def in_place(self) -> bool:
         return vars(self._home).get(self._name) is self.method
 
-    def add(self, this: Any, around: Around) -> Callable[[], None]:
+    def add(self, this: object, around: Around) -> Callable[[], None]:
         key = id(this)
 
         def died(ref: weakref.ref[Any], is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
@@ -181,7 +181,7 @@ class _Wrapped:
 _WRAPPED: dict[tuple[type, str], _Wrapped] = {}
 
 
-def wrap_method_of(this: Any, name: str, around: Around) -> Callable[[], None]:
+def wrap_method_of(this: object, name: str, around: Around) -> Callable[[], None]:
     """Have `around` called in the place of one object's method; returns how to take it off again.
 
     It is put on the class and asks which object it is called for: an attribute of the object itself would be pickled
@@ -200,7 +200,7 @@ def wrap_method_of(this: Any, name: str, around: Around) -> Callable[[], None]:
         return wrap_on_object(this, name, around)
 
 
-def wrap_on_object(this: Any, name: str, around: Around) -> Callable[[], None]:
+def wrap_on_object(this: object, name: str, around: Around) -> Callable[[], None]:
     """Have `around` called in the place of one object's method, by an attribute of that object.
 
     For objects that nobody copies meanwhile, and where `around` leads to objects that must not be kept alive.
@@ -216,7 +216,7 @@ def wrap_on_object(this: Any, name: str, around: Around) -> Callable[[], None]:
     """
     had, inner = getattr(this, "__dict__", {}).get(name), getattr(this, name)
 
-    def method(this: Any, *args: Any, **kwargs: Any) -> Any:
+    def method(this: object, *args: object, **kwargs: object) -> Any:
         return around(inner, *args, **kwargs)
 
     # A bound method carrying the inner one's marks: LR schedulers look for both on `optimizer.step`.
@@ -235,7 +235,7 @@ def wrap_on_object(this: Any, name: str, around: Around) -> Callable[[], None]:
     return undo
 
 
-def wrap_attribute(home: Any, name: str, around: Around, *, while_compiling: bool = True) -> Callable[[], None]:
+def wrap_attribute(home: object, name: str, around: Around, *, while_compiling: bool = True) -> Callable[[], None]:
     """Have `around` called in the place of a function of a module, or of a method of a class for all its objects.
 
     `inner` is then the function as it was, not bound. Without `while_compiling` a compiler that traces the call sees
@@ -244,7 +244,7 @@ def wrap_attribute(home: Any, name: str, around: Around, *, while_compiling: boo
     inner = getattr(home, name)
 
     @functools.wraps(inner)
-    def wrapper(*args: Any, **kwargs: Any) -> Any:
+    def wrapper(*args: object, **kwargs: object) -> Any:
         if not while_compiling and torch.compiler.is_compiling():
             return inner(*args, **kwargs)
         return around(inner, *args, **kwargs)

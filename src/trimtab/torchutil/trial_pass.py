@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -75,7 +74,7 @@ def gradients_of(loss: Tensor, *, keep_graph: bool = False) -> list[tuple[Tensor
     return list(zip(leaves, grads, strict=True))
 
 
-def as_scalar(output: Any) -> Tensor:
+def as_scalar(output: object) -> Tensor:
     """One differentiable number that depends on everything a model returned.
 
     Example:
@@ -94,7 +93,7 @@ def as_scalar(output: Any) -> Tensor:
     return total.real if total.is_complex() else total
 
 
-def _tensors(value: Any) -> Iterator[Tensor]:
+def _tensors(value: object) -> Iterator[Tensor]:
     if isinstance(value, Tensor):
         yield value
         return

@@ -197,7 +197,7 @@ def _loader(loader: Any) -> Undo:
     return undo
 
 
-def _draws(dataset: Any) -> bool:
+def _draws(dataset: object) -> bool:
     """Whether a data set has random numbers of its own."""
     kinds = (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)
     return any(isinstance(v, kinds) for v in getattr(dataset, "__dict__", {}).values())
@@ -224,7 +224,7 @@ class Memory:
         {'calls': 0}
     """
 
-    def __init__(self, *roots: Any, without: tuple[Any, ...] = ()) -> None:
+    def __init__(self, *roots: object, without: tuple[object, ...] = ()) -> None:
         self._seen: dict[int, Any] = {id(one): one for one in without}
         self._undo: list[Undo] = []
         self.modules: list[nn.Module] = []
@@ -239,7 +239,7 @@ class Memory:
         for one in self._undo:
             one()
 
-    def _visit(self, value: Any, depth: int) -> None:
+    def _visit(self, value: object, depth: int) -> None:
         if isinstance(value, PLAIN) or depth > MAX_DEPTH or id(value) in self._seen:
             return
         self._seen[id(value)] = value
@@ -351,7 +351,7 @@ def _is_library(module: str | None) -> bool:
     return (module or "").partition(".")[0] in ("torch", "numpy", "trimtab", "typing", "functools", "builtins")
 
 
-def _is_plain_object(value: Any) -> bool:
+def _is_plain_object(value: object) -> bool:
     """An object of somebody's own class, or one of the few of PyTorch's that a training changes."""
     if isinstance(value, type | ModuleType) or (callable(value) and not hasattr(value, "__dict__")):
         return False

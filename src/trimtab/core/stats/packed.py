@@ -13,7 +13,7 @@ MIN_LENGTH = 12
 FLOATS, ROWS = "$floats", "$rows"
 
 
-def packed(tree: Any) -> Any:
+def packed(tree: object) -> Any:
     """Plain data with its long lists of floats as text: four or eight bytes a number instead of about eighteen.
 
     Example:
@@ -34,7 +34,7 @@ def packed(tree: Any) -> Any:
     return [packed(value) for value in tree]
 
 
-def _all_floats(row: Mapping[str, Any]) -> bool:
+def _all_floats(row: Mapping[str, object]) -> bool:
     return all(type(value) is float for value in row.values())
 
 
@@ -50,7 +50,7 @@ def _rows(tree: list[dict[str, float]]) -> dict[str, Any]:
     return {ROWS: [list(kind) for kind in kinds], "which": which, "columns": texts}
 
 
-def unpacked(tree: Any) -> Any:
+def unpacked(tree: object) -> Any:
     """What `packed` was given; data that never was packed stays as it is."""
     if isinstance(tree, list):
         return [unpacked(value) for value in tree]

@@ -113,14 +113,20 @@ class ActivationTap:
             self._arm()
 
     def _look(
-        self, name: str, mark: Mark, layers: dict[tuple[str, int], _Layer], module: nn.Module, args: object, output: Any
+        self,
+        name: str,
+        mark: Mark,
+        layers: dict[tuple[str, int], _Layer],
+        module: nn.Module,
+        args: object,
+        output: object,
     ) -> None:
         if not self._looking or not torch.is_grad_enabled() or not (module.training or self._model.training):
             return
         with torch.no_grad():
             self._add(name, mark, layers, output)
 
-    def _leave(self, root: nn.Module, args: object, output: Any) -> None:
+    def _leave(self, root: nn.Module, args: object, output: object) -> None:
         # What comes later, such as the second forward of gradient checkpointing, would be counted twice.
         if self._looking:
             with torch.no_grad():
@@ -133,7 +139,7 @@ class ActivationTap:
         self._num_forwards += 1
         self._calls.clear()
 
-    def _add(self, name: str, mark: Mark, layers: dict[tuple[str, int], _Layer], output: Any) -> None:
+    def _add(self, name: str, mark: Mark, layers: dict[tuple[str, int], _Layer], output: object) -> None:
         # Frozen layers learn nothing anyway; a shard knows only part of its units.
         if not isinstance(output, Tensor) or not output.requires_grad or hasattr(output, "to_local"):
             return
@@ -151,7 +157,7 @@ class ActivationTap:
         layer.looks += 1
         layer.address = values.data_ptr() or None
 
-    def _close(self, output: Any = None) -> None:
+    def _close(self, output: object = None) -> None:
         """A forward is over; every so many of them a window is."""
         if not self._looking:
             return
@@ -185,7 +191,7 @@ class Hook:
         self._method, self._failed = method, failed
 
     @native
-    def __call__(self, *args: Any) -> None:
+    def __call__(self, *args: object) -> None:
         """Look, unless the call is only being compiled."""
         try:
             if not only_traced():

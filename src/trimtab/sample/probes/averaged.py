@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 from torch import Tensor
 
@@ -17,7 +15,7 @@ NUM_TENSORS = 16
 class AveragedProbe:
     """Counts the steps since the averaged weights last moved, and looks for NaN and Inf in them."""
 
-    def __init__(self, ema: Any) -> None:
+    def __init__(self, ema: object) -> None:
         self._ema = ema
         found = [(n, t) for n, t in averaged_weights(ema) if t.is_floating_point()]
         # All of it moves or none: a few tensors tell, and on a device each costs a launch.

@@ -29,7 +29,7 @@ NUM_TENSORS = 8
 _SAME_IN_NUMPY = (torch.float32, torch.int64, torch.int32, torch.uint8)
 
 
-def tensors_in(value: Any, depth: int = 3) -> Iterator[Tensor]:
+def tensors_in(value: object, depth: int = 3) -> Iterator[Tensor]:
     """The tensors in nested tuples, lists, dicts and dataclasses, in order, not too deep."""
     if isinstance(value, Tensor):
         if value.layout is torch.strided and not value.is_nested:
@@ -94,7 +94,7 @@ class BatchProbe:
         self.epoch = Epoch()
         self._steps = 0
 
-    def inputs(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+    def inputs(self, args: tuple[object, ...], kwargs: Mapping[str, object]) -> None:
         """Look at what a forward was called with."""
         if len(args) == 1 and not kwargs and type(args[0]) is Tensor and args[0].layout is torch.strided:
             found = [args[0]]  # the usual case
@@ -105,12 +105,12 @@ class BatchProbe:
         if found:
             self._look(found)
 
-    def told(self, batch: Any) -> None:
+    def told(self, batch: object) -> None:
         """Look at a batch the loop told: what no forward was given is taken for targets."""
         with np.errstate(all="ignore"):
             self._told(batch)
 
-    def _told(self, batch: Any) -> None:
+    def _told(self, batch: object) -> None:
         found = list(tensors_in(batch))[:NUM_TENSORS]
         if not self._ids and found:
             self._look(found[:1])

@@ -63,14 +63,14 @@ class ForwardTap:
         self._modal = [m for m in self._model.modules() if _is_modal(m)]
 
     @native
-    def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+    def __call__(self, module: nn.Module, args: tuple[object, ...], kwargs: Mapping[str, object]) -> None:
         """Runs before the root's forward, inside the user's own call: whatever happens, it must not raise there."""
         try:
             self._enter(module, args, kwargs)
         except Exception as error:
             self.failed(error)
 
-    def _enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+    def _enter(self, module: nn.Module, args: tuple[object, ...], kwargs: Mapping[str, object]) -> None:
         if only_traced():
             return
         if not torch.is_grad_enabled():
@@ -88,7 +88,7 @@ class ForwardTap:
         self._autocast = _TYPES.get(torch.get_autocast_dtype(self._device), 0.0) if on else 0.0
         self.batch.inputs(args, kwargs)
 
-    def left(self, output: Any) -> None:
+    def left(self, output: object) -> None:
         """Runs after it."""
         if torch.is_grad_enabled() and not only_traced():
             self.output.look(output)
@@ -97,7 +97,7 @@ class ForwardTap:
         """Something went wrong in one of the two halves."""
         self._contained.report("looking at a call of the model", error)
 
-    def told(self, batch: Any) -> None:
+    def told(self, batch: object) -> None:
         """The loop told a batch."""
         self._contained.call("looking at a batch", self.batch.told, batch)
 
@@ -168,7 +168,7 @@ class _Exit:
         self._tap = tap
 
     @native
-    def __call__(self, module: nn.Module, args: object, output: Any) -> None:
+    def __call__(self, module: nn.Module, args: object, output: object) -> None:
         try:
             self._tap.left(output)
         except Exception as error:

@@ -69,7 +69,7 @@ class Part:
         ).sum()
 
     def read(self, out: NDArray[np.float32], *, moved: bool = True) -> None:
-        """Copy what the tensors hold now. `moved`: somebody may have put other storage under one since the last time."""
+        """Copy what the tensors hold now. `moved`: others may have put new storage under one since."""
         if moved or not self._at:
             at = [t.data_ptr() for t in self.tensors]
             if at != self._at:

@@ -70,7 +70,7 @@ def _joins(node: Any) -> bool:
     return bool(node.name().startswith(JOINING))
 
 
-def _is_chosen(node: Any) -> bool:
+def _is_chosen(node: object) -> bool:
     """Whether what a loss function compares was picked out of an answer."""
     for before in islice(first_inputs(node), 1, 1 + NUM_NODES):
         name = before.name()

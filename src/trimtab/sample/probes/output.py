@@ -34,7 +34,7 @@ class OutputProbe:
         self.loss_kind = ""
         self.num_answers = 0
 
-    def look(self, output: Any) -> None:
+    def look(self, output: object) -> None:
         """Called after each forward of the root that builds a graph."""
         if self.listen:
             self._listen(output)
@@ -67,7 +67,7 @@ class OutputProbe:
             self._factor = None
         return out
 
-    def _listen(self, output: Any) -> None:
+    def _listen(self, output: object) -> None:
         """Find out how the loss was scaled before backward: 1 for a plain mean, 1/n where it was divided, below 0
         where it is climbed instead of descended."""
         if self.loss_kind not in ("nll", "bce"):
@@ -88,7 +88,7 @@ class OutputProbe:
         own_hook(first.register_hook(hook))  # type: ignore[no-untyped-call]
 
 
-def _answers(output: Any) -> int:
+def _answers(output: object) -> int:
     """How many answers a softmax over this output chooses from; 0 where that is not plain to see.
 
     Two or more equal tensors are the towers of a contrastive model, which chooses among the samples of the batch.
