@@ -22,7 +22,7 @@ from tests.doctor.mutations import MUTATIONS
 from torch import nn
 from torch.utils.data import DataLoader
 
-from trimtab.doctor.accelerator import is_lost
+from trimtab.doctor.observed_step import is_lost
 from trimtab.train.device import to_device
 
 

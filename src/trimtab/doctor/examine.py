@@ -12,12 +12,10 @@ from importlib.metadata import entry_points
 
 from trimtab.core.errors import ConfigError
 from trimtab.core.suggest_name import nearest_name
-from trimtab.doctor.accelerator import is_lost
-from trimtab.doctor.checklist import Check, Line, Status, not_applicable
+from trimtab.doctor.checklist import Check, Line, Report, Status, not_applicable, step_view
 from trimtab.doctor.checks import BUILTIN
 from trimtab.doctor.checks.label_range import LabelRange
-from trimtab.doctor.doctor_report import Report, step_view
-from trimtab.doctor.observed_step import Options
+from trimtab.doctor.observed_step import Options, is_lost
 from trimtab.doctor.probe import Probe
 from trimtab.doctor.target import Target, smaller
 

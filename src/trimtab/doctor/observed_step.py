@@ -285,3 +285,38 @@ def failure_lines(check: Check, probe: Probe, what: str, fix: str) -> Iterator[L
         yield not_applicable(check, probe.no_steps)
     else:
         yield passed(check, f"{len(probe.through)} calls came to their end")
+
+
+LOST = ("device-side assert", "unspecified launch failure", "illegal memory access")
+
+
+def may_reorder(device: torch.device) -> bool:
+    """Whether the same sum may come out differently the next time."""
+    return device.type not in ("cpu", "meta")
+
+
+@contextmanager
+def in_order(device: torch.device) -> Iterator[None]:
+    """With algorithms whose order is fixed, wherever there are such; nothing changes on a CPU."""
+    if not may_reorder(device):
+        yield
+        return
+    was = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    cudnn = torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = True, False
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(was[0], warn_only=was[1])
+        torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = cudnn
+
+
+def is_lost(text: object) -> bool:
+    """Whether an error says that this process can use its GPU no more.
+
+    Example:
+        >>> is_lost(RuntimeError("CUDA error: device-side assert triggered"))
+        True
+    """
+    return any(one in str(text) for one in LOST)

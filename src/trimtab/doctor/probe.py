@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import random
 import time
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -13,17 +16,16 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from trimtab.doctor.accelerator import in_order
 from trimtab.doctor.batch_tensors import Roles, fresh, roles_of
-from trimtab.doctor.experiments.schedule_preview import current_rates, frozen_schedule, peaks, set_rates
 from trimtab.doctor.loader_scan import Scan, scan
 from trimtab.doctor.loss_graph import LossFacts
-from trimtab.doctor.observed_step import Options, make_call, trouble_of
+from trimtab.doctor.observed_step import Options, in_order, make_call, trouble_of
 from trimtab.doctor.recording import Call, Event, Failure, Watch
 from trimtab.doctor.target import Target
 from trimtab.sample.probes.wiring import parameter_at, split_twins, tied_pairs
 from trimtab.torchutil.averaged_weights import average_mark
-from trimtab.torchutil.param_groups import params_of
+from trimtab.torchutil.param_groups import params_of, rates_of
+from trimtab.torchutil.patch import wrap_on_object
 from trimtab.torchutil.undo import remembered, untouched
 
 MAX_CALLS = 40
@@ -334,4 +336,126 @@ def holds_nonfinite(tensor: Tensor) -> bool:
         bool(torch.isnan(tensor).any())
         or bool(tensor[torch.isfinite(tensor)].any())
         or bool((tensor == torch.inf).any())
+    )
+
+
+def current_rates(optimizers: Sequence[Any]) -> list[list[float]]:
+    """The rates of every optimizer and group, as they are."""
+    return [rates_of(optimizer, wait=True) for optimizer in optimizers]
+
+
+def peaks(optimizers: Sequence[Any], schedulers: Sequence[Any], num: int) -> list[list[float]]:
+    """The highest rates within so many moves of the schedules, which are not moved back here."""
+    top = current_rates(optimizers)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for scheduler in schedulers:
+            if hasattr(scheduler, "num_bad_epochs"):
+                continue  # it wants to be told how things go
+            try:
+                for _ in range(num):
+                    scheduler.step()
+                    now = current_rates(optimizers)
+                    top = [[max(a, b) for a, b in zip(x, y, strict=True)] for x, y in zip(top, now, strict=True)]
+            except Exception:
+                continue  # it ends before that, or wants arguments
+    return top
+
+
+def set_rates(optimizers: Sequence[Any], rates: list[list[float]], factor: float = 1.0) -> None:
+    """Put other rates in their place."""
+    for optimizer, mine in zip(optimizers, rates, strict=True):
+        for group, rate in zip(optimizer.param_groups, mine, strict=True):
+            if isinstance(group.get("lr"), Tensor):
+                group["lr"].fill_(rate * factor)
+            elif "lr" in group:
+                group["lr"] = rate * factor
+
+
+@contextmanager
+def frozen_schedule(scheduler: Any) -> Iterator[None]:
+    """A schedule whose steps do nothing."""
+    undo = wrap_on_object(scheduler, "step", lambda inner, *args, **kwargs: None)
+    try:
+        yield
+    finally:
+        undo()
+
+
+NOISE = 1e-6
+"""Below this part of itself a change of a float32 loss is rounding."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Course:
+    """Losses of one batch, step by step.
+
+    `ratio` is how far a step moves the weights, as a part of their size, and `leap` the largest of the first few.
+    """
+
+    losses: tuple[float, ...]
+    num_steps: int
+    ratio: float
+    leap: float
+    norm: float
+
+    @property
+    def first(self) -> float:
+        """The loss before the first step."""
+        return self.losses[0]
+
+    @property
+    def last(self) -> float:
+        """The loss at the end; where it ended in NaN, that."""
+        return self.losses[-1]
+
+    @property
+    def num(self) -> int:
+        """How many calls there were."""
+        return len(self.losses)
+
+    @property
+    def fell(self) -> bool:
+        """Whether it came down, and is down at the end."""
+        late = [v for v in self.losses[len(self.losses) // 2 :] if math.isfinite(v)]
+        if not late or not math.isfinite(self.last):
+            return False
+        slack = NOISE * max(abs(self.first), 1e-12)
+        return sorted(late)[len(late) // 2] < self.first - slack
+
+    @property
+    def peak(self) -> float:
+        """The highest loss, in units of the first; infinite where it went beyond all numbers."""
+        top = max(v if math.isfinite(v) else math.inf for v in self.losses)
+        return top / abs(self.first) if self.first else math.inf
+
+
+def course(probe: Probe, factor: float = 1.0) -> Course | None:
+    """The course at the training's own rate times a factor; None where the step returns no loss."""
+    if factor == 1.0:
+        return _course_of(probe.fixed)
+    found: Course | None = probe.cached(("course", factor), lambda: _course_at(probe, factor))
+    return found
+
+
+def _course_at(probe: Probe, factor: float) -> Course | None:
+    num = probe.affordable(20, least=6, seconds=1.5)
+    with probe.trial():
+        probe.scale_rates(factor)
+        return _course_of(probe.run([probe.batch(0)] * num, listen=True, seeds=[probe.options.seed] * num))
+
+
+def _course_of(calls: list[Call]) -> Course | None:
+    losses = [c.loss for c in calls if c.failure is None and c.loss is not None]
+    if len(losses) < 3:
+        return None
+    steps = [e for c in calls for e in c.of("step")]
+    leaps = [e.facts["leap"] for e in steps]
+    norms = [math.sqrt(sum(v * v for v in e.facts["gradients"].present.values())) for e in steps]
+    return Course(
+        losses=tuple(losses),
+        num_steps=len(steps),
+        ratio=sorted(leaps)[len(leaps) // 2] if leaps else 0.0,
+        leap=max((v for v in leaps[:5] if math.isfinite(v)), default=0.0),
+        norm=norms[0] if norms else 0.0,
     )

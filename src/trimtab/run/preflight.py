@@ -12,7 +12,7 @@ from torch import nn
 from torch.optim.optimizer import Optimizer
 
 from trimtab.core.errors import InputError
-from trimtab.doctor.doctor_report import Report
+from trimtab.doctor.checklist import Report
 from trimtab.doctor.examine import examine_seen
 from trimtab.doctor.observed_step import Options, failure_of
 from trimtab.doctor.probe import Probe

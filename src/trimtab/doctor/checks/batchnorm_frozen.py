@@ -10,7 +10,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from trimtab.core.window import listed
 from trimtab.doctor.checklist import Line, failed, not_applicable, passed
-from trimtab.doctor.experiments.gradient_reach import learns
+from trimtab.doctor.gradient_reach import learns
 from trimtab.doctor.probe import Probe
 
 

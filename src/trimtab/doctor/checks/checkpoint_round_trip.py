@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from trimtab.doctor.checklist import Line, failed, not_applicable, passed, warned
-from trimtab.doctor.experiments.repeatability import resumed
 from trimtab.doctor.probe import Probe
+from trimtab.doctor.repeatability import resumed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

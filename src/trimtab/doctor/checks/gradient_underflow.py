@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import ClassVar
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
 
 import torch
+from torch import Tensor
 
+from trimtab.doctor.batch_tensors import fresh
 from trimtab.doctor.checklist import Line, failed, not_applicable, passed, warned
-from trimtab.doctor.experiments.gradient_accuracy import lost_to_half
+from trimtab.doctor.observed_step import make_call
 from trimtab.doctor.probe import Probe
+from trimtab.doctor.recording import Watch
 
 SHARE, LITTLE = 0.1, 0.001
 """How much may be lost with a scaler, and how much without one is already proof."""
@@ -62,3 +66,43 @@ class GradientUnderflow:
         fix = "scaler = torch.amp.GradScaler(); scaler.scale(loss).backward(); scaler.step(optimizer); scaler.update()"
         tell = failed if scaled or lost is None or lost > LITTLE else warned
         yield tell(self, cause, told, fix, ("gradients",), share=lost or 0.0)
+
+
+def lost_to_half(probe: Probe) -> float | None:
+    """The share of gradient values that are 0 as the training computes them and not 0 in full precision."""
+    low = _gradients(probe, full=False)
+    with _in_full():
+        high = _gradients(probe, full=True)
+    lost = there = 0
+    for key, grad in high.items():
+        if key in low and grad.layout is torch.strided and low[key].layout is torch.strided:
+            real = grad != 0
+            there += int(real.sum())
+            lost += int((real & (low[key] == 0)).sum())
+    return lost / there if there else None
+
+
+def _gradients(probe: Probe, *, full: bool) -> dict[int, Tensor]:
+    options = replace(probe.options, amp_dtype="none") if full else probe.options
+    watch = Watch(probe.model)
+    watch.graphs_left, watch.keep_gradients = 0, True
+    with probe.trial(rates=False), watch.listening():
+        for one in probe.optimizers:
+            watch.know(one)
+        make_call(probe.target, fresh(probe.batch(0)), watch, options, ours=probe.ours)
+    return watch.gradients[0] if watch.gradients else {}
+
+
+@contextmanager
+def _in_full() -> Iterator[None]:
+    """Whoever asks for autocast gets none."""
+    inner = torch.autocast.__init__
+
+    def init(self: Any, *args: Any, **kwargs: Any) -> None:
+        inner(self, *args, **(kwargs | {"enabled": False}))
+
+    torch.autocast.__init__ = init  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        torch.autocast.__init__ = inner  # type: ignore[method-assign]

@@ -10,9 +10,8 @@ from typing import ClassVar
 import torch
 
 from trimtab.doctor.checklist import Line, not_applicable, passed, warned
-from trimtab.doctor.experiments.overfit_batch import course
 from trimtab.doctor.loss_graph import FAR_FROM_CHANCE, chance_of, first_loss
-from trimtab.doctor.probe import Probe
+from trimtab.doctor.probe import Probe, course
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

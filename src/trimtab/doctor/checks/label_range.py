@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
-from trimtab.doctor.accelerator import is_lost, out_of_range
+from torch import nn
+
 from trimtab.doctor.batch_tensors import holds, leaves
 from trimtab.doctor.checklist import Line, failed, not_applicable, passed
+from trimtab.doctor.loader_scan import Leaf
+from trimtab.doctor.observed_step import is_lost
 from trimtab.doctor.probe import Probe
 
 
@@ -122,4 +125,27 @@ def _token_tables(probe: Probe) -> list[tuple[str, int, str]]:
         for module, given in probe.calls[0].lookups if probe.calls else ():
             if holds(tensor, given):
                 found.append((path, module.num_embeddings, probe.module_names.get(id(module), "an embedding")))
+    return found
+
+
+def out_of_range(model: nn.Module, leaves: Mapping[str, Leaf]) -> list[tuple[str, str]]:
+    """Tensors of a batch with numbers that no table and no layer of the model has a place for, and why.
+
+    A kernel's assertion does not say what it was about, and nothing on the device can be read after it: this is told
+    from what was written down of the data before.
+    """
+    tables = [(n, m.num_embeddings) for n, m in model.named_modules() if isinstance(m, nn.Embedding)]
+    widths = [(n, m.out_features) for n, m in model.named_modules() if isinstance(m, nn.Linear)]
+    places = tables + widths[-1:]
+    found = []
+    for path, leaf in leaves.items():
+        if not (leaf.label_like and leaf.counts):
+            continue
+        low, high = min(v for v in leaf.counts if v != -100) if set(leaf.counts) - {-100} else 0, max(leaf.counts)
+        told = f"tensor {path} of the batch goes from {low} to {high}"
+        if low < 0:
+            found.append((path, told))
+        elif places and all(high >= size for _, size in places):
+            name, size = max(places, key=lambda one: one[1])
+            found.append((path, f"{told}, and {name} has {size} places"))
     return found

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from trimtab.doctor.checklist import Line, failed, not_applicable, passed
-from trimtab.doctor.experiments.overfit_batch import course
-from trimtab.doctor.probe import Probe
+from trimtab.doctor.probe import Probe, course
 from trimtab.torchutil.param_groups import groups_of
 
 SMALL, TINY = 1e-7, 1e-7

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from trimtab.doctor.batch_tensors import fresh
 from trimtab.doctor.checklist import Line, failed, not_applicable, passed
-from trimtab.doctor.experiments.operation_trace import broadcasts
 from trimtab.doctor.probe import Probe
+from trimtab.doctor.target import raw_loss
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,3 +52,30 @@ class LossBroadcast:
             yield not_applicable(self, "the step cannot be made under a look at every operation")
         else:
             yield passed(self, "no column meets a row in the loss")
+
+
+class _Columns(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Notes subtractions of a column [B, 1] and a row [B], of which one has a graph and the other has not."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.seen: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        pair = [a for a in args[:2] if isinstance(a, Tensor)]
+        if len(pair) == 2 and func.overloadpacket.__name__ in ("sub", "rsub"):
+            a, b = sorted(pair, key=Tensor.dim, reverse=True)
+            if a.dim() == 2 and b.dim() == 1 and a.shape[1] == 1 and a.shape[0] == b.shape[0] > 1:
+                self.seen.append(f"{tuple(a.shape)} minus {tuple(b.shape)} gives {(a.shape[0], b.shape[0])}")
+        return func(*args, **(kwargs or {}))
+
+
+def broadcasts(probe: Probe) -> list[str] | None:
+    """Where a column meets a row in a step; None where it could not be looked at."""
+    mode = _Columns()
+    try:
+        with probe.trial(rates=False), mode:
+            raw_loss(probe.target, fresh(probe.batch(0)))
+    except Exception:
+        return None
+    return mode.seen

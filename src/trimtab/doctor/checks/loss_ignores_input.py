@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from trimtab.doctor.checklist import Line, failed, not_applicable, passed
-from trimtab.doctor.experiments.batch_perturbation import other_inputs
+from trimtab.doctor.input_target import other_inputs
 from trimtab.doctor.probe import Probe
 from trimtab.doctor.recording import Call
 

@@ -9,7 +9,7 @@ from typing import ClassVar
 import torch
 
 from trimtab.doctor.checklist import Line, failed, not_applicable, passed
-from trimtab.doctor.experiments.batch_perturbation import other_targets
+from trimtab.doctor.input_target import other_targets
 from trimtab.doctor.probe import Probe
 from trimtab.doctor.recording import Call
 

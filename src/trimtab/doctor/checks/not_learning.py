@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from trimtab.doctor.checklist import Line, failed, not_applicable, passed
-from trimtab.doctor.experiments.overfit_batch import course
-from trimtab.doctor.probe import Probe
+from trimtab.doctor.probe import Probe, course
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

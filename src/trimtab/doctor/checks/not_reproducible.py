@@ -8,10 +8,10 @@ from typing import ClassVar
 
 import torch
 
-from trimtab.doctor.accelerator import in_order, may_reorder
 from trimtab.doctor.checklist import Line, failed, not_applicable, passed, warned
-from trimtab.doctor.experiments.repeatability import two_builds_agree
+from trimtab.doctor.observed_step import in_order, may_reorder
 from trimtab.doctor.probe import Probe
+from trimtab.doctor.repeatability import two_builds_agree
 
 ROUNDING = 1e-5
 ORDERED = ", with algorithms of a fixed order; without them the GPU adds in any order"

@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from trimtab.core.window import listed
 from trimtab.doctor.checklist import Line, failed, not_applicable, passed
-from trimtab.doctor.experiments.gradient_reach import hidden_leaves
+from trimtab.doctor.gradient_reach import hidden_leaves
 from trimtab.doctor.probe import Probe
 
 

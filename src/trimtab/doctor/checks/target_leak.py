@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from trimtab.doctor.checklist import Line, failed, not_applicable, passed
-from trimtab.doctor.experiments.input_target import sees_ahead, shift_of_tokens
+from trimtab.doctor.input_target import sees_ahead, shift_of_tokens
 from trimtab.doctor.probe import Probe
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from trimtab.doctor.checklist import Line, failed, not_applicable, passed
-from trimtab.doctor.experiments.input_target import Relation, misplaced, relation, shift_of_tokens, shifted_rows
+from trimtab.doctor.input_target import Relation, misplaced, relation, shift_of_tokens, shifted_rows
 from trimtab.doctor.probe import Probe
 
 

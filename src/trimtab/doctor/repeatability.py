@@ -10,8 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trimtab.doctor.accelerator import in_order, may_reorder
-from trimtab.doctor.observed_step import Options, make_call
+from trimtab.doctor.observed_step import Options, in_order, make_call, may_reorder
 from trimtab.doctor.probe import Probe
 from trimtab.doctor.recording import Watch
 from trimtab.doctor.target import Target
