@@ -45,11 +45,8 @@ def fault(
 
     def declare(inject: Inject) -> Inject:
         name, what = inject.__name__.replace("_", "-"), inspect.cleandoc(inject.__doc__ or "")
-        table.append(
-            Fault(
-                name=name, group=group, what=what, names=names, inject=inject, from_start=from_start, silent=silent
-            )
-        )  # fmt: skip
+        timing = {"from_start": from_start, "silent": silent}
+        table.append(Fault(name=name, group=group, what=what, names=names, inject=inject, **timing))
         return inject
 
     return declare
