@@ -171,7 +171,7 @@ class StepView:
             yield f"  scaler scale {self.scale:g}"
 
 
-def step_view(call: Call, batch: Any, roles: Roles | None = None) -> StepView:
+def step_view(call: Call, batch: object, roles: Roles | None = None) -> StepView:
     """Put one call into numbers."""
     found = list(leaves(batch))
     labels = _labels(call, dict(found), roles)

@@ -50,7 +50,7 @@ def examine(
     if options.batch_size is not None:
         target = smaller(target, options.batch_size)
     began = time.perf_counter()
-    probe = Probe(target, options, again)
+    probe = Probe.of_target(target, options, again)
     try:
         with warnings.catch_warnings(), probe:
             warnings.simplefilter("ignore")  # what a training says in experiments is no news

@@ -6,7 +6,6 @@ import time
 import traceback
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 import torch
@@ -66,7 +65,7 @@ class Leaf:
 class Scan:
     """What the loader gave: the first batches themselves, and of all others what was to be noted."""
 
-    batches: list[Any] = field(default_factory=list)
+    batches: list[object] = field(default_factory=list)
     num: int = 0
     complete: bool = False
     one_shot: bool = False
@@ -82,7 +81,7 @@ class Scan:
         return f"{'all ' if self.complete else 'the first '}{self.num} batch{'' if self.num == 1 else 'es'}"
 
 
-def scan(loader: Iterable[Any], *, budget_s: float, least: int = NUM_KEPT) -> Scan:
+def scan(loader: Iterable[object], *, budget_s: float, least: int = NUM_KEPT) -> Scan:
     """Look at its batches; at least some, however long it takes.
 
     Example:
@@ -113,7 +112,7 @@ def scan(loader: Iterable[Any], *, budget_s: float, least: int = NUM_KEPT) -> Sc
     return out
 
 
-def _look(out: Scan, batch: Any) -> None:
+def _look(out: Scan, batch: object) -> None:
     for path, tensor in leaves(batch):
         leaf = out.leaves.get(path)
         if leaf is None:

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from trimtab.doctor.checklist import Check, Line, failed, not_applicable, passed
 from trimtab.doctor.recording import Call, Failure, Watch
-from trimtab.doctor.target import Target, raw_loss
+from trimtab.doctor.target import Target, backward, raw_loss
 from trimtab.sample.transfer import number
 from trimtab.torchutil.optimizer_argument import needs_closure
 from trimtab.torchutil.param_groups import params_of, rates_of
@@ -45,7 +45,7 @@ class Options:
     full: bool = False
 
 
-def as_loss(value: Any) -> Any:
+def as_loss(value: object) -> object:
     """The loss in what a step returned: itself, or the part that is called so.
 
     Example:
@@ -54,14 +54,14 @@ def as_loss(value: Any) -> Any:
     """
     if isinstance(value, Mapping):
         return value.get("loss", next((v for v in value.values() if isinstance(v, Tensor) and v.numel() == 1), None))
-    if isinstance(getattr(value, "loss", None), Tensor):
-        return value.loss
+    if isinstance(own := getattr(value, "loss", None), Tensor):
+        return own
     if isinstance(value, list | tuple):
         return next((v for v in value if isinstance(v, Tensor | float)), None)
     return value
 
 
-def make_call(target: Target, batch: Any, watch: Watch, options: Options, *, ours: bool | None) -> tuple[Call, bool]:
+def make_call(target: Target, batch: object, watch: Watch, options: Options, *, ours: bool | None) -> tuple[Call, bool]:
     """One call on a batch; says whether backward and step were ours to run. `ours` is None while nobody knows."""
     call = watch.begin()
     before = _weights(target, watch)
@@ -101,7 +101,7 @@ def _surroundings(target: Target, options: Options) -> Iterator[None]:
         yield
 
 
-def scaler_is_on(scaler: Any) -> bool:
+def scaler_is_on(scaler: object) -> bool:
     """Whether a scaler does anything."""
     return bool(scaler.is_enabled()) if hasattr(scaler, "is_enabled") else scaler is not None
 
@@ -115,7 +115,7 @@ def amp_dtype(target: Target, options: Options) -> torch.dtype | None:
     return DTYPES.get(options.amp_dtype)
 
 
-def _step(target: Target, loss: Any, options: Options, call: Call) -> None:
+def _step(target: Target, loss: object, options: Options, call: Call) -> None:
     """Backward, unscale, clip, step, update: the order in which it is right."""
     if not isinstance(loss, Tensor) or loss.numel() != 1 or not loss.requires_grad:
         return  # the checks say what is wrong with it
@@ -123,7 +123,7 @@ def _step(target: Target, loss: Any, options: Options, call: Call) -> None:
     for one in target.optimizers:
         one.zero_grad()
     with torch.autocast(loss.device.type, enabled=False):
-        (loss if scaler is None else scaler.scale(loss)).backward()
+        backward(loss if scaler is None else scaler.scale(loss))
     if options.clip_grad_norm > 0:
         for one in target.optimizers:
             if scaler is not None:
@@ -140,12 +140,12 @@ def _step(target: Target, loss: Any, options: Options, call: Call) -> None:
         call.scale = float(scaler.get_scale())
 
 
-def _step_by_closure(target: Target, batch: Any) -> None:
+def _step_by_closure(target: Target, batch: object) -> None:
     def closure() -> Any:
         for one in target.optimizers:
             one.zero_grad()
         loss = as_loss(raw_loss(target, batch))
-        loss.backward()
+        backward(loss)
         return loss
 
     for one in target.optimizers:
@@ -182,7 +182,7 @@ def _change(now: Tensor, before: Tensor) -> tuple[float, float]:
     return number(torch.linalg.vector_norm(moved)), number(torch.linalg.vector_norm(before.abs().double()))
 
 
-def _note_loss(call: Call, value: Any) -> None:
+def _note_loss(call: Call, value: object) -> None:
     call.loss_kind = type(value).__name__
     if isinstance(value, bool) or value is None:
         return
@@ -190,7 +190,7 @@ def _note_loss(call: Call, value: Any) -> None:
         call.loss, call.loss_shape = float(value), ()
     elif isinstance(value, Tensor):
         call.loss_shape, call.requires_grad = tuple(value.shape), value.requires_grad
-        call.loss_device, call.loss_dtype = str(value.device), value.dtype
+        call.loss_device = str(value.device)
         if value.numel() == 1 and not value.is_meta:
             call.loss = number(value.detach().abs() if value.is_complex() else value.detach().double())
 

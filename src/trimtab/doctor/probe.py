@@ -6,22 +6,23 @@ import math
 import random
 import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from trimtab.doctor.batch_tensors import Roles, fresh, roles_of
 from trimtab.doctor.loader_scan import Scan, scan
 from trimtab.doctor.loss_graph import LossFacts
 from trimtab.doctor.observed_step import Options, in_order, make_call, trouble_of
 from trimtab.doctor.recording import Call, Event, Failure, Watch
-from trimtab.doctor.target import Target
+from trimtab.doctor.target import Scheduler, Target
 from trimtab.sample.probes.wiring import parameter_at, split_twins, tied_pairs
 from trimtab.torchutil.averaged_weights import average_mark
 from trimtab.torchutil.param_groups import params_of, rates_of
@@ -32,62 +33,82 @@ MAX_CALLS = 40
 SCAN_S, TRIAL_S = 1.5, 3.0
 SLOW_S = 1.5  # a step that takes longer leaves no time for experiments, unless they were asked for
 LOOK_AHEAD = 2_000
+NUM_GRAPHS = 3
+"""Calls whose graphs are read: they do not change from call to call."""
+T = TypeVar("T")
 
 
 class Probe:
     """One training under examination.
 
-    Made of a target it is used as a context: its first steps are run, and afterwards everything is as it was.
-    `of_recording` makes one of steps that were only watched.
+    `of_target` makes one that you use as a context: it runs the first steps, and at the end puts everything back.
+    `of_recording` makes one of steps that were recorded elsewhere and cannot be run again.
     """
 
     def __init__(
-        self, target: Target, options: Options | None = None, again: Callable[[], Target] | None = None
+        self,
+        target: Target,
+        options: Options,
+        watch: Watch,
+        *,
+        schedulers: tuple[Scheduler, ...] = (),
+        calls: Sequence[Call] = (),
+        data: Scan | None = None,
+        again: Callable[[], Target] | None = None,
+        watched_only: str = "",
     ) -> None:
-        self.again = again
-        self.target, self.options = target, options or Options()
-        self.calls: list[Call] = []
-        self.scan = Scan()
-        self.schedulers: tuple[Any, ...] = ()
-        self.ours = True
-        self.watched_only = ""
+        self.target, self.options, self.watch, self.schedulers = target, options, watch, schedulers
+        self.calls, self.scan = list(calls), Scan() if data is None else data
+        self.again, self.watched_only = again, watched_only
+        self.ours = not watched_only
         self.nonfinite_at_start = self.split_twins = self.broken_ties = tuple[str, ...]()
         self.average_at_start: float | None = None
-        self.num_ties = 0
-        self.watch = Watch(target.model)
+        self.num_ties = len(tied_pairs(target.model))
         self.rewind: Callable[[], None] = lambda: None
         self._stack = ExitStack()
-        self._cache: dict[Any, Any] = {}
+        self._cache: dict[Hashable, Any] = {}
         self._began = time.perf_counter()
 
     @classmethod
-    def of_recording(
-        cls, model: nn.Module, optimizers: list[Any], watch: Watch, options: Options, schedulers: tuple[Any, ...]
+    def of_target(
+        cls, target: Target, options: Options | None = None, again: Callable[[], Target] | None = None
     ) -> Probe:
-        """A training of which only the steps were seen, as a script makes them: nothing of it can be run again."""
-        target = Target(model=model, optimizer=optimizers, loader=[], step_fn=lambda model, batch: None)
-        probe = cls(target, options)
-        probe._use(watch, schedulers)
-        return probe
+        """A training whose steps are yet to be run; `again` builds it a second time."""
+        found = remembered(target, deep=True)
+        schedulers = {id(s): s for s in (*found.schedulers, target.scheduler) if s is not None}
+        optimizers = (*target.optimizers, *found.optimizers)
+        watch = Watch(target.model, optimizers, schedulers.values(), num_graphs=NUM_GRAPHS)
+        return cls(target, options or Options(), watch, schedulers=tuple(schedulers.values()), again=again)
 
-    def _use(self, watch: Watch, schedulers: tuple[Any, ...]) -> None:
-        """Take what a watch has seen for the first steps of the training."""
-        self.watch, self.schedulers, self.ours = watch, schedulers, False
-        self.watched_only = "the training is a script: its steps cannot be made again"
-        self.calls = [c for c in watch.calls if c.events or c.failure is not None]
-        for call in self.calls:
+    @classmethod
+    def of_recording(
+        cls,
+        model: nn.Module,
+        optimizers: Sequence[Optimizer],
+        watch: Watch,
+        options: Options,
+        schedulers: Sequence[Scheduler],
+    ) -> Probe:
+        """A training whose steps were recorded, as a script made them."""
+        calls = [c for c in watch.calls if c.events or c.failure is not None]
+        for call in calls:
             call.note_losses()
-        self.scan = scan([tuple(c.inputs) for c in self.calls if c.inputs], budget_s=SCAN_S)
-        self.num_ties = len(tied_pairs(self.model))
+        return cls(
+            Target(model=model, optimizer=optimizers, loader=[], step_fn=lambda model, batch: None),
+            options,
+            watch,
+            schedulers=tuple(schedulers),
+            calls=calls,
+            data=scan([tuple(c.inputs) for c in calls if c.inputs], budget_s=SCAN_S),
+            watched_only="the training is a script: its steps cannot be made again",
+        )
 
     def __enter__(self) -> Probe:
         self.rewind = self._stack.enter_context(untouched(self.target, deep=True))
-        self._memory = remembered(self.target, deep=True)
-        self.schedulers = self._all_schedulers()
         tensors = [*self.model.named_parameters(), *self.model.named_buffers()]
         self.nonfinite_at_start = tuple(n for n, t in tensors if holds_nonfinite(t))
         ties = tied_pairs(self.model)
-        self.split_twins, self.num_ties = tuple(split_twins(self.model)), len(ties)
+        self.split_twins = tuple(split_twins(self.model))
         self.reseed()
         self.scan = scan(self.target.loader, budget_s=SCAN_S)
         self.average_at_start = average_mark(self.target.ema)
@@ -119,7 +140,7 @@ class Probe:
         return {id(p): p for p in params_of(*self.optimizers)}
 
     @property
-    def optimizers(self) -> tuple[Any, ...]:
+    def optimizers(self) -> tuple[Optimizer, ...]:
         """Those of the target, and those that its step was seen to use."""
         known = {id(o): o for o in self.target.optimizers}
         stepped = {e.who for e in self.events("step")} | {e.who for e in self.events("scaler-step")}
@@ -131,13 +152,6 @@ class Probe:
         """Parameters of the model that want a gradient."""
         return {n: p for n, p in self.model.named_parameters() if p.requires_grad}
 
-    def _all_schedulers(self) -> tuple[Any, ...]:
-        """The target's, and those its step keeps for itself."""
-        found = {id(s): s for s in self._memory.schedulers}
-        if self.target.scheduler is not None:
-            found[id(self.target.scheduler)] = self.target.scheduler
-        return tuple(found.values())
-
     @property
     def device(self) -> torch.device:
         """Where the model is."""
@@ -147,26 +161,20 @@ class Probe:
 
     def _observe(self) -> None:
         """The first steps of the training, from where it stands."""
-        self.watch = Watch(self.model, self.schedulers)
-        for one in (*self.target.optimizers, *self._memory.optimizers):
-            self.watch.know(one)
-        self.ours_known: bool | None = None
+        ours: bool | None = None
         wanted = max(self.options.max_steps, 3)
         with self.watch.listening():
             for i in range(MAX_CALLS if self.scan.batches else 0):
                 late = time.perf_counter() - self._began > 10.0
-                if i >= wanted and (self.num_steps >= wanted or self.ours_known or late):
+                if i >= wanted and (self.num_steps >= wanted or ours or late):
                     break
-                self.watch.graphs_left = 3 - i
-                call, ours = make_call(
-                    self.target, fresh(self.batch(i)), self.watch, self.options, ours=self.ours_known
-                )
+                call, was_ours = make_call(self.target, fresh(self.batch(i)), self.watch, self.options, ours=ours)
                 call.average = average_mark(self.target.ema)
                 self.calls.append(call)
                 if call.failure is not None:
                     break
-                self.ours_known = ours
-        self.ours = self.ours_known is not False
+                ours = was_ours
+        self.ours = ours is not False
 
     @property
     def num_steps(self) -> int:
@@ -184,7 +192,7 @@ class Probe:
         """Calls that came to their end."""
         return [c for c in self.calls if c.failure is None]
 
-    def batch(self, i: int) -> Any:
+    def batch(self, i: int) -> object:
         """One of the batches that were kept, in turn."""
         return self.scan.batches[i % len(self.scan.batches)]
 
@@ -228,11 +236,12 @@ class Probe:
         """Modules by identity."""
         return {id(m): n or type(m).__name__ for n, m in self.model.named_modules()}
 
-    def cached(self, key: Any, make: Callable[[], Any]) -> Any:
-        """What `make` gives, made once."""
+    def cached(self, key: Hashable, make: Callable[[], T]) -> T:
+        """What `make` returns; it is called once for each key."""
         if key not in self._cache:
             self._cache[key] = make()
-        return self._cache[key]
+        found: T = self._cache[key]
+        return found
 
     # -- experiments ---------------------------------------------------------------------------------------------
 
@@ -271,16 +280,13 @@ class Probe:
             finally:
                 self.rewind()
 
-    def run(self, batches: Sequence[Any], *, listen: bool = False, seeds: Sequence[int] | None = None) -> list[Call]:
+    def run(self, batches: Sequence[object], *, listen: bool = False, seeds: Sequence[int] | None = None) -> list[Call]:
         """Some calls, one per batch, ended by the first exception; each begins with its own seed where given."""
-        watch = Watch(self.model)
-        watch.graphs_left = 0
+        watch = Watch(self.model, self.optimizers, num_graphs=0)
         calls: list[Call] = []
         with ExitStack() as stack:
             if listen or not self.ours:
                 stack.enter_context(watch.listening())
-            for one in self.optimizers:
-                watch.know(one)
             for i, batch in enumerate(batches):
                 if seeds is not None:
                     self.reseed(seeds[i])
@@ -317,7 +323,7 @@ class Probe:
         with self.trial():
             return self.run([self.batch(i) for i in range(num)], listen=True)
 
-    def once(self, batch: Any, seed: int = 0) -> Call:
+    def once(self, batch: object, seed: int = 0) -> Call:
         """One call on a batch from the very beginning."""
         with in_order(self.device), self.trial(rates=False):  # such calls are held against each other to the bit
             return self.run([batch], listen=True, seeds=[seed])[0]
@@ -339,12 +345,12 @@ def holds_nonfinite(tensor: Tensor) -> bool:
     )
 
 
-def current_rates(optimizers: Sequence[Any]) -> list[list[float]]:
+def current_rates(optimizers: Sequence[Optimizer]) -> list[list[float]]:
     """The rates of every optimizer and group, as they are."""
     return [rates_of(optimizer, wait=True) for optimizer in optimizers]
 
 
-def peaks(optimizers: Sequence[Any], schedulers: Sequence[Any], num: int) -> list[list[float]]:
+def peaks(optimizers: Sequence[Optimizer], schedulers: Sequence[Scheduler], num: int) -> list[list[float]]:
     """The highest rates within so many moves of the schedules, which are not moved back here."""
     top = current_rates(optimizers)
     with warnings.catch_warnings():
@@ -362,7 +368,7 @@ def peaks(optimizers: Sequence[Any], schedulers: Sequence[Any], num: int) -> lis
     return top
 
 
-def set_rates(optimizers: Sequence[Any], rates: list[list[float]], factor: float = 1.0) -> None:
+def set_rates(optimizers: Sequence[Optimizer], rates: list[list[float]], factor: float = 1.0) -> None:
     """Put other rates in their place."""
     for optimizer, mine in zip(optimizers, rates, strict=True):
         for group, rate in zip(optimizer.param_groups, mine, strict=True):
@@ -373,7 +379,7 @@ def set_rates(optimizers: Sequence[Any], rates: list[list[float]], factor: float
 
 
 @contextmanager
-def frozen_schedule(scheduler: Any) -> Iterator[None]:
+def frozen_schedule(scheduler: Scheduler) -> Iterator[None]:
     """A schedule whose steps do nothing."""
     undo = wrap_on_object(scheduler, "step", lambda inner, *args, **kwargs: None)
     try:
@@ -434,8 +440,7 @@ def course(probe: Probe, factor: float = 1.0) -> Course | None:
     """The course at the training's own rate times a factor; None where the step returns no loss."""
     if factor == 1.0:
         return _course_of(probe.fixed)
-    found: Course | None = probe.cached(("course", factor), lambda: _course_at(probe, factor))
-    return found
+    return probe.cached(("course", factor), lambda: _course_at(probe, factor))
 
 
 def _course_at(probe: Probe, factor: float) -> Course | None:
@@ -450,7 +455,7 @@ def _course_of(calls: list[Call]) -> Course | None:
     if len(losses) < 3:
         return None
     steps = [e for c in calls for e in c.of("step")]
-    leaps = [e.facts["leap"] for e in steps]
+    leaps = [e.facts["update_ratio"] for e in steps]
     norms = [math.sqrt(sum(v * v for v in e.facts["gradients"].present.values())) for e in steps]
     return Course(
         losses=tuple(losses),

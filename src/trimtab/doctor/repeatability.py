@@ -39,8 +39,7 @@ class Resumed:
 
 def resumed(probe: Probe) -> Resumed:
     """Make some steps, save, go on; come back, load, go on again."""
-    found: Resumed = probe.cached("resumed", lambda: _try(probe))
-    return found
+    return probe.cached("resumed", lambda: _try(probe))
 
 
 def _try(probe: Probe) -> Resumed:

@@ -7,17 +7,19 @@ import logging
 import math
 import sys
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from importlib import import_module
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, Protocol, SupportsFloat
 
 import torch
 from torch import Tensor, nn
+from torch.amp import GradScaler
+from torch.optim import Optimizer
 from torch.utils.data import DataLoader, RandomSampler
 
 from trimtab.core.errors import InputError
@@ -28,6 +30,14 @@ from trimtab.sample.transfer import to_device
 from trimtab.torchutil.optimizer_argument import check_optimizer, labelled
 
 log = logging.getLogger("trimtab")
+
+
+class Scheduler(Protocol):
+    """What is asked of a learning rate schedule."""
+
+    def step(self) -> object:
+        """Go on to the next learning rate."""
+        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,17 +61,17 @@ class Target:
     """
 
     model: nn.Module
-    optimizer: Any
-    loader: Iterable[Any]
-    loss_fn: Callable[[Any, Any], Any] | None = None
-    step_fn: Callable[[nn.Module, Any], Any] | None = None
-    scaler: Any = None
-    scheduler: Any = None
-    val_loader: Iterable[Any] | None = None
-    ema: Any = None
+    optimizer: Optimizer | Sequence[Optimizer] | Mapping[str, Optimizer]
+    loader: Iterable[object]
+    loss_fn: Callable[[Any, Any], object] | None = None
+    step_fn: Callable[[nn.Module, Any], object] | None = None
+    scaler: GradScaler | None = None
+    scheduler: Scheduler | None = None
+    val_loader: Iterable[object] | None = None
+    ema: object = None
 
     @property
-    def optimizers(self) -> tuple[Any, ...]:
+    def optimizers(self) -> tuple[Optimizer, ...]:
         """Every optimizer, without what may be wrapped around it."""
         return tuple(labelled(self.optimizer).values())
 
@@ -89,7 +99,7 @@ def load_target(spec: str, *, lenient: bool = False) -> Target:
     return check_target(_call(_function(_module(where, name), name, where), spec), spec, lenient=lenient)
 
 
-def check_target(given: Any, spec: str = "the target", *, lenient: bool = False) -> Target:
+def check_target(given: object, spec: str = "the target", *, lenient: bool = False) -> Target:
     """A Target from the dict that a target function returned; InputError where something is missing or of no use."""
     if isinstance(given, Target):
         return given
@@ -141,8 +151,8 @@ def _from_file(path: Path) -> ModuleType:
     return module
 
 
-def _function(module: ModuleType, name: str, where: str) -> Callable[[], Any]:
-    function = getattr(module, name, None)
+def _function(module: ModuleType, name: str, where: str) -> Callable[[], object]:
+    function: Callable[[], object] | None = getattr(module, name, None)
     if function is None:
         mine = [k for k, v in vars(module).items() if inspect.isfunction(v) and v.__module__ == module.__name__]
         has = did_you_mean(name, mine, otherwise=f"it has {', '.join(sorted(mine)[:8]) or 'no function'}")
@@ -157,17 +167,17 @@ def _function(module: ModuleType, name: str, where: str) -> Callable[[], Any]:
         ) from None
     except ValueError:
         log.debug("%s:%s has no signature to look at", where, name)
-    return function  # type: ignore[no-any-return]
+    return function
 
 
-def _call(function: Callable[[], Any], spec: str) -> Any:
+def _call(function: Callable[[], object], spec: str) -> object:
     try:
         return function()
     except Exception as error:
         raise InputError(f"{spec} raised {_told(error)}") from error
 
 
-def _check_keys(given: Mapping[str, Any], spec: str) -> None:
+def _check_keys(given: Mapping[object, object], spec: str) -> None:
     there = {str(key) for key, value in given.items() if value is not None}
     unknown = sorted(there - set(KEYS))
     missing = [key for key in REQUIRED if key not in there]
@@ -209,7 +219,7 @@ def _told(error: BaseException) -> str:
     return f"{type(error).__name__}: {text}{place}" if text else f"{type(error).__name__}{place}"
 
 
-def _kind(value: Any) -> str:
+def _kind(value: object) -> str:
     name = type(value).__name__
     return "None" if value is None else f"{'an' if name[0] in 'aeiouAEIOU' else 'a'} {name}"
 
@@ -246,7 +256,7 @@ def run_steps(target: Target, num: int, *, on_step: Callable[[int, float], bool 
     return losses
 
 
-def endless(target: Target) -> Iterator[Any]:
+def endless(target: Target) -> Iterator[object]:
     """Batches of the loader, from the beginning again whenever it ends."""
     while True:
         num = 0
@@ -260,7 +270,7 @@ def endless(target: Target) -> Iterator[Any]:
             )
 
 
-def raw_loss(target: Target, batch: Any) -> Any:
+def raw_loss(target: Target, batch: object) -> object:
     """Whatever `step_fn`, or model and `loss_fn`, make of a batch, in the mode the model is in."""
     if target.step_fn is not None:
         return target.step_fn(target.model, batch)
@@ -269,7 +279,7 @@ def raw_loss(target: Target, batch: Any) -> Any:
     return target.loss_fn(target.model(*inputs, **named), wanted)
 
 
-def compute_loss(target: Target, batch: Any) -> Tensor:
+def compute_loss(target: Target, batch: object) -> Tensor:
     """The loss of one batch, in training mode, as `step_fn` or model and `loss_fn` give it."""
     target.model.train()
     loss = raw_loss(target, batch)
@@ -280,16 +290,21 @@ def compute_loss(target: Target, batch: Any) -> Tensor:
     return loss
 
 
+def backward(loss: Any) -> None:
+    """Run the backward pass of whatever a step gave as its loss."""
+    loss.backward()
+
+
 def take_step(target: Target, loss: Tensor) -> None:
     """Backward pass and one step of every optimizer, through the scaler where there is one."""
     for one in target.optimizers:
         one.zero_grad()
     if target.scaler is None:
-        loss.backward()  # type: ignore[no-untyped-call]
+        backward(loss)
         for one in target.optimizers:
             one.step()
         return
-    target.scaler.scale(loss).backward()
+    backward(target.scaler.scale(loss))
     for one in target.optimizers:
         target.scaler.step(one)
     target.scaler.update()
@@ -303,16 +318,15 @@ def validation_loss(target: Target) -> float:
     target.model.eval()
     with torch.no_grad():
         for batch in target.val_loader:
-            if target.step_fn is not None:
-                losses.append(float(target.step_fn(target.model, batch)))
-            elif target.loss_fn is not None:
-                inputs, named, wanted = split(_beside_model(batch, target.model), target.model)
-                losses.append(float(target.loss_fn(target.model(*inputs, **named), wanted)))
+            loss = raw_loss(target, batch)
+            if not isinstance(loss, SupportsFloat):
+                raise InputError(f"the loss of a validation batch is {_kind(loss)}; expected one number")
+            losses.append(float(loss))
     target.model.train()
     return sum(losses) / len(losses) if losses else math.nan
 
 
-def split(batch: Any, model: torch.nn.Module) -> tuple[tuple[Any, ...], dict[str, Any], Any]:
+def split(batch: object, model: nn.Module) -> tuple[tuple[object, ...], dict[str, object], object]:
     """What goes into the model, by place and by name, and what the loss compares its output with."""
     if isinstance(batch, Mapping):
         key = next((k for k in TARGET_KEYS if k in batch), None)
@@ -336,7 +350,7 @@ def split(batch: Any, model: torch.nn.Module) -> tuple[tuple[Any, ...], dict[str
     return (batch,), {}, batch  # it is its own target: an autoencoder
 
 
-def _beside_model(batch: Any, model: torch.nn.Module) -> Any:
+def _beside_model(batch: object, model: nn.Module) -> object:
     """The batch where the model is; what is there already is not touched."""
     device = next(model.parameters()).device
     return to_device(batch, device)
@@ -351,11 +365,11 @@ def smaller(target: Target, size: int) -> Target:
     loader = target.loader
     if isinstance(loader, DataLoader) and loader.batch_size is not None:
         shuffled = isinstance(loader.sampler, RandomSampler)
-        made: Any = DataLoader(loader.dataset, size, shuffle=shuffled, collate_fn=loader.collate_fn)
+        made = DataLoader(loader.dataset, size, shuffle=shuffled, collate_fn=loader.collate_fn)
         return replace(target, loader=made)
 
     class Sliced:
-        def __iter__(self) -> Iterator[Any]:
+        def __iter__(self) -> Iterator[object]:
             for batch in loader:
                 yield mapped(batch, partial(_head, size, num_samples(batch)))
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Sequence
 from itertools import chain, zip_longest
-from typing import Any
+from typing import Concatenate, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.amp import GradScaler
+from torch.optim import Optimizer
 
 from trimtab.core.errors import InputError
 from trimtab.core.suggest_name import did_you_mean
@@ -42,6 +44,8 @@ from trimtab.drill.trial import Run
 from trimtab.torchutil.param_groups import params_of
 from trimtab.torchutil.patch import wrap_on_object
 
+P = ParamSpec("P")
+R = TypeVar("R")
 CATALOGUE: list[Fault] = []
 
 # -- data --------------------------------------------------------------------------------------------------------------
@@ -197,13 +201,13 @@ SPIKES = 3
 def other_rate(run: Run, factor: Callable[[int], float]) -> None:
     """Take every step at another rate than the schedule's, which does not hear of it."""
     first = run.step
-    kept: dict[int, list[Any]] = {}
+    kept: dict[int, list[float]] = {}
 
-    def begin(optimizer: Any) -> None:
+    def begin(optimizer: Optimizer) -> None:
         kept[id(optimizer)] = [group["lr"] for group in optimizer.param_groups]
         scale_lr(optimizer, factor(run.step - first))
 
-    def end(optimizer: Any) -> None:
+    def end(optimizer: Optimizer) -> None:
         for group, rate in zip(optimizer.param_groups, kept[id(optimizer)], strict=True):
             group["lr"] = rate
 
@@ -269,7 +273,7 @@ STALE = ("stale-optimizer", "optimizer-misses-parameters", "missing-gradient", "
 def zero_grad_forgotten(run: Run) -> None:
     """Gradients pile up from now on."""
     for one in (*run.optimizers, run.model):
-        one.zero_grad = lambda *args, **kwargs: None
+        wrap_on_object(one, "zero_grad", lambda inner, *args, **kwargs: None)
 
 
 @fault(CATALOGUE, "wiring", *NO_GRADIENT, silent=True)
@@ -292,7 +296,7 @@ def eval_mode_left_on(run: Run) -> None:
     """The model stays in evaluation mode after a validation."""
     run.model.eval()
 
-    def look(value: Any) -> Any:
+    def look(value: object) -> object:
         if run.model.training:
             raise NotApplicableError(
                 "step_fn calls model.train() in every step: nobody can leave it in evaluation mode"
@@ -317,7 +321,7 @@ def layer_detached(run: Run) -> None:
     module.register_forward_hook(lambda module, args, out: _detached(out))
 
 
-def _detached(out: Any) -> Any:
+def _detached(out: object) -> object:
     if isinstance(out, Tensor):
         return out.detach()
     return tuple(_detached(one) for one in out) if isinstance(out, tuple) else out
@@ -363,7 +367,7 @@ def accumulation_not_divided(run: Run) -> None:
 def exception_in_step(run: Run) -> None:
     """The forward pass runs out of memory once."""
 
-    def fail(module: nn.Module, args: Any) -> None:
+    def fail(module: nn.Module, args: object) -> None:
         raise torch.OutOfMemoryError("tried to allocate 20.00 GiB")
 
     for module in run.model.modules():  # the root itself may never be called
@@ -437,7 +441,7 @@ def _average(run: Run) -> list[torch.Tensor]:
 # -- mixed precision ---------------------------------------------------------------------------------------------------
 
 
-def _scaler(run: Run) -> Any:
+def _scaler(run: Run) -> GradScaler:
     if run.scaler is None or not scaler_is_on(run.scaler):
         raise NotApplicableError("the target has no scaler")
     return run.scaler
@@ -458,7 +462,13 @@ def clip_before_unscale(run: Run) -> None:
         wrap_on_object(scaler, name, functools.partial(_clipped_first, scaler))
 
 
-def _clipped_first(scaler: Any, inner: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+def _clipped_first(
+    scaler: GradScaler,
+    inner: Callable[Concatenate[Optimizer, P], R],
+    optimizer: Optimizer,
+    *args: P.args,
+    **kwargs: P.kwargs,
+) -> R:
     states = scaler._per_optimizer_states
     if id(optimizer) not in states or states[id(optimizer)]["stage"].name == "READY":
         torch.nn.utils.clip_grad_norm_(params_of(optimizer), 1.0)

@@ -5,9 +5,8 @@ from __future__ import annotations
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
 
-from jinja2 import Environment, StrictUndefined
+from jinja2 import Environment, StrictUndefined, Template
 
 from trimtab.drill import words
 from trimtab.drill.score import Report, sentence
@@ -40,19 +39,17 @@ def to_html(report: Report, min_recall: float = words.MIN_RECALL) -> str:
         _cost(report),
     ]
     style = _style()
-    return str(
-        _template().render(
-            style=style,
-            policy=f"default-src 'none'; style-src '{source_hash(style)}'; base-uri 'none'; form-action 'none'",
-            report=report,
-            words=words,
-            tone="good" if held else "bad",
-            sign="✓" if held else "!",
-            word="The guard holds" if held else "The guard has gaps",
-            headline=f"{sentence(report)}.",
-            tiles=tiles,
-            rows=words.ran(report),
-        )
+    return _template().render(
+        style=style,
+        policy=f"default-src 'none'; style-src '{source_hash(style)}'; base-uri 'none'; form-action 'none'",
+        report=report,
+        words=words,
+        tone="good" if held else "bad",
+        sign="✓" if held else "!",
+        word="The guard holds" if held else "The guard has gaps",
+        headline=f"{sentence(report)}.",
+        tiles=tiles,
+        rows=words.ran(report),
     )
 
 
@@ -79,6 +76,6 @@ def _style() -> str:
 
 
 @cache
-def _template() -> Any:
+def _template() -> Template:
     env = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     return env.from_string((files("trimtab.drill") / "page.html.j2").read_text(encoding="utf-8"))

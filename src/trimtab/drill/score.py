@@ -8,7 +8,10 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
-from typing import Any
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from trimtab.drill.trial import Run
 
 FOUND, OTHERWISE, MISSED, NA, NOT_RUN = "found", "found otherwise", "missed", "not applicable", "not run"
 
@@ -30,7 +33,7 @@ class Fault:
     group: str
     what: str
     names: tuple[str, ...]
-    inject: Callable[[Any], None]
+    inject: Callable[[Run], None]
     from_start: bool = False
     silent: bool = False
 

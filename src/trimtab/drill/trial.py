@@ -16,10 +16,11 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, SupportsFloat
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from trimtab.core.contain import Contained
@@ -27,7 +28,7 @@ from trimtab.core.errors import InputError, TrainingStopped
 from trimtab.core.types import Finding
 from trimtab.doctor.batch_tensors import mark
 from trimtab.doctor.observed_step import Options, amp_dtype, as_loss, update_schedule_and_ema
-from trimtab.doctor.target import Target, endless, raw_loss
+from trimtab.doctor.target import Target, backward, endless, raw_loss
 from trimtab.drill.score import Fault, NotApplicableError, Result, Task, Told
 from trimtab.guard.guard import Guard
 from trimtab.run.discover import marks_of
@@ -45,8 +46,8 @@ class Run:
         self.onset = 0 if fault is not None and fault.from_start else task.onset
         self.theirs = task.theirs  # whether step_fn steps by itself; None until the first step has shown it
         self.step, self.accumulate = 0, 1
-        self.extra: dict[str, Any] = {}  # what a fault wants to remember
-        self.losses: list[Any] = []
+        self.last_stepped: dict[int, int] = {}  # by optimizer: the step of the loop that it stepped in last
+        self.losses: list[object] = []
         self.told: list[Told] = []
         self.guard: Guard | None = None
         self._batches = endless(target)
@@ -167,7 +168,7 @@ class Run:
             self.update()
             self.follow()
 
-    def _whole(self, batch: Any) -> Any:
+    def _whole(self, batch: object) -> object:
         if not self._undo:
             self._listen()
         if self.guard is not None:
@@ -178,21 +179,20 @@ class Run:
 
     # -- parts ---------------------------------------------------------------------------------------------------
 
-    def draw(self) -> Any:
+    def draw(self) -> object:
         """The next batch."""
         return next(self._batches)
 
-    def forward(self, batch: Any) -> Any:
+    def forward(self, batch: object) -> Any:
         """The loss of a batch."""
         with self._precision():
             return as_loss(raw_loss(self.target, batch))
 
     def backward(self, loss: Tensor) -> None:
         """Gradients, scaled where there is a scaler."""
-        whole = loss if self.scaler is None else self.scaler.scale(loss)
-        whole.backward()
+        backward(loss if self.scaler is None else self.scaler.scale(loss))
 
-    def tell(self, loss: Tensor, batch: Any) -> None:
+    def tell(self, loss: Tensor, batch: object) -> None:
         """Tell the guard what hooks cannot see."""
         if self.guard is not None:
             self.guard.observe(loss=loss, batch=batch)
@@ -239,7 +239,7 @@ class Run:
         while self._undo:
             self._undo.pop()()
 
-    def _pass_on(self, losses: Losses, optimizer: Any) -> None:
+    def _pass_on(self, losses: Losses, optimizer: Optimizer) -> None:
         if self.guard is not None and any(optimizer is one for one in self.optimizers):
             for loss in losses.take(id(optimizer), id(self.guard)):
                 self.guard.observe(loss=loss)
@@ -266,8 +266,10 @@ def place(error: BaseException) -> str:
     return f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""
 
 
-def number_of(loss: Any) -> float:
+def number_of(loss: object) -> float:
     """A loss as a number; NaN where it is none."""
+    if not isinstance(loss, SupportsFloat):
+        return math.nan
     try:
         return float(loss)
     except (TypeError, ValueError, RuntimeError):
@@ -285,7 +287,7 @@ def sick(target: Target) -> Iterator[str]:
         ['weights']
     """
     states = [entry for one in target.optimizers for entry in getattr(one, "state", {}).values()]
-    parts: dict[str, list[Any]] = {
+    parts: dict[str, list[object]] = {
         "weights": list(target.model.parameters()),
         "buffers": list(target.model.buffers()),
         "optimizer state": [v for entry in states if isinstance(entry, dict) for v in entry.values()],

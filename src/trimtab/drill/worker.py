@@ -122,7 +122,7 @@ def _read_all(process: subprocess.Popen[str], lines: queue.Queue[str | None]) ->
         lines.put(None)
 
 
-def read(data: Mapping[str, Any]) -> Result:
+def read(data: dict[str, Any]) -> Result:
     """A result as it came over the wire.
 
     Example:
@@ -181,7 +181,7 @@ def _seed(seed: int) -> None:
     torch.manual_seed(seed)
 
 
-def _own_stdout() -> Any:
+def _own_stdout() -> TextIO:
     """The way back to who asked; what the training prints goes to stderr from now on."""
     ours = os.dup(1)
     os.dup2(2, 1)

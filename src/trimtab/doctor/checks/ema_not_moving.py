@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, ClassVar
+from typing import ClassVar, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
@@ -14,6 +14,9 @@ from trimtab.doctor.checklist import Line, failed, not_applicable, passed
 from trimtab.doctor.probe import Probe
 from trimtab.torchutil.averaged_weights import search_averaged_weights
 from trimtab.torchutil.patch import wrap_on_object
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,7 +93,7 @@ class EmaNotMoving:
             return 0
         changes: list[bool] = []
 
-        def watched(inner: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        def watched(inner: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
             before = [t.detach().clone() for t in tensors]
             out = inner(*args, **kwargs)
             changes.append(any(not torch.equal(a, t) for a, t in zip(before, tensors, strict=True)))

@@ -152,10 +152,7 @@ class _Point:
                 for param, shift in (*self._nudges, *by.values()):
                     param.add_(shift)
             probe.reseed()
-            watch = Watch(probe.model)
-            watch.graphs_left, watch.keep_gradients = 0, not by
-            for one in probe.optimizers:
-                watch.know(one)
+            watch = Watch(probe.model, probe.optimizers, num_graphs=0, keep_gradients=not by)
             target = replace(probe.target, scaler=None) if probe.ours else probe.target
             with watch.listening():
                 call, _ = make_call(target, fresh(probe.batch(0)), watch, self._options, ours=probe.ours)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -15,6 +15,7 @@ from trimtab.doctor.checklist import Line, failed, not_applicable, passed, warne
 from trimtab.doctor.observed_step import make_call
 from trimtab.doctor.probe import Probe
 from trimtab.doctor.recording import Watch
+from trimtab.torchutil.patch import wrap_attribute
 
 SHARE, LITTLE = 0.1, 0.001
 """How much may be lost with a scaler, and how much without one is already proof."""
@@ -84,25 +85,21 @@ def lost_to_half(probe: Probe) -> float | None:
 
 def _gradients(probe: Probe, *, full: bool) -> dict[int, Tensor]:
     options = replace(probe.options, amp_dtype="none") if full else probe.options
-    watch = Watch(probe.model)
-    watch.graphs_left, watch.keep_gradients = 0, True
+    watch = Watch(probe.model, probe.optimizers, num_graphs=0, keep_gradients=True)
     with probe.trial(rates=False), watch.listening():
-        for one in probe.optimizers:
-            watch.know(one)
         make_call(probe.target, fresh(probe.batch(0)), watch, options, ours=probe.ours)
     return watch.gradients[0] if watch.gradients else {}
 
 
 @contextmanager
 def _in_full() -> Iterator[None]:
-    """Whoever asks for autocast gets none."""
-    inner = torch.autocast.__init__
+    """Every autocast that is entered is off."""
 
-    def init(self: Any, *args: Any, **kwargs: Any) -> None:
-        inner(self, *args, **(kwargs | {"enabled": False}))
+    def off(inner: Callable[..., None], *args: object, **kwargs: object) -> None:
+        inner(*args, **(kwargs | {"enabled": False}))
 
-    torch.autocast.__init__ = init  # type: ignore[method-assign]
+    undo = wrap_attribute(torch.autocast, "__init__", off)
     try:
         yield
     finally:
-        torch.autocast.__init__ = inner  # type: ignore[method-assign]
+        undo()

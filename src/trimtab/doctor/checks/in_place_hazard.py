@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 
@@ -64,7 +64,7 @@ def _hazards(probe: Probe) -> tuple[str, ...]:
     """The sentence, and the modules that saved and changed it; empty where it could not be seen again."""
     target, batch = probe.target, fresh(probe.batch(len(probe.calls) - 1))
 
-    def step() -> Any:
+    def step() -> object:
         loss = as_loss(raw_loss(target, batch))
         # A step that has gone back by itself leaves nothing to go back through.
         return loss if probe.ours else torch.zeros((), requires_grad=True, dtype=torch.float32, device="cpu") * 1.0

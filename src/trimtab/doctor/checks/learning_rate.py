@@ -67,7 +67,7 @@ class LearningRate:
             yield from self._by_effect(probe, told, max([*peaks, *(r for r in used if math.isfinite(r))]))
 
     def _by_effect(self, probe: Probe, told: str, top: float) -> Iterator[Line]:
-        leaps = [e.facts["leap"] for c in (*probe.calls, *probe.fixed) for e in c.of("step")]
+        leaps = [e.facts["update_ratio"] for c in (*probe.calls, *probe.fixed) for e in c.of("step")]
         leap = max((v for v in leaps if math.isfinite(v)), default=0.0)
         here = course(probe)
         if leap > FAR:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from torch import Tensor
+from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from trimtab.doctor.batch_tensors import fresh
@@ -61,7 +62,9 @@ class _Columns(TorchDispatchMode):  # type: ignore[no-untyped-call]
         super().__init__()  # type: ignore[no-untyped-call]
         self.seen: list[str] = []
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        self, func: OpOverload, types: object, args: Sequence[object] = (), kwargs: dict[str, object] | None = None
+    ) -> object:
         pair = [a for a in args[:2] if isinstance(a, Tensor)]
         if len(pair) == 2 and func.overloadpacket.__name__ in ("sub", "rsub"):
             a, b = sorted(pair, key=Tensor.dim, reverse=True)

@@ -48,7 +48,7 @@ class LossScale:
             return
         first = passes[0].facts
         factor = abs(first["factors"][0]) / first["scale"]
-        leap = max((e.facts["leap"] for e in probe.events("step")), default=0.0)
+        leap = max((e.facts["update_ratio"] for e in probe.events("step")), default=0.0)
         told = f"the {first['kind']} loss ({first['reduction'] or 'unknown'}) enters with a factor of {factor:.3g}"
         if first["reduction"] == "mean" and factor > 0 and not LOW < factor < HIGH:
             yield failed(

@@ -5,7 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, SupportsFloat
+
+from torch.optim import Optimizer
 
 from trimtab.doctor.checklist import Line, failed, passed
 from trimtab.doctor.probe import Probe
@@ -50,7 +52,9 @@ class OptimizerSettings:
                 told.append(settings_of(optimizer, group))
         yield passed(self, "; ".join(dict.fromkeys(told)))
 
-    def _wrong(self, probe: Probe, optimizer: Any, group: dict[str, Any], rate: float) -> tuple[str, str, str] | None:
+    def _wrong(
+        self, probe: Probe, optimizer: Optimizer, group: dict[str, Any], rate: float
+    ) -> tuple[str, str, str] | None:
         decay, momentum = float(group.get("weight_decay") or 0.0), float(group.get("momentum") or 0.0)
         betas = tuple(float(b) for b in group.get("betas") or ())
         if momentum >= 1.0:
@@ -72,7 +76,7 @@ class OptimizerSettings:
         return None
 
 
-def settings_of(optimizer: Any, group: dict[str, Any]) -> str:
+def settings_of(optimizer: Optimizer, group: dict[str, Any]) -> str:
     """One group in words."""
     keys = ("lr", "momentum", "betas", "eps", "weight_decay", "nesterov", "amsgrad")
     parts = [
@@ -81,8 +85,8 @@ def settings_of(optimizer: Any, group: dict[str, Any]) -> str:
     return f"{type(optimizer).__name__} with {len(group['params'])} parameters: {', '.join(parts)}"
 
 
-def _short(value: Any) -> str:
-    return f"{float(value):g}" if isinstance(value, int | float) or hasattr(value, "item") else str(value)
+def _short(value: object) -> str:
+    return f"{float(value):g}" if isinstance(value, SupportsFloat) else str(value)
 
 
 def decay_against_gradient(probe: Probe, group: dict[str, Any], decay: float) -> float:

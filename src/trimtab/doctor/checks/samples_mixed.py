@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -18,7 +18,7 @@ from trimtab.sample.transfer import number
 
 VISIBLE = 1e-3
 """Part of an output's size: products of other shapes differ by less."""
-Given = tuple[nn.Module, tuple[Any, ...], dict[str, Any]]
+Given = tuple[nn.Module, Sequence[object], Mapping[str, object]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,13 +87,13 @@ def _given(probe: Probe) -> list[Given]:
     found: list[Given] = []
     inside: list[nn.Module] = []
 
-    def enter(module: nn.Module, args: Any, kwargs: Any) -> None:
+    def enter(module: nn.Module, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
         if id(module) in probe.module_names:
             if not inside and all(module is not one[0] for one in found):
                 found.append((module, args, kwargs))
             inside.append(module)
 
-    def leave(module: nn.Module, args: Any, output: Any) -> None:
+    def leave(module: nn.Module, args: object, output: object) -> None:
         if inside and inside[-1] is module:
             inside.pop()
 
@@ -124,7 +124,7 @@ def _share(probe: Probe, one: Given, size: int) -> float | None:
     module, args, kwargs = one
     try:
         plain, again = (_output(module, args, kwargs, size) for _ in range(2))
-        other = _output(module, _swapped(args), _swapped(kwargs), size)
+        other = _output(module, [_swapped(v) for v in args], {k: _swapped(v) for k, v in kwargs.items()}, size)
     except Exception:  # it cannot be called alone: nothing can be said
         return None
     if plain is None or again is None or other is None or plain.shape != other.shape:
@@ -135,7 +135,7 @@ def _share(probe: Probe, one: Given, size: int) -> float | None:
     return number((plain[2:] - other[2:]).abs().max()) / scale
 
 
-def _output(module: nn.Module, args: Any, kwargs: Any, size: int) -> Tensor | None:
+def _output(module: nn.Module, args: Sequence[object], kwargs: Mapping[str, object], size: int) -> Tensor | None:
     torch.manual_seed(0)
     with torch.no_grad():
         rows = [t for _, t in leaves([module(*args, **kwargs)]) if t.dim() and t.is_floating_point()]
@@ -145,8 +145,8 @@ def _output(module: nn.Module, args: Any, kwargs: Any, size: int) -> Tensor | No
     return found.detach().double().reshape(size, -1)
 
 
-def _swapped(value: Any) -> Any:
-    """The same with the second sample in the place of the first."""
+def _swapped(value: object) -> object:
+    """An argument with the second sample instead of the first."""
 
     def change(path: str, tensor: Tensor) -> Tensor:
         if not tensor.dim():
@@ -155,4 +155,4 @@ def _swapped(value: Any) -> Any:
         new[0] = new[1]
         return new
 
-    return mapped(value, change)
+    return mapped(value, change, depth=1)

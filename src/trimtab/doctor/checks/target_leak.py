@@ -38,7 +38,7 @@ class TargetLeak:
         if shift is None or shift.by != 1 or probe.too_slow or probe.no_steps:
             yield not_applicable(self, "targets are not the next tokens of the input")
             return
-        ahead = None if shift.tokens is None else sees_ahead(probe, shift.module, shift.tokens)
+        ahead = None if shift.lookup is None else sees_ahead(probe, *shift.lookup)
         if ahead is None:
             yield not_applicable(self, "the output has no position for each token")
         elif ahead > 0:

@@ -85,7 +85,7 @@ class WeightsUnchanged:
         elif not live:
             yield not_applicable(self, "no parameter had a gradient at its step")
         elif not moved and stepped:  # only watched: each step says how far it went, nobody looked from call to call
-            leaps = sorted(e.facts["leap"] for e in stepped)
+            leaps = sorted(e.facts["update_ratio"] for e in stepped)
             typical = leaps[len(leaps) // 2]
             told = (
                 f"{len(stepped)} of {probe.num_steps} steps moved the weights, typically by {typical:.1e} of their size"
