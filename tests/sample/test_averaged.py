@@ -54,6 +54,74 @@ def test_every_make_is_understood(make: Any) -> None:
     assert len({n for n, _ in found}) == 4
 
 
+class ShadowBesideModel:
+    """The common hand-written class: the live model, the averages by name, and a backup while they are swapped in."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model = model
+        self.shadow = {n: p.detach().clone() for n, p in model.named_parameters()}
+        self.backup: dict[str, Tensor] = {}
+
+
+class ShadowModelBesideModel(nn.Module):
+    """A module that holds the live model and an averaged copy."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model, self.shadow = model, copy.deepcopy(model)
+
+
+class OnlineAndEmaModel(nn.Module):
+    """As in ema_pytorch: both models may be submodules."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.online_model, self.ema_model = model, copy.deepcopy(model)
+
+
+class ShadowParamsBesideModel:
+    """As in torch_ema and diffusers, with the live parameters kept as well."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model, self.params = model, list(model.parameters())
+        self.shadow_params = [p.detach().clone() for p in model.parameters()]
+        self.collected_params: list[Tensor] | None = None
+
+
+class ModuleOfTimm(nn.Module):
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.module = copy.deepcopy(model)
+
+
+BESIDE = [ShadowBesideModel, ShadowModelBesideModel, OnlineAndEmaModel, ShadowParamsBesideModel, ModuleOfTimm, Holder]
+
+
+@pytest.mark.parametrize("make", BESIDE)
+def test_the_averages_are_read_and_not_the_live_model_beside_them(make: Any) -> None:
+    model = mlp()
+    found = averaged_weights(make(model))
+    live = {p.data_ptr() for p in model.parameters()}
+    assert [t.shape for _, t in found] == [p.shape for p in model.parameters()]
+    assert not any(t.data_ptr() in live for _, t in found)
+
+
+def test_a_shadow_that_is_still_empty_is_not_the_live_model() -> None:
+    ema = ShadowBesideModel(mlp())
+    ema.shadow = {}
+    assert averaged_weights(ema) == []
+
+
+def test_a_copy_of_a_model_is_read_as_a_whole() -> None:
+    class Wrapping(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.model, self.head = mlp(), nn.Linear(2, 2)
+
+    whole = Wrapping()
+    assert [t.shape for _, t in averaged_weights(whole)] == [p.shape for p in whole.parameters()]
+
+
 def test_what_is_no_average_gives_nothing() -> None:
     assert averaged_weights(object()) == []
     assert averaged_weights({"decay": 0.9}) == []

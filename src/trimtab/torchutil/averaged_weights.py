@@ -1,4 +1,4 @@
-"""Where an average of weights (EMA, SWA) keeps them, and what of it has to be copied to put it back.
+"""Where an average of weights (EMA, SWA) keeps them, and what to copy of it to put it back.
 
 - `averaged_weights`: the weights by name, in the places where averages are known to keep them.
 - `averaged_state`: all tensors by name that make up its state.
@@ -8,14 +8,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 from torch import Tensor, nn
 
 from trimtab.torchutil.undo import Memory
 
+AVERAGES = ("ema_model", "shadow", "shadow_params")
+"""Attributes that hold averages in every known class, whatever is kept beside them (often the live model)."""
+AVERAGED_MODELS = ("module", "model", "ema")
+"""Attributes that hold an averaged model in classes that have none of the above."""
 
-def averaged_weights(average: Any) -> list[tuple[str, Tensor]]:
+
+def averaged_weights(average: object) -> list[tuple[str, Tensor]]:
     """The weights of an averaged model, a module, a mapping, or an object that keeps shadow parameters.
 
     Example:
@@ -23,24 +27,29 @@ def averaged_weights(average: Any) -> list[tuple[str, Tensor]]:
         >>> averaged_weights({"weight": torch.zeros(1)})
         [('weight', tensor([0.]))]
     """
+    for held in (getattr(average, name, None) for name in AVERAGES):
+        if isinstance(held, nn.Module):
+            return averaged_weights(held)
+        if isinstance(held, Mapping | list | tuple):
+            return _named_tensors(held)
     if isinstance(average, nn.Module):
         inner = getattr(average, "module", None)
         return list((inner if isinstance(inner, nn.Module) else average).named_parameters())
-    for attribute in ("ema_model", "module", "model", "ema"):
-        if isinstance(getattr(average, attribute, None), nn.Module):
-            return averaged_weights(getattr(average, attribute))
-    shadows = (getattr(average, attribute, None) for attribute in ("shadow", "shadow_params", "params"))
-    return _named_tensors(next((v for v in shadows if v is not None), average))
+    for held in (getattr(average, name, None) for name in AVERAGED_MODELS):
+        if isinstance(held, nn.Module):
+            return averaged_weights(held)
+    params = getattr(average, "params", None)
+    return _named_tensors(average if params is None else params)
 
 
-def averaged_state(average: Any) -> list[tuple[str, Tensor]]:
+def averaged_state(average: object) -> list[tuple[str, Tensor]]:
     """What to copy of an average: a module's parameters and buffers, else its weights; nothing for None."""
     if isinstance(average, nn.Module):
         return [*average.named_parameters(), *average.named_buffers()]
     return [] if average is None else averaged_weights(average)
 
 
-def search_averaged_weights(average: Any) -> list[Tensor]:
+def search_averaged_weights(average: object) -> list[Tensor]:
     """Every weight that can be reached from an average of any class; the model's own may be among them."""
     if average is None:
         return []
@@ -52,7 +61,7 @@ def search_averaged_weights(average: Any) -> list[Tensor]:
     return [t for t in found if t.is_floating_point()]
 
 
-def average_mark(average: Any) -> float | None:
+def average_mark(average: object) -> float | None:
     """One number that changes when an average does; None where there is none."""
     tensors = search_averaged_weights(average)
     if not tensors:
@@ -60,7 +69,7 @@ def average_mark(average: Any) -> float | None:
     return sum(float(t.detach().double().abs().sum()) + float(t.detach().double().sum()) for t in tensors)
 
 
-def _named_tensors(held: Any) -> list[tuple[str, Tensor]]:
+def _named_tensors(held: object) -> list[tuple[str, Tensor]]:
     if isinstance(held, Mapping):
         return [(str(name), t) for name, t in held.items() if isinstance(t, Tensor)]
     if isinstance(held, list | tuple):
