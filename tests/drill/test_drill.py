@@ -27,11 +27,11 @@ from trimtab.drill.score import (
     NA,
     NOT_RUN,
     OTHERWISE,
+    Alarm,
     Report,
     Result,
     Row,
     Task,
-    Told,
     harm_of,
     judge,
     score,
@@ -53,7 +53,7 @@ def train(fault: str = "", target: str = "build", **changes: Any) -> Result:
 @cache
 def clean_of(target: str = "build") -> Result:
     clean = train(target=target)
-    assert clean.told == ()
+    assert clean.alarms == ()
     return clean
 
 
@@ -159,8 +159,8 @@ def test_a_rate_is_changed_behind_the_back_of_its_schedule() -> None:
 # ----------------------------------------------------------------------------------------------------------- scoring
 
 
-def told(name: str, step: int) -> Told:
-    return Told(code="X001", name=name, step=step, said_at=step, severity="warn", message="so it is")
+def alarm(name: str, step: int) -> Alarm:
+    return Alarm(code="X001", name=name, step=step, said_at=step, severity="warn", message="so it is")
 
 
 CLEAN = Result(losses=(4.0, 3.0, 2.0, 1.0), mark="a")
@@ -173,12 +173,12 @@ CLEAN = Result(losses=(4.0, 3.0, 2.0, 1.0), mark="a")
         (replace(CLEAN, losses=(4.0, 3.0, 2.0, 2.0)), MISSED, True),
         (replace(CLEAN, losses=(4.0, 3.0, 2.0, 0.9)), MISSED, False),
         (replace(CLEAN, losses=(4.0, 3.0, 2.0, math.nan)), MISSED, True),
-        (replace(CLEAN, sick=("buffers",)), MISSED, True),
+        (replace(CLEAN, nonfinite=("buffers",)), MISSED, True),
         (replace(CLEAN, error="ValueError: no", losses=(4.0, 3.0)), MISSED, True),
-        (replace(CLEAN, told=(told("weight-jump", 2),)), FOUND, False),
-        (replace(CLEAN, told=(told("weight-jump", 1),)), MISSED, False),
-        (replace(CLEAN, told=(told("eval-mode", 3), told("weight-jump", 3))), FOUND, False),
-        (replace(CLEAN, told=(told("eval-mode", 3),)), OTHERWISE, False),
+        (replace(CLEAN, alarms=(alarm("weight-jump", 2),)), FOUND, False),
+        (replace(CLEAN, alarms=(alarm("weight-jump", 1),)), MISSED, False),
+        (replace(CLEAN, alarms=(alarm("eval-mode", 3), alarm("weight-jump", 3))), FOUND, False),
+        (replace(CLEAN, alarms=(alarm("eval-mode", 3),)), OTHERWISE, False),
         (Result(reason="no place"), NA, False),
         (Result(could_not="stopped after 3 s"), NOT_RUN, False),
     ],
@@ -195,11 +195,13 @@ def test_what_the_loss_does_not_show_is_harm_where_the_run_is_another() -> None:
     assert row.hidden
     assert not judge(FAULTS["rate-30x"], 0, 2, CLEAN, other).harmful
     assert not judge(FAULTS["stepped-twice"], 0, 2, CLEAN, CLEAN).harmful
-    assert harm_of(replace(CLEAN, sick=("buffers",)), replace(CLEAN, sick=("buffers",)), 2).text.startswith("nothing")
+    assert harm_of(replace(CLEAN, nonfinite=("buffers",)), replace(CLEAN, nonfinite=("buffers",)), 2).text.startswith(
+        "nothing"
+    )
 
 
 def test_an_alarm_of_the_clean_run_finds_no_fault() -> None:
-    noisy = replace(CLEAN, told=(told("weight-jump", 3),))
+    noisy = replace(CLEAN, alarms=(alarm("weight-jump", 3),))
     assert judge(FAULTS["rate-30x"], 0, 2, noisy, noisy).status == MISSED
 
 
@@ -228,7 +230,7 @@ def test_recall_counts_what_ran_and_the_sentence_says_it() -> None:
     )
     assert not words.holds(REPORT)
     assert words.holds(REPORT, 0.5)
-    assert not words.holds(replace(REPORT, false_alarms=(told("eval-mode", 3),)), 0.5)
+    assert not words.holds(replace(REPORT, false_alarms=(alarm("eval-mode", 3),)), 0.5)
 
 
 def test_the_page_stands_alone_and_is_safe() -> None:
@@ -280,11 +282,11 @@ def test_a_cost_is_never_zero_or_less(pairs: list[tuple[float, float]]) -> None:
 
 def test_noise_without_a_guard_is_hardly_ever_called_a_cost() -> None:
     rng = np.random.default_rng(0)
-    told = 0
+    shown = 0
     for _ in range(400):
         a, b = np.exp(rng.normal(0, 0.3, (2, 60))) * rng.choice([1.0, 5.0], (2, 60), p=[0.9, 0.1])
-        told += added_cost(list(a), list(b))[0] is not None
-    assert told <= 20  # one in forty is what the interval allows
+        shown += added_cost(list(a), list(b))[0] is not None
+    assert shown <= 20  # one in forty is what the interval allows
 
 
 def test_a_real_cost_is_told_through_noise() -> None:
@@ -357,7 +359,7 @@ def test_a_device_that_fails_ends_the_run_and_is_told(monkeypatch: pytest.Monkey
     def fails(*args: Any) -> Any:
         raise RuntimeError("device-side assert triggered")
 
-    monkeypatch.setattr("trimtab.drill.trial.sick", fails)
+    monkeypatch.setattr("trimtab.drill.trial.nonfinite_parts", fails)
     result = train(num_steps=3, onset=1)
     assert result.broken
     assert len(result.losses) == 3

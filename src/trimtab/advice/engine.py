@@ -17,9 +17,9 @@ from trimtab.core.window import NUM_PAST, Window
 
 UNKNOWN = math.nan
 """Every comparison with it is false: a condition on something that was not measured does not hold."""
-LEAP_AGO = 24
+JUMP_AGO = 24
 TINY_STEP = 1e-5
-"""Relative size of an update below which a lower learning rate cannot be the cure."""
+"""Relative size of an update below which a lower learning rate cannot help."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,8 +35,8 @@ class Facts:
     subject: tuple[str, ...] = ()
     remedies: frozenset[str] = frozenset()  # kinds of action that mode `act` has for this finding
     rates: tuple[float, ...] = ()  # the learning rate of every group
-    lr_before: float = UNKNOWN  # the rate before it leapt, where it did so a few steps ago
-    lr_leapt_to: float = UNKNOWN  # and the highest since
+    lr_before: float = UNKNOWN  # the rate before it jumped, where it did so a few steps ago
+    lr_jumped_to: float = UNKNOWN  # and the highest since
     warming: bool = False  # the rate rose at this step
     warmed_up: bool = False  # the first steps ran at a lower rate
     lr_multiplier: float = 1.0  # below 1 while a cut by the guard is in force
@@ -89,12 +89,12 @@ class Facts:
 
     @property
     def wrong_sign(self) -> bool:
-        """Whether the finding says that the update climbs the loss: no learning rate cures that."""
+        """Whether the finding says that the update climbs the loss: no learning rate fixes that."""
         return self.name == "diverging-loss" and "best" not in self.evidence
 
     @property
-    def leapt(self) -> bool:
-        """Whether the finding is that the learning rate leapt."""
+    def lr_jumped(self) -> bool:
+        """Whether the finding is that the learning rate jumped."""
         return self.name == "learning-rate" and "highest" in self.evidence
 
     @property
@@ -143,12 +143,12 @@ def gather(finding: Finding, window: Window, config: Config, spent: int = 0) -> 
     losses = [s["loss"] for s in window.past if "loss" in s]
     loss_now, level = now.get("loss", UNKNOWN), window.level("loss")
     rates, rates_before = rates_of(now) or window.schedule.rates, window.schedule.rates
-    lr_before, lr_leapt_to = _leap([max(r) for s in recent[-LEAP_AGO:] if (r := rates_of(s))])
+    lr_before, lr_jumped_to = _jump([max(r) for s in recent[-JUMP_AGO:] if (r := rates_of(s))])
     if finding.name == "learning-rate" and math.isnan(lr_before):  # the rule has looked farther back
         lr_before = finding.evidence.get("highest", UNKNOWN)
     autocast = _latest(recent, "autocast")
     if math.isnan(autocast) and any("in_rms" in s for s in recent):
-        autocast = 0.0  # the forward pass was watched, and only what is switched on is told
+        autocast = 0.0  # the forward pass was watched, and only what is switched on is recorded
     scaler = "scale" in now or any("scale" in s for s in recent[-8:])
     weights = window.now.col(Kind.GRAD, Column.L2)
     size, usual_size = now.get("in_rms", UNKNOWN), window.history("in_rms").median()
@@ -161,7 +161,7 @@ def gather(finding: Finding, window: Window, config: Config, spent: int = 0) -> 
         remedies=remedies_for(finding),
         rates=rates,
         lr_before=lr_before,
-        lr_leapt_to=lr_leapt_to,
+        lr_jumped_to=lr_jumped_to,
         warming=bool(rates and rates_before) and max(rates) > 1.001 * max(rates_before) > 0,
         warmed_up=window.schedule.effort < 0.9 * window.schedule.num_seen - 1,
         lr_multiplier=now.get("lr_multiplier", 1.0),
@@ -228,8 +228,8 @@ def _clipping(recent: Sequence[Mapping[str, float]], config: Config) -> dict[str
     }
 
 
-def _leap(tops: Sequence[float]) -> tuple[float, float]:
-    """The rate before the last leap among these, and the highest from there on."""
+def _jump(tops: Sequence[float]) -> tuple[float, float]:
+    """The rate before the last jump among these, and the highest from there on."""
     before = next((i for i, (a, b) in reversed(list(enumerate(pairwise(tops)))) if b > RAISED * a > 0), None)
     return (UNKNOWN, UNKNOWN) if before is None else (tops[before], max(tops[before:]))
 
@@ -268,7 +268,7 @@ MOST = 5
 OWN_RANK = 10
 """The points of a rule's own page have ranks 10, 20, 30, … among those of the recommendations."""
 LATE = 500
-"""From this step on warm-up is no longer advised: the trouble it prevents comes earlier."""
+"""From this step on warm-up is no longer advised: the problems it prevents come earlier."""
 
 
 def always(_: Facts) -> bool:
@@ -283,7 +283,7 @@ def never(_: Facts) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recommendation:
-    """One thing to try, when the facts of the run speak for it.
+    """One thing to try, where the facts of the run call for it.
 
     `findings` are the names it may be attached to, `holds` the condition and `when` the same in words. Lower ranks
     come first; where `leads` holds it goes to the head. Of several with one `topic` only the first is given. `text`
@@ -372,7 +372,7 @@ def figures(facts: Facts) -> dict[str, str]:
         "towers": facts.towers,
         "update_ratio": facts.update_ratio,
         "lr_before": facts.lr_before,
-        "lr_jumped_to": facts.lr_leapt_to,
+        "lr_jumped_to": facts.lr_jumped_to,
         "weight_norm": facts.weight_norm,
         "weight_rms": facts.weight_norm / math.sqrt(facts.num_weights) if facts.num_weights else math.nan,
         "input_size": facts.input_size,
@@ -413,7 +413,7 @@ def _number(value: float) -> str:
 
 
 def _holds(who: Recommendation, condition: Condition, facts: Facts) -> bool:
-    """Ask a condition; one that breaks holds nothing up and counts as not met."""
+    """Ask a condition; one that raises counts as not met."""
     try:
         return bool(condition(facts))
     except Exception as error:

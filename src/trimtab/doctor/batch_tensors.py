@@ -1,4 +1,4 @@
-"""The tensors of a batch, each with its path: looked at one by one, replaced, and told apart as inputs and targets."""
+"""The tensors of a batch, each with its path: list them, replace them, and tell inputs from targets."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def num_samples(batch: object) -> int | None:
     return max(set(sizes), key=lambda n: (sizes.count(n), -sizes.index(n))) if sizes else None
 
 
-def mark(tensor: Tensor) -> int:
+def tensor_hash(tensor: Tensor) -> int:
     """A fingerprint of all its values."""
     if tensor.is_meta or tensor.layout is not torch.strided:
         return id(tensor)

@@ -36,7 +36,7 @@ class Line:
     """One line of the checklist.
 
     `evidence` says what was seen, with numbers; `cause` in one sentence what is wrong, `fix` is a line of code.
-    `follows` names the trouble that this one is a mere consequence of.
+    `follows` names the check whose failure explains this one.
 
     Example:
         >>> Line(code="WIRE001", name="device-placement", title="one device", status=Status.PASS, evidence="cpu").ok
@@ -61,7 +61,7 @@ class Line:
 
 
 class Check(Protocol):
-    """One entry of the checklist. `causes` names the troubles that this one brings about."""
+    """One entry of the checklist. `causes` names the checks whose failures follow from this one."""
 
     code: ClassVar[str]
     name: ClassVar[str]
@@ -74,22 +74,22 @@ class Check(Protocol):
 
 
 def passed(check: Check, evidence: str, **numbers: float) -> Line:
-    """Nothing is wrong, and this is why we think so."""
+    """The line of a check that found nothing wrong, with the reason to think so."""
     return _line(check, Status.PASS, evidence=evidence, numbers=numbers)
 
 
 def not_applicable(check: Check, reason: str) -> Line:
-    """It could not be looked at, or there is nothing to look at: never the same as having passed."""
+    """The line of a check that could not look, or had nothing to look at. It has not passed."""
     return _line(check, Status.NA, evidence=reason, numbers={})
 
 
 def warned(check: Check, cause: str, evidence: str, fix: str, subject: tuple[str, ...] = (), **numbers: float) -> Line:
-    """Something that may be meant so, but costs if it is not."""
+    """The line of a check that found something that may be intended, and harms where it is not."""
     return _line(check, Status.WARN, cause=cause, evidence=evidence, fix=fix, subject=subject, numbers=numbers)
 
 
 def failed(check: Check, cause: str, evidence: str, fix: str, subject: tuple[str, ...] = (), **numbers: float) -> Line:
-    """Something that no training is meant to have."""
+    """The line of a check that found something that no training is meant to have."""
     return _line(check, Status.FAIL, cause=cause, evidence=evidence, fix=fix, subject=subject, numbers=numbers)
 
 
@@ -152,8 +152,8 @@ class StepView:
         if self.failure:
             yield f"  {self.failure}"
             return
-        told = "none returned" if self.loss is None else f"{self.loss:.6f}"
-        yield f"  loss {told}, requires_grad {self.requires_grad}, device {self.loss_device or 'unknown'}"
+        loss = "none returned" if self.loss is None else f"{self.loss:.6f}"
+        yield f"  loss {loss}, requires_grad {self.requires_grad}, device {self.loss_device or 'unknown'}"
         if not gradients:
             return
         if self.grad_norm is None:
@@ -206,7 +206,7 @@ def step_view(call: Call, batch: object, roles: Roles | None = None) -> StepView
 
 
 def _labels(call: Call, batch: dict[str, Tensor], roles: Roles | None) -> Tensor | None:
-    """What the loss compared with, as a row of whole numbers; None where it had none, or nobody can say.
+    """What the loss compared with, as a row of whole numbers; None where it had none, or that is not known.
 
     The first whole numbers of a batch are as often tokens as labels: only the loss knows. Where it was never reached,
     or is written by hand, the target that the contract names is taken, then what scores were picked by.

@@ -1,4 +1,4 @@
-"""Runs the checklist on a training: selects checks, runs them, and lets a cause speak for its consequences."""
+"""Runs the checklist on a training: selects checks, runs them, and marks findings that follow from another."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def examine(
     probe = Probe.of_target(target, options, again)
     try:
         with warnings.catch_warnings(), probe:
-            warnings.simplefilter("ignore")  # what a training says in experiments is no news
+            warnings.simplefilter("ignore")  # warnings of the experiments are not shown
             lines = [line for check in chosen for line in _run(check, probe)]
             traces = tuple(c.failure.trace for c in probe.calls if c.failure is not None)
             steps = tuple(step_view(call, probe.batch(i), probe.roles) for i, call in enumerate(probe.calls))
@@ -65,7 +65,7 @@ def examine(
 
 
 def _after_assertion(chosen: Iterable[Check], probe: Probe, error: Exception) -> list[Line]:
-    """The list of a training whose GPU answers no more: what was noted before is all there is."""
+    """The list of a training whose GPU has failed: it uses only what was noted before."""
     why = f"the GPU answers no more: {str(error).splitlines()[0][:120]}"
     asked = {check.name: check for check in chosen} | {LabelRange.name: LabelRange()}
     return [

@@ -96,7 +96,7 @@ def _seen(probe: Probe, name: str, fits: Callable[[bool, bool], bool]) -> bool:
 
 
 def hidden_leaves(probe: Probe) -> list[str]:
-    """Tensors in the graph of the loss that want a gradient, outlive a step, and belong to nobody."""
+    """Tensors in the graph of the loss that require a gradient, outlive a step, and are in no model or optimizer."""
     calls = [c for c in probe.calls if c.facts.leaves]
     if len(calls) < 2:
         return []

@@ -295,7 +295,7 @@ def relation(probe: Probe) -> Relation | None:
     if probe.no_steps or probe.too_slow or len(probe.scan.batches) < 4 or not _one_input(probe):
         return None
     if not _structured([dict(leaves(b))[probe.roles.inputs[0]] for b in probe.scan.batches]):
-        return None  # inputs drawn at random: somebody tries his code, and knows that there is nothing to learn
+        return None  # random inputs: a trial of the code, with nothing to learn on purpose
     try:
         pairs = _stored(probe)
     except Exception:  # an item that cannot be read is another check's business
@@ -384,7 +384,7 @@ def _neighbours(x: Tensor, y: Tensor) -> float:
 
 
 def other_inputs(probe: Probe) -> object:
-    """The first batch with the inputs of other samples in the place of its own; None where nothing could be changed."""
+    """The first batch with the inputs of other samples; None where nothing could be changed."""
     return _replaced(probe, probe.roles.inputs)
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from trimtab.doctor.batch_tensors import fresh, is_label_like, leaves, mark, num_samples
+from trimtab.doctor.batch_tensors import fresh, is_label_like, leaves, num_samples, tensor_hash
 from trimtab.sample.transfer import number
 
 NUM_KEPT = 8
@@ -146,8 +146,8 @@ def _note(leaf: Leaf, tensor: Tensor, index: int) -> None:
     rows = tensor.reshape(tensor.shape[0], -1) if tensor.dim() else tensor.reshape(1, 1)
     leaf.num_rows += rows.shape[0]
     leaf.flat_batches += bool((rows == rows[:1]).all())
-    leaf.first_rows.add(mark(rows[0]))
-    leaf.prints.append(mark(tensor))
+    leaf.first_rows.add(tensor_hash(rows[0]))
+    leaf.prints.append(tensor_hash(tensor))
     if is_label_like(tensor) and tensor.dim() == 1:
         flat = tensor.detach().cpu()
         leaf.runs += int((flat[1:] != flat[:-1]).sum()) + (leaf.last is not None and leaf.last != float(flat[0]))

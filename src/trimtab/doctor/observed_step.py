@@ -62,7 +62,7 @@ def as_loss(value: object) -> object:
 
 
 def make_call(target: Target, batch: object, watch: Watch, options: Options, *, ours: bool | None) -> tuple[Call, bool]:
-    """One call on a batch; says whether backward and step were ours to run. `ours` is None while nobody knows."""
+    """One call on a batch; says whether backward and step were ours to run. `ours` is None while that is not known."""
     call = watch.begin()
     before = _weights(target, watch)
     began = time.perf_counter()
@@ -153,7 +153,7 @@ def _step_by_closure(target: Target, batch: object) -> None:
 
 
 def update_schedule_and_ema(target: Target) -> None:
-    """What a loop does after a step, and nobody else does here: move the schedule and the average."""
+    """Step the schedule and update the average, as a loop does after its step."""
     scheduler = target.scheduler
     if scheduler is not None and hasattr(scheduler, "step") and not hasattr(scheduler, "num_bad_epochs"):
         scheduler.step()
@@ -197,9 +197,8 @@ def _note_loss(call: Call, value: object) -> None:
 
 def _note_norms(call: Call) -> None:
     clips = [e for e in call.of("clip") if e.facts["num"]]
-    steps = call.of("step")
-    if steps:
-        norms = [v for e in steps for v in e.facts["gradients"].present.values()]
+    if call.of("step"):
+        norms = call.grad_norms
         call.norm_after = math.sqrt(sum(v * v for v in norms)) if all(map(math.isfinite, norms)) else math.nan
         call.norm_before = call.norm_after
     if clips:
@@ -257,7 +256,7 @@ PATTERNS: tuple[tuple[str, str], ...] = (
 
 
 def trouble_of(failure: Failure) -> str:
-    """The name of the trouble; `step-exception` where it has no name of its own.
+    """The name of the check that an exception belongs to; `step-exception` where none does.
 
     Example:
         >>> trouble_of(Failure("IndexError", "Target 10 is out of bounds.", "", "", "loss"))
@@ -313,7 +312,7 @@ def in_order(device: torch.device) -> Iterator[None]:
 
 
 def is_lost(text: object) -> bool:
-    """Whether an error says that this process can use its GPU no more.
+    """Whether an error says that this process can no longer use its GPU.
 
     Example:
         >>> is_lost(RuntimeError("CUDA error: device-side assert triggered"))

@@ -228,7 +228,7 @@ class Probe:
 
     @cached_property
     def facts(self) -> LossFacts:
-        """What the graph of the first loss told."""
+        """What the graph of the first loss says."""
         return next((c.facts for c in self.calls if c.facts.num_nodes or c.facts.kind), LossFacts())
 
     @cached_property
@@ -325,7 +325,7 @@ class Probe:
 
     def once(self, batch: object, seed: int = 0) -> Call:
         """One call on a batch from the very beginning."""
-        with in_order(self.device), self.trial(rates=False):  # such calls are held against each other to the bit
+        with in_order(self.device), self.trial(rates=False):  # such calls are compared bit by bit
             return self.run([batch], listen=True, seeds=[seed])[0]
 
     def reseed(self, seed: int | None = None) -> None:
@@ -351,13 +351,13 @@ def current_rates(optimizers: Sequence[Optimizer]) -> list[list[float]]:
 
 
 def peaks(optimizers: Sequence[Optimizer], schedulers: Sequence[Scheduler], num: int) -> list[list[float]]:
-    """The highest rates within so many moves of the schedules, which are not moved back here."""
+    """The highest rates within `num` steps of the schedules, which are not put back here."""
     top = current_rates(optimizers)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         for scheduler in schedulers:
             if hasattr(scheduler, "num_bad_epochs"):
-                continue  # it wants to be told how things go
+                continue  # its step needs a loss
             try:
                 for _ in range(num):
                     scheduler.step()
@@ -396,13 +396,13 @@ NOISE = 1e-6
 class Course:
     """Losses of one batch, step by step.
 
-    `ratio` is how far a step moves the weights, as a part of their size, and `leap` the largest of the first few.
+    A ratio is how far a step moves the weights, as a part of their size; the largest is that of the first few steps.
     """
 
     losses: tuple[float, ...]
     num_steps: int
-    ratio: float
-    leap: float
+    median_ratio: float
+    largest_ratio: float
     norm: float
 
     @property
@@ -455,12 +455,12 @@ def _course_of(calls: list[Call]) -> Course | None:
     if len(losses) < 3:
         return None
     steps = [e for c in calls for e in c.of("step")]
-    leaps = [e.facts["update_ratio"] for e in steps]
+    ratios = [e.facts["update_ratio"] for e in steps]
     norms = [math.sqrt(sum(v * v for v in e.facts["gradients"].present.values())) for e in steps]
     return Course(
         losses=tuple(losses),
         num_steps=len(steps),
-        ratio=sorted(leaps)[len(leaps) // 2] if leaps else 0.0,
-        leap=max((v for v in leaps[:5] if math.isfinite(v)), default=0.0),
+        median_ratio=sorted(ratios)[len(ratios) // 2] if ratios else 0.0,
+        largest_ratio=max((v for v in ratios[:5] if math.isfinite(v)), default=0.0),
         norm=norms[0] if norms else 0.0,
     )

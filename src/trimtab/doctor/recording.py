@@ -139,6 +139,11 @@ class Call:
         if backwards and self.loss is None:
             self.loss, self.loss_shape, self.requires_grad = backwards[-1].facts.get("value"), (), True
 
+    @property
+    def grad_norms(self) -> list[float]:
+        """The norm of every gradient that its steps used."""
+        return [v for e in self.of("step") for v in e.facts["gradients"].present.values()]
+
     def of(self, kind: str) -> list[Event]:
         """Its events of one kind."""
         return [e for e in self.events if e.kind == kind]
@@ -568,7 +573,7 @@ class Pending:
                 if id(p) in old and p.grad is not None and id(p.grad) == old[id(p)] and _any(p.grad)
             }
         if self._mark(key) == self._left.get(key):
-            return  # nobody touched them: where they are zero, backward made them so
+            return  # unchanged since: where they are zero, backward made them so
         if self._holds[key] and not any(p.grad is not None and _any(p.grad) for p in params):
             self._holds[key] = []
             self._scaled -= {id(p) for p in params}

@@ -109,7 +109,7 @@ def _plain_tensors(probe: Probe) -> dict[str, Tensor]:
 def two_builds_agree(
     build: Callable[[], Target], options: Options, ours: bool, seed: Callable[[], None], num: int
 ) -> bool:
-    """Whether the losses of the first steps are the same, to the bit."""
+    """Whether the losses of the first steps are bit-identical."""
     seen: list[list[float | None]] = []
     for _ in range(2):
         seed()

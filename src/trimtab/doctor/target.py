@@ -127,9 +127,9 @@ def _module(where: str, name: str) -> ModuleType:
                 f"there is no module {error.name!r} (looked for {where}:{name} from {Path.cwd()}); run from the "
                 f"directory that holds it, or name the file: path/to/file.py:{name}"
             ) from None
-        raise InputError(f"importing {where} failed: {_told(error)}; install it or mend the import") from error
+        raise InputError(f"importing {where} failed: {_error_line(error)}; install it or fix the import") from error
     except Exception as error:
-        raise InputError(f"importing {where} failed: {_told(error)}") from error
+        raise InputError(f"importing {where} failed: {_error_line(error)}") from error
 
 
 def _from_file(path: Path) -> ModuleType:
@@ -174,7 +174,7 @@ def _call(function: Callable[[], object], spec: str) -> object:
     try:
         return function()
     except Exception as error:
-        raise InputError(f"{spec} raised {_told(error)}") from error
+        raise InputError(f"{spec} raised {_error_line(error)}") from error
 
 
 def _check_keys(given: Mapping[object, object], spec: str) -> None:
@@ -210,7 +210,7 @@ def _check_types(found: Mapping[str, Any], spec: str, *, lenient: bool) -> None:
         raise InputError(f"{spec}: {error}") from None
 
 
-def _told(error: BaseException) -> str:
+def _error_line(error: BaseException) -> str:
     """An error of the user's own code in one line, with its place."""
     frames = traceback.extract_tb(error.__traceback__)
     at = next((f for f in reversed(frames) if "importlib" not in f.filename), None)
@@ -229,7 +229,7 @@ def _listed(names: Iterable[str]) -> str:
 
 
 def run_steps(target: Target, num: int, *, on_step: Callable[[int, float], bool | None] | None = None) -> list[float]:
-    """Train `num` steps and return their losses; `on_step(step, loss)` is told each one and ends it by returning False.
+    """Train `num` steps and return their losses; the run ends early where `on_step(step, loss)` returns False.
 
     Example:
         >>> model = torch.nn.Linear(2, 1)
@@ -333,7 +333,7 @@ def split(batch: object, model: nn.Module) -> tuple[tuple[object, ...], dict[str
         if key is None:
             raise InputError(
                 f"a batch is a dict of {', '.join(map(str, batch)) or 'nothing'} and none of {', '.join(TARGET_KEYS)} "
-                "is in it; name the target so, or give step_fn(model, batch) in the place of loss_fn"
+                "is in it; name the target so, or give step_fn(model, batch) instead of loss_fn"
             )
         rest = {str(k): v for k, v in batch.items() if k != key}
         known = inspect.signature(model.forward).parameters
@@ -344,7 +344,7 @@ def split(batch: object, model: nn.Module) -> tuple[tuple[object, ...], dict[str
         if len(batch) < 2:
             raise InputError(
                 f"a batch is a {type(batch).__name__} of {len(batch)}; expected (input, target), or give "
-                "step_fn(model, batch) in the place of loss_fn"
+                "step_fn(model, batch) instead of loss_fn"
             )
         return tuple(batch[:-1]), {}, batch[-1]
     return (batch,), {}, batch  # it is its own target: an autoencoder
@@ -361,7 +361,7 @@ def _head(size: int, num: int | None, path: str, tensor: Tensor) -> Tensor:
 
 
 def smaller(target: Target, size: int) -> Target:
-    """The same training with batches of another size, where the loader can be made anew; else the first samples."""
+    """The same training with smaller batches: from a loader with that batch size, else the first samples of each."""
     loader = target.loader
     if isinstance(loader, DataLoader) and loader.batch_size is not None:
         shuffled = isinstance(loader.sampler, RandomSampler)

@@ -1,4 +1,4 @@
-"""The fault catalogue: every trouble by name, group by group, and the choice among them."""
+"""The fault catalogue: every fault by name, group by group, and the choice among them."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ from trimtab.drill.injection import (
     owner,
     scale_lr,
     some_moments,
-    spoilt,
     squares,
     targets,
     trained,
+    with_value,
 )
 from trimtab.drill.score import Fault, NotApplicableError
 from trimtab.drill.trial import Run
@@ -56,13 +56,13 @@ NO_CLASS = 1 << 24
 @fault(CATALOGUE, "data", "nonfinite-input", *NONFINITE)
 def nan_in_inputs(run: Run) -> None:
     """One number of one batch is NaN."""
-    alter_once(run, "draw", inputs(run, spoilt(torch.nan)))
+    alter_once(run, "draw", inputs(run, with_value(torch.nan)))
 
 
 @fault(CATALOGUE, "data", "nonfinite-input", *NONFINITE)
 def inf_in_inputs(run: Run) -> None:
     """One number of one batch is infinite."""
-    alter_once(run, "draw", inputs(run, spoilt(torch.inf)))
+    alter_once(run, "draw", inputs(run, with_value(torch.inf)))
 
 
 @fault(CATALOGUE, "data", "outlier-batch", *HURT, "update-ratio", "weight-jump", silent=True)
@@ -136,13 +136,13 @@ TOP_BIT = {torch.float32: (torch.int32, 30), torch.float64: (torch.int64, 62), t
 @fault(CATALOGUE, "numerics", *FIRST_GRADIENT)
 def nan_in_gradient(run: Run) -> None:
     """One element of one gradient is NaN."""
-    on_gradient(run, [middle(run)], spoilt(torch.nan), num_steps=1)
+    on_gradient(run, [middle(run)], with_value(torch.nan), num_steps=1)
 
 
 @fault(CATALOGUE, "numerics", *FIRST_GRADIENT)
 def inf_in_gradient(run: Run) -> None:
     """One element of one gradient is infinite."""
-    on_gradient(run, [middle(run)], spoilt(torch.inf), num_steps=1)
+    on_gradient(run, [middle(run)], with_value(torch.inf), num_steps=1)
 
 
 @fault(CATALOGUE, "numerics", "nonfinite-weight", "weight-corrupted", *NONFINITE)
@@ -199,7 +199,7 @@ SPIKES = 3
 
 
 def other_rate(run: Run, factor: Callable[[int], float]) -> None:
-    """Take every step at another rate than the schedule's, which does not hear of it."""
+    """Take every step at another rate than the schedule's, and put that one back after it."""
     first = run.step
     kept: dict[int, list[float]] = {}
 
@@ -258,7 +258,7 @@ def sign_flips(run: Run) -> None:
 
 @fault(CATALOGUE, "dynamics", *TOO_FAST, silent=True)
 def sum_instead_of_mean(run: Run) -> None:
-    """The loss is a sum over 256 samples from now on, no more their mean."""
+    """The loss is a sum over 256 samples from now on, no longer their mean."""
     ours_only(run)
     alter(run, "forward", lambda loss: loss * 256)
 
@@ -298,9 +298,7 @@ def eval_mode_left_on(run: Run) -> None:
 
     def look(value: object) -> object:
         if run.model.training:
-            raise NotApplicableError(
-                "step_fn calls model.train() in every step: nobody can leave it in evaluation mode"
-            )
+            raise NotApplicableError("step_fn calls model.train() in every step: it cannot be left in evaluation mode")
         return value
 
     alter(run, "forward", look)
@@ -336,7 +334,7 @@ def loss_weight_zero(run: Run) -> None:
 
 @fault(CATALOGUE, "wiring", *STALE, *HURT, silent=True)
 def layer_replaced(run: Run) -> None:
-    """The last layer is replaced during the run, and the optimizer is not told."""
+    """The last layer is replaced during the run, and the optimizer keeps the old one."""
     param = last(run)
     module, name = owner(run, param)
     if getattr(module, "_flat_weights_names", None) is not None:
@@ -415,7 +413,7 @@ def moments_scaled(run: Run) -> None:
 
 @fault(CATALOGUE, "state", "nonfinite-ema", silent=True)
 def ema_poisoned(run: Run) -> None:
-    """One NaN gets into the average and never leaves it; the model is well."""
+    """One NaN gets into the average and stays there; the model is fine."""
     found = [p for p in _average(run) if p.is_floating_point() and p.numel()]
     if not found:
         raise NotApplicableError("the average has no parameters that can be looked at")
@@ -449,9 +447,9 @@ def _scaler(run: Run) -> GradScaler:
 
 @fault(CATALOGUE, "amp", "scale-collapse", "nonfinite-gradient", silent=True)
 def scale_collapses(run: Run) -> None:
-    """One gradient overflows in every step from now on: the scaler halves its scale for ever."""
+    """One gradient overflows in every step from now on: the scaler halves its scale again and again."""
     _scaler(run)
-    on_gradient(run, [middle(run)], spoilt(torch.inf))
+    on_gradient(run, [middle(run)], with_value(torch.inf))
 
 
 @fault(CATALOGUE, "amp", "clip-before-unscale", "chronic-clipping", from_start=True, silent=True)
@@ -501,6 +499,6 @@ def choose(select: Sequence[str] = (), ignore: Sequence[str] = ()) -> tuple[Faul
 
 
 def fairly(faults: Sequence[Fault]) -> tuple[Fault, ...]:
-    """One fault of each group in turn: where time runs out, no group goes without."""
+    """One fault of each group in turn: where time runs out, every group has had some."""
     groups = [[one for one in faults if one.group == group] for group in GROUPS]
     return tuple(one for one in chain.from_iterable(zip_longest(*groups)) if one is not None)

@@ -1,4 +1,4 @@
-"""How a fault is declared, and what it is made with: the parts of a run that can be changed, whoever wrote its loop."""
+"""How to declare a fault, and the tools to make one: changes to parts of a run, whether its loop is ours or not."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 Change = Callable[[Tensor], Tensor]
 SQUARES = ("exp_avg_sq", "square_avg")
-BY_THEM = "step_fn runs backward and the optimizer itself: there is no getting in between"
+BY_THEM = "step_fn runs backward and the optimizer itself: nothing can be changed in between"
 
 
 # ------------------------------------------------------------------------------------------------- parts of the loop
@@ -85,7 +85,7 @@ def ours_only(run: Run) -> None:
 def around_step(
     run: Run, begin: Callable[[Optimizer], object], end: Callable[[Optimizer], object] = lambda optimizer: None
 ) -> None:
-    """From now on, do something before and after every `optimizer.step()`, whoever calls it."""
+    """From now on, do something before and after every `optimizer.step()`, also those of a loop that is not ours."""
 
     def around(optimizer: Optimizer, inner: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         begin(optimizer)
@@ -140,7 +140,7 @@ def owner(run: Run, param: Tensor) -> tuple[nn.Module, str]:
 
 
 def on_gradient(run: Run, params: list[nn.Parameter], change: Change, num_steps: int | None = None) -> None:
-    """Change gradients as backward makes them, from now on or for some steps, whoever calls backward."""
+    """Change gradients as backward makes them, from now on or for some steps."""
     until = None if num_steps is None else run.step + num_steps
 
     def hook(grad: Tensor) -> Tensor:
@@ -150,15 +150,15 @@ def on_gradient(run: Run, params: list[nn.Parameter], change: Change, num_steps:
         param.register_hook(hook)  # type: ignore[no-untyped-call]
 
 
-def spoilt(value: float) -> Change:
+def with_value(value: float) -> Change:
     """The same tensor with one element replaced."""
 
-    def spoil(x: Tensor) -> Tensor:
+    def write(x: Tensor) -> Tensor:
         x = x.to_dense().clone() if x.is_sparse else x.clone()
         x.view(-1)[min(7, x.numel() - 1)] = value
         return x
 
-    return spoil
+    return write
 
 
 # --------------------------------------------------------------------------------------------------------- optimizers
@@ -193,7 +193,7 @@ def some_moments(run: Run) -> Iterator[Tensor]:
 
 
 def inputs(run: Run, change: Change, *, real: bool = True) -> Callable[[object], object]:
-    """A change of a batch's inputs; those with real numbers only, unless told otherwise."""
+    """A change of a batch's inputs; only those with real numbers where `real` is set."""
     return _parts(run, change, "inputs", lambda t: t.is_floating_point() or not real, "inputs of real numbers")
 
 

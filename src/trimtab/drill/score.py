@@ -17,12 +17,12 @@ FOUND, OTHERWISE, MISSED, NA, NOT_RUN = "found", "found otherwise", "missed", "n
 
 
 class NotApplicableError(Exception):
-    """A fault has no place in this training; says why."""
+    """A fault does not apply to this training; the message says why."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fault:
-    """A trouble that can be put into any training.
+    """A fault that can be injected into any training.
 
     `names` are the findings that name it rightly. `inject(run)` is called at the beginning of the step at which the
     fault begins: the onset, or the first one where it is `from_start`. `silent` marks what does its harm where the
@@ -54,7 +54,7 @@ class Task:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Told:
+class Alarm:
     """A finding: what was said, about which step, and in which step of the loop it was said."""
 
     code: str
@@ -67,15 +67,15 @@ class Told:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
-    """What became of one run. `sick` lists what was not finite at its end; `mark` is a fingerprint of its weights.
+    """What became of one run. `nonfinite` lists what was not finite at its end; `mark` is a fingerprint of its weights.
 
     `broken` says that nothing could be read any more, as after an assertion on a GPU.
     """
 
     losses: tuple[float, ...] = ()
-    told: tuple[Told, ...] = ()
+    alarms: tuple[Alarm, ...] = ()
     error: str = ""
-    sick: tuple[str, ...] = ()
+    nonfinite: tuple[str, ...] = ()
     mark: str = ""
     rejected: int = 0
     theirs: bool = False
@@ -124,7 +124,7 @@ class Report:
     onset: int
     seeds: tuple[int, ...]
     rows: tuple[Row, ...]
-    false_alarms: tuple[Told, ...]
+    false_alarms: tuple[Alarm, ...]
     clean_steps: int
     clean_end: float
     cost_percent: float | None
@@ -173,9 +173,9 @@ def judge(fault: Fault, seed: int, onset: int, clean: Result, run: Result, ungua
     row = replace(row, harmful=harm.worse or hidden, hidden=hidden, harm=harm.text)
     if unguarded is not None:
         row = replace(row, kept=harm_of(clean, run, onset).text)
-    heard = {(told.name, told.step) for told in clean.told}
-    new = [told for told in run.told if told.said_at >= onset and (told.name, told.step) not in heard]
-    right = [told for told in new if told.name in fault.names]
+    heard = {(alarm.name, alarm.step) for alarm in clean.alarms}
+    new = [alarm for alarm in run.alarms if alarm.said_at >= onset and (alarm.name, alarm.step) not in heard]
+    right = [alarm for alarm in new if alarm.name in fault.names]
     if not new:
         return replace(row, status=MISSED)
     first = (right or new)[0]
@@ -184,7 +184,7 @@ def judge(fault: Fault, seed: int, onset: int, clean: Result, run: Result, ungua
         status=FOUND if right else OTHERWISE,
         by=first.name,
         code=first.code,
-        others=tuple(dict.fromkeys(told.name for told in new if told.name != first.name)),
+        others=tuple(dict.fromkeys(alarm.name for alarm in new if alarm.name != first.name)),
         latency=first.said_at - onset,
     )
 
@@ -208,12 +208,12 @@ def harm_of(clean: Result, run: Result, onset: int) -> Harm:
     if run.error:
         return Harm(text=f"stopped at step {len(run.losses)}: {run.error}", worse=True, changed=True)
     lost = next((i for i, loss in enumerate(run.losses) if i >= onset and not math.isfinite(loss)), None)
-    sick = [part for part in run.sick if part not in clean.sick]
+    nonfinite = [part for part in run.nonfinite if part not in clean.nonfinite]
     end, good = end_loss(run.losses), end_loss(clean.losses)
     if lost is not None and not math.isfinite(end):
         return Harm(text=f"loss not finite from step {lost} on", worse=True, changed=True)
-    if sick:
-        return Harm(text=f"not finite at the end: {', '.join(sick)}", worse=True, changed=True)
+    if nonfinite:
+        return Harm(text=f"not finite at the end: {', '.join(nonfinite)}", worse=True, changed=True)
     start = clean.losses[0] if clean.losses else good
     bound = good + min((HARM - 1) * abs(good), GIVEN_BACK * abs(start - good))
     worse = end > bound and end - good > SAME * abs(good)

@@ -26,10 +26,10 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from trimtab.core.contain import Contained
 from trimtab.core.errors import InputError, TrainingStopped
 from trimtab.core.types import Finding
-from trimtab.doctor.batch_tensors import mark
+from trimtab.doctor.batch_tensors import tensor_hash
 from trimtab.doctor.observed_step import Options, amp_dtype, as_loss, update_schedule_and_ema
 from trimtab.doctor.target import Target, backward, endless, raw_loss
-from trimtab.drill.score import Fault, NotApplicableError, Result, Task, Told
+from trimtab.drill.score import Alarm, Fault, NotApplicableError, Result, Task
 from trimtab.guard.guard import Guard
 from trimtab.run.discover import marks_of
 from trimtab.run.patch_training import Losses, wrap_clip_grad_norm
@@ -48,7 +48,7 @@ class Run:
         self.step, self.accumulate = 0, 1
         self.last_stepped: dict[int, int] = {}  # by optimizer: the step of the loop that it stepped in last
         self.losses: list[object] = []
-        self.told: list[Told] = []
+        self.alarms: list[Alarm] = []
         self.guard: Guard | None = None
         self._batches = endless(target)
         self._amp = amp_dtype(target, Options())
@@ -56,7 +56,7 @@ class Run:
         self._undo: list[Callable[[], object]] = []
 
     def begin(self) -> None:
-        """Make everything ready, the guard at last; a fault of the wiring is there before it."""
+        """Prepare the run; a fault that is there from the start is injected before the guard is attached."""
         self.model.train()
         if self.fault is not None and self.fault.from_start:
             self.fault.inject(self)
@@ -88,17 +88,18 @@ class Run:
         result = Result(error=error, reason=reason, theirs=bool(self.theirs), broken=True)
         with suppress(RuntimeError):
             self.end()
-            result = replace(result, broken=False, sick=tuple(sick(self.target)), mark=fingerprint(self.model))
+            nonfinite, mark = tuple(nonfinite_parts(self.target)), fingerprint(self.model)
+            result = replace(result, broken=False, nonfinite=nonfinite, mark=mark)
         return replace(
             result,
             losses=tuple(number_of(loss) for loss in self.losses),
-            told=tuple(self.told),
+            alarms=tuple(self.alarms),
             rejected=0 if self.guard is None else self.guard.rejected,
             seconds=time.perf_counter() - began,
         )
 
     def end(self) -> None:
-        """Take leave: the guard judges what is still under way."""
+        """Close the guard, which judges the steps that are still pending."""
         self.unlisten()
         if self.guard is not None:
             self.guard.close()
@@ -193,7 +194,7 @@ class Run:
         backward(loss if self.scaler is None else self.scaler.scale(loss))
 
     def tell(self, loss: Tensor, batch: object) -> None:
-        """Tell the guard what hooks cannot see."""
+        """Pass to the guard what hooks cannot see."""
         if self.guard is not None:
             self.guard.observe(loss=loss, batch=batch)
 
@@ -222,7 +223,7 @@ class Run:
     def _hear(self, finding: Finding) -> None:
         severity = finding.severity.name.lower()
         what = {"code": finding.code, "name": finding.name, "message": finding.message, "severity": severity}
-        self.told.append(Told(step=finding.step, said_at=self.step, **what))
+        self.alarms.append(Alarm(step=finding.step, said_at=self.step, **what))
 
     def _listen(self) -> None:
         """Hear the losses and the norms of a loop that is not ours, as `trimtab run` does."""
@@ -235,7 +236,7 @@ class Run:
         self._undo = [losses.remove, hook.remove, wrap_clip_grad_norm(self._clipped, contained)]
 
     def unlisten(self) -> None:
-        """Hear no more of a loop that is not ours; the next step listens again."""
+        """Stop listening to a loop that is not ours; the next step listens again."""
         while self._undo:
             self._undo.pop()()
 
@@ -276,14 +277,14 @@ def number_of(loss: object) -> float:
         return math.nan
 
 
-def sick(target: Target) -> Iterator[str]:
+def nonfinite_parts(target: Target) -> Iterator[str]:
     """What holds a number that is not finite.
 
     Example:
         >>> model = nn.Linear(1, 1)
         >>> _ = nn.init.constant_(model.bias, math.nan)
         >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        >>> list(sick(Target(model=model, optimizer=optimizer, loader=[])))
+        >>> list(nonfinite_parts(Target(model=model, optimizer=optimizer, loader=[])))
         ['weights']
     """
     states = [entry for one in target.optimizers for entry in getattr(one, "state", {}).values()]
@@ -300,8 +301,8 @@ def sick(target: Target) -> Iterator[str]:
 
 
 def fingerprint(model: nn.Module) -> str:
-    """A few letters that are others as soon as one weight is."""
-    return hashlib.sha256(" ".join(str(mark(p)) for p in model.parameters()).encode()).hexdigest()[:16]
+    """A short hash of all weights."""
+    return hashlib.sha256(" ".join(str(tensor_hash(p)) for p in model.parameters()).encode()).hexdigest()[:16]
 
 
 WARM_UP = 8
@@ -359,7 +360,7 @@ def added_cost(unguarded: Sequence[float], guarded: Sequence[float]) -> tuple[fl
 
 
 def is_busy() -> bool:
-    """Whether more wants to run here than there are cores: then a clock on the wall measures the others, too."""
+    """Whether more processes want to run than there are cores: then wall-clock time includes other processes."""
     load = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
     return load > (os.cpu_count() or 1)
 

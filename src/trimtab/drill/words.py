@@ -39,7 +39,7 @@ def after(row: Row) -> str:
 
 
 def lost(row: Row) -> str:
-    """What the run came to with nobody watching."""
+    """What became of the unguarded run."""
     if row.hidden:
         return f"hidden: {row.harm}"
     return row.harm if row.harmful else f"harmless here ({row.harm})"
@@ -56,22 +56,22 @@ def set_aside(report: Report, status: str) -> Iterator[tuple[str, str]]:
 
 
 def not_applicable(report: Report) -> list[tuple[str, str]]:
-    """Faults that have no place in this training."""
+    """Faults that do not apply to this training, by reason."""
     return list(set_aside(report, NA))
 
 
 def not_run(report: Report) -> list[tuple[str, str]]:
-    """Faults there was no time for, or whose process broke."""
+    """Faults that ran out of time, or whose process broke, by reason."""
     return list(set_aside(report, NOT_RUN))
 
 
 def alarms(report: Report) -> Iterable[str]:
-    """What was said though nothing was wrong."""
+    """The findings of clean runs."""
     return (f"{t.code} {t.name} at step {t.step}: {t.message}" for t in report.false_alarms)
 
 
 def holds(report: Report, min_recall: float = MIN_RECALL) -> bool:
-    """Whether nothing was said without reason and enough of what hurts was found."""
+    """Whether there was no false alarm, and enough of the harmful faults were found."""
     got = counted(report)
     return not report.false_alarms and (got.num_harmful == 0 or got.recall_harmful >= min_recall)
 
@@ -86,7 +86,7 @@ def in_all(report: Report) -> str:
     got = counted(report)
     parts = [f"of all {got.num_faults} faults {got.num_found} were found", f"{got.num_harmless} did no harm here"]
     if got.num_not_applicable:
-        parts.append(f"{got.num_not_applicable} have no place here")
+        parts.append(f"{got.num_not_applicable} do not apply here")
     if got.num_not_run:
         parts.append(f"{got.num_not_run} were not run")
     text = "; ".join(parts)
@@ -94,7 +94,7 @@ def in_all(report: Report) -> str:
 
 
 def cost(report: Report) -> str:
-    """What the guard costs, or why nobody knows."""
+    """What the guard costs, or why that is not known."""
     if report.cost_reason:
         return f"not measured ({report.cost_reason})"
     if report.cost_percent is None:

@@ -21,7 +21,7 @@ class AccumulationNotDivided:
 
     ## How it is checked
     The factor that each mean loss enters its backward pass with is read from autograd itself. Several losses of one
-    forward pass, and the passes of two players, are meant to be added.
+    forward pass, and those of two adversarial models, are meant to be added.
 
     ## What to try
     1. `(loss / num_micro_batches).backward()`.
@@ -37,7 +37,7 @@ class AccumulationNotDivided:
         if twice := _same_loss_twice(probe):
             yield failed(
                 self,
-                "backward() runs twice on the same loss: its gradient counts double.",
+                "backward() runs twice on the same loss: its gradient is counted twice.",
                 f"in {twice} of {len(probe.events('step'))} steps",
                 "loss.backward()  # once",
                 ("loss",),

@@ -15,7 +15,7 @@ class ClipOrder:
     """Clipping has no effect.
 
     ## What it means
-    `clip_grad_norm_` before `backward()`, or after `optimizer.step()`, clips gradients that nobody uses.
+    `clip_grad_norm_` before `backward()`, or after `optimizer.step()`, clips gradients that no step uses.
 
     ## How it is checked
     What comes after each clipping: the step must, before the gradients change or are cleared.

@@ -18,7 +18,7 @@ class CollapsedOutput:
     """The output is the same for every sample.
 
     ## What it means
-    Whatever comes in, the same goes out: dead units, a pooling over the batch, a head that sees only a constant.
+    The output does not depend on the input: dead units, a pooling over the batch, a head that sees only a constant.
 
     ## How it is checked
     After some steps, so that a head that begins at zero has moved: the output of a batch of different samples must
@@ -34,7 +34,7 @@ class CollapsedOutput:
     causes: ClassVar[tuple[str, ...]] = ("not-learning", "targets-do-not-predict")
 
     def run(self, probe: Probe) -> Iterator[Line]:
-        """Report outputs that say one thing only."""
+        """Report outputs that do not depend on the sample."""
         why = probe.no_steps or probe.too_slow
         seen = [] if why else [c.output for c in probe.varied if c.output is not None and c.failure is None]
         size = probe.scan.size or 0

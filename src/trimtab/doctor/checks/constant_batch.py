@@ -18,8 +18,8 @@ class ConstantBatch:
     """All samples are the same, or all targets are.
 
     ## What it means
-    There is nothing to tell apart: a data set that returns one item for ever, a picture that was never filled, a label
-    column that was read wrongly, data sorted by class so that each batch holds one class only.
+    There is nothing to learn from: a data set that always returns the same item, a picture that was never filled, a
+    label column that was read wrongly, data sorted by class so that each batch holds one class only.
 
     ## How it is checked
     Every batch the loader gave. Of several inputs one that differs is enough (masks and positions are often constant).

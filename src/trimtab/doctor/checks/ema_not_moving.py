@@ -1,4 +1,4 @@
-"""EMA002: the averaged weights stand still, or are no copy."""
+"""EMA002: the averaged weights do not change, or are not a copy."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ R = TypeVar("R")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EmaNotMoving:
-    """The averaged weights stand still, or are no copy.
+    """The averaged weights do not change, or are not a copy.
 
     ## What it means
     What will be evaluated or shipped is an untrained model: an update that is never called, a decay of 1, an average of
@@ -56,7 +56,7 @@ class EmaNotMoving:
         elif shared and len(shared) == len(tensors):
             yield failed(
                 self,
-                "the average shares its memory with the model: it is no average.",
+                "the average shares its memory with the model: it is the model itself.",
                 f"{len(shared)} of {len(tensors)} tensors are the model's own",
                 "ema = torch.optim.swa_utils.AveragedModel(model)  # it copies",
                 ("ema",),
@@ -79,7 +79,7 @@ class EmaNotMoving:
             yield failed(
                 self,
                 "the averaged weights do not move while the model does.",
-                f"unchanged to the bit in {len(probe.through) + (0 if probe.too_slow else len(probe.varied))} steps",
+                f"bit-identical after {len(probe.through) + (0 if probe.too_slow else len(probe.varied))} steps",
                 "ema.update_parameters(model)  # after optimizer.step(), with a decay below 1",
                 ("ema",),
             )

@@ -70,12 +70,14 @@ class Gradcheck:
         one = wrong[0]
         made = probe.facts.custom
         hooks = tuple(n for n, p in probe.trainable.items() if p._backward_hooks)
-        told = f"along its gradient {one.part} changes the loss by {one.measured:.3g}, not {one.claimed:.3g}, per unit"
+        evidence = (
+            f"along its gradient {one.part} changes the loss by {one.measured:.3g}, not {one.claimed:.3g}, per unit"
+        )
         tell = failed if made or hooks else warned
         yield tell(
             self,
             f"the gradient of {listed(tuple(s.part for s in wrong))} is not that of the loss.",
-            told
+            evidence
             + (f"; hand-written: {', '.join(made[:3])}" if made else "")
             + (f"; hooks on {listed(hooks)}" if hooks else ""),
             "torch.autograd.gradcheck(YourFunction.apply, (x.double().requires_grad_(),))",
@@ -130,7 +132,7 @@ def slopes(probe: Probe, *, nudged: bool = False) -> list[Slope] | str:
         norm = math.sqrt(sum(float(grads[id(p)].double().square().sum()) for p in params))
         if norm > 1e-3 * whole and (slope := _slope(at, part, params, grads, norm, loss)) is not None:
             found.append(slope)
-    return found or "no part has a gradient to speak of"
+    return found or "no part has a gradient large enough to measure"
 
 
 class _Point:

@@ -43,7 +43,7 @@ class GradientUnderflow:
     causes: ClassVar[tuple[str, ...]] = ("zero-gradient", "weights-unchanged", "not-learning")
 
     def run(self, probe: Probe) -> Iterator[Line]:
-        """Report what float16 swallows."""
+        """Report gradients that are 0 in float16 only."""
         forwards = probe.events("forward")
         half = any(p.dtype is torch.float16 for p in probe.model.parameters())
         low = half or any(e.facts["autocast"] is torch.float16 for e in forwards)
@@ -52,21 +52,21 @@ class GradientUnderflow:
             return
         scaled = any(e.facts["scaled"] for e in probe.events("backward"))
         lost = None if probe.too_slow or half else lost_to_half(probe)
-        told = (
+        evidence = (
             "could not be measured"
             if lost is None
             else f"{lost:.1%} of the gradient is 0 in float16 and not in float32"
         )
         scale = next((c.scale for c in probe.through if c.scale is not None), None)
         if scaled and (lost is None or lost <= SHARE):
-            yield passed(self, f"{told}; the scale is {scale:g}" if scale is not None else told)
+            yield passed(self, f"{evidence}; the scale is {scale:g}" if scale is not None else evidence)
             return
         cause = (
             "float16 without a GradScaler: small gradients vanish." if not scaled else "the loss scale is too small."
         )
         fix = "scaler = torch.amp.GradScaler(); scaler.scale(loss).backward(); scaler.step(optimizer); scaler.update()"
         tell = failed if scaled or lost is None or lost > LITTLE else warned
-        yield tell(self, cause, told, fix, ("gradients",), share=lost or 0.0)
+        yield tell(self, cause, evidence, fix, ("gradients",), share=lost or 0.0)
 
 
 def lost_to_half(probe: Probe) -> float | None:

@@ -30,7 +30,7 @@ class InPlaceHazard:
     reported.
 
     ## What to try
-    1. `x = x + y` in the place of `x += y`; `F.relu(x)` in the place of `x.relu_()`.
+    1. `x = x + y` instead of `x += y`; `F.relu(x)` instead of `x.relu_()`.
     2. Clone the tensor before it is changed.
     """
 
@@ -50,12 +50,12 @@ class InPlaceHazard:
             )
             return
         hazards = _hazards(probe)
-        told = hazards[0] if hazards else failure.text[:240]
+        what = hazards[0] if hazards else failure.text[:240]
         yield failed(
             self,
-            f"the backward pass needs a value that was changed in place: {told}",
+            f"the backward pass needs a value that was changed in place: {what}",
             f"{failure.kind} at {failure.where}",
-            "x = x + y  # in the place of x += y; or x = x.clone() before it",
+            "x = x + y  # instead of x += y; or x = x.clone() before it",
             tuple(hazards[1:3]),
         )
 

@@ -39,7 +39,7 @@ class InputScale:
             yield not_applicable(self, "the inputs are no floats")
             return
         worst = max(floats, key=lambda leaf: max(abs(leaf.low), abs(leaf.high)))
-        told = f"from {worst.low:.4g} to {worst.high:.4g}"
+        evidence = f"from {worst.low:.4g} to {worst.high:.4g}"
         first = next((m for m in probe.model.modules() if not list(m.children())), None)
         normed = first is not None and "Norm" in type(first).__name__
         image = len(worst.shape) == 4
@@ -49,10 +49,10 @@ class InputScale:
             yield warned(
                 self,
                 "the inputs are far from unit scale.",
-                told,
+                evidence,
                 "x = (x - x.mean()) / x.std()",
                 (worst.path,),
                 high=worst.high,
             )
         else:
-            yield passed(self, told)
+            yield passed(self, evidence)

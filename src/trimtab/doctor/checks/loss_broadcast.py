@@ -1,4 +1,4 @@
-"""WIRE019: outputs and targets of different shapes are spread over each other."""
+"""WIRE019: outputs and targets of different shapes are broadcast against each other."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from trimtab.doctor.target import raw_loss
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LossBroadcast:
-    """Outputs and targets of different shapes are spread over each other.
+    """Outputs and targets of different shapes are broadcast against each other.
 
     ## What it means
     `[B, 1]` minus `[B]` is `[B, B]`: each prediction is compared with every target, and the model learns their mean.
@@ -36,21 +36,21 @@ class LossBroadcast:
     causes: ClassVar[tuple[str, ...]] = ("targets-do-not-predict", "not-learning", "initial-loss")
 
     def run(self, probe: Probe) -> Iterator[Line]:
-        """Report pairs that are none."""
-        told = next((w for c in probe.calls for w in c.warnings if w.startswith("Using a target size")), "")
-        seen = broadcasts(probe) if not told and probe.through else []
-        if told or seen:
+        """Report outputs and targets that are broadcast."""
+        warning = next((w for c in probe.calls for w in c.warnings if w.startswith("Using a target size")), "")
+        seen = broadcasts(probe) if not warning and probe.through else []
+        if warning or seen:
             yield failed(
                 self,
-                "outputs and targets of different shapes are spread over each other.",
-                told.partition(". This will")[0][:160] or (seen or [""])[0],
+                "outputs and targets of different shapes are broadcast against each other.",
+                warning.partition(". This will")[0][:160] or (seen or [""])[0],
                 "loss = loss_fn(output.squeeze(-1), y)",
                 ("loss",),
             )
         elif not probe.through:
             yield not_applicable(self, probe.no_steps)
         elif seen is None:
-            yield not_applicable(self, "the step cannot be made under a look at every operation")
+            yield not_applicable(self, "the step cannot run while every operation is watched")
         else:
             yield passed(self, "no column meets a row in the loss")
 

@@ -23,7 +23,7 @@ class LossDetached:
 
     ## What to try
     1. Pass the model's output itself to the loss; log `loss.item()` beside it, not in its place.
-    2. Do not wrap a value in `torch.tensor(...)`: that makes a new tensor without a past.
+    2. Do not wrap a value in `torch.tensor(...)`: that makes a new tensor without a graph.
     """
 
     code: ClassVar[str] = "WIRE002"
@@ -41,9 +41,9 @@ class LossDetached:
     )
 
     def run(self, probe: Probe) -> Iterator[Line]:
-        """Report losses without a way back."""
+        """Report losses that are not connected to the weights."""
         if not probe.trainable:
-            yield not_applicable(self, "no parameter wants a gradient")
+            yield not_applicable(self, "no parameter requires a gradient")
             return
         if probe.failed_as == self.name:
             why = probe.failure.text[:120] if probe.failure else ""

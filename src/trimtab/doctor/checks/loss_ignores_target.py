@@ -11,7 +11,6 @@ import torch
 from trimtab.doctor.checklist import Line, failed, not_applicable, passed
 from trimtab.doctor.input_target import other_targets
 from trimtab.doctor.probe import Probe
-from trimtab.doctor.recording import Call
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +50,7 @@ class LossIgnoresTarget:
         plain, other = probe.once(probe.batch(0)), probe.once(changed)
         if plain.failure is not None or other.failure is not None or plain.loss is None or other.loss is None:
             yield not_applicable(self, "a step with other targets ended with an exception")
-        elif plain.loss == other.loss and _norms(plain) == _norms(other) and any(_norms(plain)):
+        elif plain.loss == other.loss and plain.grad_norms == other.grad_norms and any(plain.grad_norms):
             yield failed(
                 self,
                 "the loss is the same whatever the targets are.",
@@ -61,7 +60,3 @@ class LossIgnoresTarget:
             )
         else:
             yield passed(self, f"{plain.loss:.4g} with its own targets, {other.loss:.4g} with others")
-
-
-def _norms(call: Call) -> list[float]:
-    return [v for e in call.of("step") for v in e.facts["gradients"].present.values()]

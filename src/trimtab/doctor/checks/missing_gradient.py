@@ -39,7 +39,7 @@ class MissingGradient:
         if not probe.trainable:
             yield failed(
                 self,
-                "no parameter of the model wants a gradient: everything is frozen.",
+                "no parameter of the model requires a gradient: everything is frozen.",
                 f"requires_grad is False for all {sum(1 for _ in probe.model.parameters())} parameters",
                 "model.requires_grad_(True)",
                 tuple(n for n, _ in probe.model.named_parameters())[:8],

@@ -40,7 +40,7 @@ class NonfiniteGradient:
     )
 
     def run(self, probe: Probe) -> Iterator[Line]:
-        """Report gradients that are no numbers."""
+        """Report gradients that are NaN or Inf."""
         sound = [c for c in probe.through if c.loss is None or math.isfinite(c.loss)]
         steps = [e for c in sound for e in c.of("step") if not e.facts["in_scaler"]]
         if not steps:

@@ -35,7 +35,7 @@ class NonfiniteInput:
     causes: ClassVar[tuple[str, ...]] = ("*",)
 
     def run(self, probe: Probe) -> Iterator[Line]:
-        """Report values that are no numbers."""
+        """Report NaN and Inf in the batches."""
         scan = probe.scan
         bad = [leaf for leaf in scan.leaves.values() if leaf.nan or (leaf.inf and not leaf.mask_like)]
         floats = [leaf.path for leaf in scan.leaves.values() if leaf.is_float]
@@ -67,5 +67,5 @@ class NonfiniteInput:
         if leaf.path not in probe.roles.targets or first >= len(probe.scan.batches):
             return False
         call = probe.once(probe.scan.batches[first])
-        norms = [v for e in call.of("step") for v in e.facts["gradients"].present.values()]
+        norms = call.grad_norms
         return call.loss is not None and math.isfinite(call.loss) and bool(norms) and all(map(math.isfinite, norms))

@@ -31,7 +31,7 @@ class NonfiniteWeight:
     causes: ClassVar[tuple[str, ...]] = ("*",)
 
     def run(self, probe: Probe) -> Iterator[Line]:
-        """Report numbers that are none."""
+        """Report NaN and Inf in parameters and buffers."""
         bad = probe.nonfinite_at_start
         if bad:
             yield failed(

@@ -15,8 +15,8 @@ class NotLearning:
     """The loss of a single batch does not fall.
 
     ## What it means
-    A model that cannot learn one batch by heart cannot learn anything: something between data, loss and weights is
-    wired wrongly.
+    A model that cannot overfit one batch cannot learn anything: something between data, loss and weights is wired
+    wrongly.
 
     ## How it is checked
     The training's own step, again and again on one batch, with one seed, at the highest rate of its schedule. The loss
@@ -30,7 +30,7 @@ class NotLearning:
 
     code: ClassVar[str] = "LOSS004"
     name: ClassVar[str] = "not-learning"
-    title: ClassVar[str] = "one batch can be learned by heart"
+    title: ClassVar[str] = "the model can overfit one batch"
     causes: ClassVar[tuple[str, ...]] = ()
 
     def run(self, probe: Probe) -> Iterator[Line]:
@@ -42,7 +42,7 @@ class NotLearning:
         if here is None:
             yield not_applicable(self, "the step returns no loss, or ended with an exception")
         elif len(probe.optimizers) > 1:
-            yield not_applicable(self, f"{len(probe.optimizers)} optimizers pull at one loss, each its own way")
+            yield not_applicable(self, f"{len(probe.optimizers)} optimizers share the loss: it need not fall")
         elif here.fell:
             yield passed(self, f"from {here.first:.4g} to {here.last:.4g} in {here.num} calls on one batch")
         elif here.first == 0 or here.num_steps < 2:

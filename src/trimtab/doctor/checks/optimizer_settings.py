@@ -41,7 +41,7 @@ class OptimizerSettings:
 
     def run(self, probe: Probe) -> Iterator[Line]:
         """Report settings that cannot work."""
-        told: list[str] = []
+        settings: list[str] = []
         for optimizer, peaks in zip(probe.optimizers, probe.peak_rates, strict=True):
             for group, rate in zip(optimizer.param_groups, peaks, strict=True):
                 wrong = self._wrong(probe, optimizer, group, rate)
@@ -49,8 +49,8 @@ class OptimizerSettings:
                     cause, evidence, fix = wrong
                     yield failed(self, cause, f"{type(optimizer).__name__}: {evidence}", fix, ("optimizer",))
                     return
-                told.append(settings_of(optimizer, group))
-        yield passed(self, "; ".join(dict.fromkeys(told)))
+                settings.append(settings_of(optimizer, group))
+        yield passed(self, "; ".join(dict.fromkeys(settings)))
 
     def _wrong(
         self, probe: Probe, optimizer: Optimizer, group: dict[str, Any], rate: float
@@ -72,7 +72,7 @@ class OptimizerSettings:
         ratio = decay_against_gradient(probe, group, decay)
         if not decoupled and ratio > SWAMPED:
             evidence = f"weight_decay {decay:g} times the weights is {ratio:.0f} times the gradient"
-            return "the weight decay drowns the gradient.", evidence, "weight_decay=1e-4"
+            return "the weight decay is far larger than the gradient.", evidence, "weight_decay=1e-4"
         return None
 
 

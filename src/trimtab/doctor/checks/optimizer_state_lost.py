@@ -16,7 +16,7 @@ class OptimizerStateLost:
 
     ## What it means
     An optimizer that is built inside the loop begins each step without moments: Adam becomes the sign of a gradient,
-    momentum never builds up, and a scheduler moves the rate of an optimizer that nobody steps.
+    momentum never builds up, and a scheduler changes the rate of an optimizer that is never stepped.
 
     ## How it is checked
     Which optimizers step: those that were given never do, and no two calls are stepped by the same one.

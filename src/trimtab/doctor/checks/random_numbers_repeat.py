@@ -21,8 +21,8 @@ class RandomNumbersRepeat:
     what should vary is a constant.
 
     ## How it is checked
-    A step on one batch, begun with two different seeds. Where the generator ends in the same state both times, somebody
-    has set it in between.
+    A step on one batch, begun with two different seeds. Where the generator ends in the same state both times, the
+    step has set the seed in between.
 
     ## What to try
     1. `torch.manual_seed(seed)` once, before the loop.
@@ -48,7 +48,7 @@ class RandomNumbersRepeat:
         if calls[-1].failure is None and torch.equal(*ends):
             yield warned(
                 self,
-                "the seed is set anew inside the step: every step draws the same random numbers.",
+                "the seed is set again inside the step: every step draws the same random numbers.",
                 "begun with two different seeds, the generator ends a step in the same state",
                 "torch.manual_seed(0)  # once, before the loop",
                 ("torch.manual_seed",),

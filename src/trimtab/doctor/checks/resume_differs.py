@@ -19,8 +19,8 @@ class ResumeDiffers:
     The state of the optimizer, the scheduler, the scaler or the average is not all in its `state_dict`.
 
     ## How it is checked
-    As for the round trip of the model, with the states of all of them: the weights after the next step must be the same
-    to the bit.
+    As for the round trip of the model, with the states of all of them: the weights after the next step must be
+    bit-identical.
 
     ## What to try
     1. Save and load `optimizer`, `scheduler`, `scaler` and `ema` as well; `trimtab.Checkpointer` does all of it.
@@ -36,13 +36,13 @@ class ResumeDiffers:
         why = probe.no_steps or probe.too_slow or (probe.failed_as and "a step ended with an exception")
         found = None if why else resumed(probe)
         if found is None or found.error or found.loss is None or found.loss != found.again:
-            yield not_applicable(self, why or "the model itself does not come back the same")
+            yield not_applicable(self, why or "the model itself is not restored exactly")
         elif found.same_weights:
-            yield passed(self, "the weights after the next step are the same to the bit")
+            yield passed(self, "the weights after the next step are bit-identical")
         else:
             yield failed(
                 self,
-                "after a resume the next step is another one.",
+                "the next step after a resume differs.",
                 f"{found.num_different} parameters differ after it, at most by {found.difference:.2g}",
                 "torch.save({'optimizer': optimizer.state_dict(), ...})  # or trimtab.Checkpointer",
                 ("optimizer",),

@@ -1,4 +1,4 @@
-"""WIRE041: what the model says about one sample depends on the others of its batch."""
+"""WIRE041: the output for one sample depends on the other samples of its batch."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Given = tuple[nn.Module, Sequence[object], Mapping[str, object]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplesMixed:
-    """What the model says about one sample depends on the others of its batch.
+    """The output for one sample depends on the other samples of its batch.
 
     ## What it means
     A softmax, a mean or a recurrence runs over the samples instead of over features or time (`dim=0`, a recurrent or
@@ -35,7 +35,7 @@ class SamplesMixed:
 
     ## What to try
     1. `batch_first=True`, or `x.transpose(0, 1)` before the layer.
-    2. `dim=-1` in softmax and mean; `x.flatten(1)` in the place of a reshape.
+    2. `dim=-1` in softmax and mean; `x.flatten(1)` instead of a reshape.
     """
 
     code: ClassVar[str] = "WIRE041"
@@ -54,18 +54,18 @@ class SamplesMixed:
             given = [one for one in _given(probe) if _by_sample(probe, one, size)]
             probe.model.eval()
             shares = {probe.module_names[id(one[0])]: _share(probe, one, size) for one in given}
-        told = {name: share for name, share in shares.items() if share is not None}
-        mixed = [name for name, share in told.items() if share and share > VISIBLE]
+        moved = {name: share for name, share in shares.items() if share is not None}
+        mixed = [name for name, share in moved.items() if share and share > VISIBLE]
         if mixed:
             yield failed(
                 self,
-                "what the model says about one sample depends on the others of its batch.",
-                f"another first sample moves others in {', '.join(mixed)} by {told[mixed[0]]:.2g} of their spread",
+                "the output for one sample depends on the other samples of its batch.",
+                f"another first sample moves others in {', '.join(mixed)} by {moved[mixed[0]]:.2g} of their spread",
                 "batch_first=True  # and dim=-1 in softmax and mean: dimension 0 counts samples",
                 tuple(mixed),
             )
-        elif told:
-            yield passed(self, f"another first sample changes no other output of {', '.join(list(told)[:3])}")
+        elif moved:
+            yield passed(self, f"another first sample changes no other output of {', '.join(list(moved)[:3])}")
         else:
             yield not_applicable(self, "no output with one row per sample was seen")
 
@@ -97,7 +97,7 @@ def _given(probe: Probe) -> list[Given]:
         if inside and inside[-1] is module:
             inside.pop()
 
-    # Global hooks are not told keyword arguments: those of the model's own modules are.
+    # Global hooks get no keyword arguments; hooks of the model's own modules do.
     hooks = [m.register_forward_pre_hook(enter, with_kwargs=True) for m in probe.model.modules()]
     hooks.append(modules.register_module_forward_hook(leave))
     try:
@@ -131,7 +131,7 @@ def _share(probe: Probe, one: Given, size: int) -> float | None:
         return None
     scale = number((plain - plain.mean(0)).abs().max())
     if not scale > 0 or number((plain - again).abs().max()) > 0.1 * VISIBLE * scale:
-        return None  # it remembers, or throws dice of its own: the same input gives something else anyway
+        return None  # it keeps state or draws random numbers: the same input gives another output anyway
     return number((plain[2:] - other[2:]).abs().max()) / scale
 
 

@@ -40,10 +40,10 @@ class SaturatedUnits:
             yield not_applicable(self, "no hidden sigmoid or tanh is in the graph of the loss")
             return
         worst = max(found, key=lambda a: a.saturated_frac)
-        told = f"{worst.saturated_frac:.0%} of a {worst.kind} of shape {worst.shape} is within 0.001 of its ends"
+        evidence = f"{worst.saturated_frac:.0%} of a {worst.kind} of shape {worst.shape} is within 0.001 of its ends"
         if worst.saturated_frac >= ENDS:
             yield failed(
-                self, f"a {worst.kind} is saturated.", told, "nn.init.xavier_uniform_(layer.weight)", (worst.kind,)
+                self, f"a {worst.kind} is saturated.", evidence, "nn.init.xavier_uniform_(layer.weight)", (worst.kind,)
             )
         else:
             yield passed(self, f"{len(found)} outputs, at most {worst.saturated_frac:.0%} at the ends")

@@ -20,7 +20,7 @@ class StaleOptimizer:
     ones are kept alive for nothing.
 
     ## How it is checked
-    The parameters of the optimizers are held against those of the model: some that it has are in no optimizer, while
+    The parameters of the optimizers are compared with those of the model: some that it has are in no optimizer, while
     the optimizer has others that got no gradient.
 
     ## What to try

@@ -49,6 +49,6 @@ class StepException:
                 self,
                 f"the {failure.phase} pass raised {failure.kind}{where}: {failure.text[:200]}",
                 f"call {len(probe.calls) - 1}, at {failure.where or 'an unknown place'}",
-                f"# mend {failure.where}" if failure.where else "# see the traceback with --json",
+                f"# fix {failure.where}" if failure.where else "# see the traceback with --json",
                 (failure.module,) if failure.module else (),
             )

@@ -51,7 +51,7 @@ class WeightCorrupted:
     )
 
     def run(self, probe: Probe) -> Iterator[Line]:
-        """Report weights that somebody else moves."""
+        """Report weights that something else than the optimizer changes."""
         why = probe.no_steps or probe.too_slow
         if why:
             yield not_applicable(self, why)

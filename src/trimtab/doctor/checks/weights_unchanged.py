@@ -20,7 +20,7 @@ class WeightsUnchanged:
     rounding.
 
     ## How it is checked
-    Weights are compared to the bit before and after each call; what the optimizer holds must move where there is a
+    Weights are compared exactly before and after each call; what the optimizer holds must move where there is a
     gradient and a learning rate. A rate that a schedule is about to raise counts as raised.
 
     ## What to try
@@ -84,15 +84,15 @@ class WeightsUnchanged:
             )
         elif not live:
             yield not_applicable(self, "no parameter had a gradient at its step")
-        elif not moved and stepped:  # only watched: each step says how far it went, nobody looked from call to call
-            leaps = sorted(e.facts["update_ratio"] for e in stepped)
-            typical = leaps[len(leaps) // 2]
-            told = (
+        elif not moved and stepped:  # a recording has the size of each step, but not the change from call to call
+            ratios = sorted(e.facts["update_ratio"] for e in stepped)
+            typical = ratios[len(ratios) // 2]
+            evidence = (
                 f"{len(stepped)} of {probe.num_steps} steps moved the weights, typically by {typical:.1e} of their size"
             )
-            yield passed(self, told, update_ratio=typical)
+            yield passed(self, evidence, update_ratio=typical)
         elif not moved:
-            yield not_applicable(self, "nobody looked how far the weights went")
+            yield not_applicable(self, "the change of the weights was not measured")
         else:
             ratios = sorted(by / size for c in calls for key, (by, size) in c.changes.items() if by > 0 and size > 0)
             typical = ratios[len(ratios) // 2] if ratios else 0.0
