@@ -14,7 +14,7 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from tests.sample.loops import attached, mlp, train
 from trimtab.sample.probes.averaged import BUDGET, AveragedProbe
 from trimtab.sample.probes.ledger import MIN_KEPT
-from trimtab.torchutil.averaged_weights import averaged_weights
+from trimtab.torchutil.averaged_weights import average_mark, averaged_weights
 
 
 class Shadow:
@@ -104,6 +104,19 @@ def test_the_averages_are_read_and_not_the_live_model_beside_them(make: Any) -> 
     live = {p.data_ptr() for p in model.parameters()}
     assert [t.shape for _, t in found] == [p.shape for p in model.parameters()]
     assert not any(t.data_ptr() in live for _, t in found)
+
+
+@pytest.mark.parametrize("make", BESIDE)
+def test_the_mark_of_an_average_follows_the_averages_alone(make: Any) -> None:
+    model = mlp()
+    ema = make(model)
+    before = average_mark(ema)
+    with torch.no_grad():
+        next(model.parameters()).add_(1.0)
+    assert average_mark(ema) == before
+    with torch.no_grad():
+        averaged_weights(ema)[0][1].add_(1.0)
+    assert average_mark(ema) != before
 
 
 def test_a_shadow_that_is_still_empty_is_not_the_live_model() -> None:

@@ -27,11 +27,9 @@ def averaged_weights(average: object) -> list[tuple[str, Tensor]]:
         >>> averaged_weights({"weight": torch.zeros(1)})
         [('weight', tensor([0.]))]
     """
-    for held in (getattr(average, name, None) for name in AVERAGES):
-        if isinstance(held, nn.Module):
-            return averaged_weights(held)
-        if isinstance(held, Mapping | list | tuple):
-            return _named_tensors(held)
+    named = _held_under_known_names(average)
+    if named is not None:
+        return named
     if isinstance(average, nn.Module):
         inner = getattr(average, "module", None)
         return list((inner if isinstance(inner, nn.Module) else average).named_parameters())
@@ -50,9 +48,15 @@ def averaged_state(average: object) -> list[tuple[str, Tensor]]:
 
 
 def search_averaged_weights(average: object) -> list[Tensor]:
-    """Every weight that can be reached from an average of any class; the model's own may be among them."""
+    """Every weight that can be reached from an average of any class.
+
+    The model's own may be among them, except where the averages have a name of `AVERAGES`.
+    """
     if average is None:
         return []
+    named = _held_under_known_names(average)
+    if named is not None:
+        return [t for _, t in named if t.is_floating_point() and not t.is_meta]
     if isinstance(average, nn.Module):
         return [p for p in average.parameters() if not p.is_meta]
     found: list[Tensor] = [t for m in Memory(average).modules for t in m.parameters(recurse=False)]
@@ -67,6 +71,15 @@ def average_mark(average: object) -> float | None:
     if not tensors:
         return None
     return sum(float(t.detach().double().abs().sum()) + float(t.detach().double().sum()) for t in tensors)
+
+
+def _held_under_known_names(average: object) -> list[tuple[str, Tensor]] | None:
+    for held in (getattr(average, name, None) for name in AVERAGES):
+        if isinstance(held, nn.Module):
+            return averaged_weights(held)
+        if isinstance(held, Mapping | list | tuple):
+            return _named_tensors(held)
+    return None
 
 
 def _named_tensors(held: object) -> list[tuple[str, Tensor]]:
