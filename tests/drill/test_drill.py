@@ -18,7 +18,6 @@ from tests.drill import targets
 from trimtab.core.errors import InputError
 from trimtab.core.registry import all_rules
 from trimtab.doctor.target import check_target
-from trimtab.drill import words
 from trimtab.drill.faults import FAULTS, GROUPS, choose, fairly
 from trimtab.drill.page import to_html
 from trimtab.drill.score import (
@@ -35,7 +34,6 @@ from trimtab.drill.score import (
     harm_of,
     judge,
     score,
-    sentence,
 )
 from trimtab.drill.session import drill
 from trimtab.drill.trial import Run, added_cost
@@ -224,13 +222,13 @@ def test_recall_counts_what_ran_and_the_sentence_says_it() -> None:
     got = score(REPORT.rows)
     assert (got.num_found, got.num_faults, got.found_harmful, got.num_harmful) == (2, 4, 2, 3)
     assert (got.num_harmless, got.num_not_applicable, got.num_not_run) == (1, 1, 1)
-    assert sentence(REPORT) == (
+    assert REPORT.sentence == (
         "Found 2 of 3 harmful faults; median 2 steps after onset; 0 false alarms in 120 clean steps; "
         "cost 3.1 % of a step"
     )
-    assert not words.holds(REPORT)
-    assert words.holds(REPORT, 0.5)
-    assert not words.holds(replace(REPORT, false_alarms=(alarm("eval-mode", 3),)), 0.5)
+    assert not REPORT.holds()
+    assert REPORT.holds(0.5)
+    assert not replace(REPORT, false_alarms=(alarm("eval-mode", 3),)).holds(0.5)
 
 
 def test_the_page_stands_alone_and_is_safe() -> None:
@@ -298,12 +296,12 @@ def test_a_real_cost_is_told_through_noise() -> None:
 
 def test_a_cost_that_cannot_be_seen_is_said_to_be_so() -> None:
     noisy = replace(REPORT, cost_percent=None, noise_percent=66.0)
-    assert sentence(noisy).endswith("clean steps; cost not measurable")
-    assert words.cost(noisy) == "not measurable: the noise is 66 % of a step of 10 ms"
+    assert noisy.sentence.endswith("clean steps; cost not measurable")
+    assert noisy.cost == "not measurable: the noise is 66 % of a step of 10 ms"
     assert "not measurable: the noise is 66 %" in to_html(noisy)
     unknown = replace(REPORT, cost_percent=None, noise_percent=None, step_ms=None, cost_reason="no time was left")
-    assert sentence(unknown).endswith("clean steps")
-    assert words.cost(unknown) == "not measured (no time was left)"
+    assert unknown.sentence.endswith("clean steps")
+    assert unknown.cost == "not measured (no time was left)"
 
 
 def test_a_training_that_does_not_run_by_itself_cannot_be_drilled() -> None:

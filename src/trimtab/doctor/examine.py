@@ -55,7 +55,7 @@ def examine(
         with warnings.catch_warnings(), probe:
             warnings.simplefilter("ignore")  # warnings of the experiments are not shown
             lines = [line for check in chosen for line in _run(check, probe)]
-            traces = tuple(c.failure.trace for c in probe.calls if c.failure is not None)
+            traces = probe.traces
             steps = tuple(step_view(call, probe.batch(i), probe.roles) for i, call in enumerate(probe.calls))
     except RuntimeError as error:
         if not is_lost(error):
@@ -81,8 +81,7 @@ def examine_seen(probe: Probe, *, select: Iterable[str] = (), ignore: Iterable[s
     began = time.perf_counter()
     lines = [line for check in chosen for line in _run(check, probe)]
     steps = tuple(step_view(call, tuple(call.inputs)) for call in probe.calls)
-    traces = tuple(c.failure.trace for c in probe.calls if c.failure is not None)
-    return Report(lines=tuple(explained(lines)), steps=steps, seconds=time.perf_counter() - began, traces=traces)
+    return Report(lines=tuple(explained(lines)), steps=steps, seconds=time.perf_counter() - began, traces=probe.traces)
 
 
 def explained(lines: Iterable[Line]) -> list[Line]:

@@ -125,7 +125,7 @@ def _judged(probe: Probe, by: int, share: float, module: nn.Embedding, tokens: T
     if by == 1:
         return Shift(by=1, share=share, wrong=False, lookup=(module, tokens))
     if by == 0:
-        ahead = None if probe.too_slow or probe.no_steps else sees_ahead(probe, module, tokens)
+        ahead = None if probe.no_experiments else sees_ahead(probe, module, tokens)
         cause = "the targets are the input tokens themselves, not the next ones: copying is all there is to learn."
         return Shift(by=0, share=share, wrong=ahead == 0.0, cause=cause)
     cause = f"the targets are the tokens {abs(by)} places {'on' if by > 0 else 'back'}, not the next ones."
@@ -292,7 +292,7 @@ class Relation:
 
 def relation(probe: Probe) -> Relation | None:
     """What leads from inputs to targets; None where it cannot be asked: few samples, no numbers, too slow."""
-    if probe.no_steps or probe.too_slow or len(probe.scan.batches) < 4 or not _one_input(probe):
+    if probe.no_experiments or len(probe.scan.batches) < 4 or not _one_input(probe):
         return None
     if not _structured([dict(leaves(b))[probe.roles.inputs[0]] for b in probe.scan.batches]):
         return None  # random inputs: a trial of the code, with nothing to learn on purpose

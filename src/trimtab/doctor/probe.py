@@ -35,7 +35,69 @@ SLOW_S = 1.5  # a step that takes longer leaves no time for experiments, unless 
 LOOK_AHEAD = 2_000
 NUM_GRAPHS = 3
 """Calls whose graphs are read: they do not change from call to call."""
+NOISE = 1e-6
+"""Below this part of itself a change of a float32 loss is rounding."""
 T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Overfit:
+    """The losses of steps on one batch, again and again.
+
+    A ratio is how far a step moves the weights, as a part of their size; the largest is that of the first few steps.
+    """
+
+    losses: tuple[float, ...]
+    num_steps: int
+    median_ratio: float
+    largest_ratio: float
+    norm: float
+
+    @classmethod
+    def of_calls(cls, calls: list[Call]) -> Overfit | None:
+        """From the calls; None where fewer than three returned a loss."""
+        losses = [c.loss for c in calls if c.failure is None and c.loss is not None]
+        if len(losses) < 3:
+            return None
+        steps = [e for c in calls for e in c.of("step")]
+        ratios = [e.facts["update_ratio"] for e in steps]
+        return cls(
+            losses=tuple(losses),
+            num_steps=len(steps),
+            median_ratio=sorted(ratios)[len(ratios) // 2] if ratios else 0.0,
+            largest_ratio=max((v for v in ratios[:5] if math.isfinite(v)), default=0.0),
+            norm=math.hypot(*steps[0].facts["gradients"].present.values()) if steps else 0.0,
+        )
+
+    @property
+    def first(self) -> float:
+        """The loss before the first step."""
+        return self.losses[0]
+
+    @property
+    def last(self) -> float:
+        """The loss at the end; where it ended in NaN, that."""
+        return self.losses[-1]
+
+    @property
+    def num(self) -> int:
+        """How many calls there were."""
+        return len(self.losses)
+
+    @property
+    def fell(self) -> bool:
+        """Whether it came down, and is down at the end."""
+        late = [v for v in self.losses[len(self.losses) // 2 :] if math.isfinite(v)]
+        if not late or not math.isfinite(self.last):
+            return False
+        slack = NOISE * max(abs(self.first), 1e-12)
+        return sorted(late)[len(late) // 2] < self.first - slack
+
+    @property
+    def peak(self) -> float:
+        """The highest loss, in units of the first; infinite where it went beyond all numbers."""
+        top = max(v if math.isfinite(v) else math.inf for v in self.losses)
+        return top / abs(self.first) if self.first else math.inf
 
 
 class Probe:
@@ -208,6 +270,11 @@ class Probe:
         """The exception that ended the observed steps."""
         return next((c.failure for c in self.calls if c.failure is not None), None)
 
+    @property
+    def traces(self) -> tuple[str, ...]:
+        """The traceback of each call that ended with an exception."""
+        return tuple(c.failure.trace for c in self.calls if c.failure is not None)
+
     @cached_property
     def failed_as(self) -> str:
         """Its name; empty where every step came to its end."""
@@ -236,6 +303,10 @@ class Probe:
         """Modules by identity."""
         return {id(m): n or type(m).__name__ for n, m in self.model.named_modules()}
 
+    def modes_of(self, module: nn.Module) -> list[tuple[bool, bool]]:
+        """For each call that used a module: whether it was in training mode, and whether gradients were on."""
+        return [c.modules[id(module)] for c in self.calls if id(module) in c.modules]
+
     def cached(self, key: Hashable, make: Callable[[], T]) -> T:
         """What `make` returns; it is called once for each key."""
         if key not in self._cache:
@@ -260,6 +331,11 @@ class Probe:
         if self.step_s > SLOW_S and not self.options.full:
             return f"a step takes {self.step_s:.1f} s; --full runs it"
         return ""
+
+    @property
+    def no_experiments(self) -> str:
+        """Why no experiment can be made on the steps; empty where one can."""
+        return self.no_steps or self.too_slow
 
     def affordable(self, most: int, least: int = 3, seconds: float = TRIAL_S) -> int:
         """How many steps an experiment may take."""
@@ -315,6 +391,18 @@ class Probe:
         num = self.affordable(30, least=8)
         with self.trial():
             return self.run([self.batch(0)] * num, listen=True, seeds=[self.options.seed] * num)
+
+    def overfit(self, factor: float = 1.0) -> Overfit | None:
+        """Train on one batch at the training's own rate times a factor; None where the step returns no loss."""
+        if factor == 1.0:
+            return Overfit.of_calls(self.fixed)
+        return self.cached(("overfit", factor), lambda: self._overfit_at(factor))
+
+    def _overfit_at(self, factor: float) -> Overfit | None:
+        num = self.affordable(20, least=6, seconds=1.5)
+        with self.trial():
+            self.scale_rates(factor)
+            return Overfit.of_calls(self.run([self.batch(0)] * num, listen=True, seeds=[self.options.seed] * num))
 
     @cached_property
     def varied(self) -> list[Call]:
@@ -386,81 +474,3 @@ def frozen_schedule(scheduler: Scheduler) -> Iterator[None]:
         yield
     finally:
         undo()
-
-
-NOISE = 1e-6
-"""Below this part of itself a change of a float32 loss is rounding."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Course:
-    """Losses of one batch, step by step.
-
-    A ratio is how far a step moves the weights, as a part of their size; the largest is that of the first few steps.
-    """
-
-    losses: tuple[float, ...]
-    num_steps: int
-    median_ratio: float
-    largest_ratio: float
-    norm: float
-
-    @property
-    def first(self) -> float:
-        """The loss before the first step."""
-        return self.losses[0]
-
-    @property
-    def last(self) -> float:
-        """The loss at the end; where it ended in NaN, that."""
-        return self.losses[-1]
-
-    @property
-    def num(self) -> int:
-        """How many calls there were."""
-        return len(self.losses)
-
-    @property
-    def fell(self) -> bool:
-        """Whether it came down, and is down at the end."""
-        late = [v for v in self.losses[len(self.losses) // 2 :] if math.isfinite(v)]
-        if not late or not math.isfinite(self.last):
-            return False
-        slack = NOISE * max(abs(self.first), 1e-12)
-        return sorted(late)[len(late) // 2] < self.first - slack
-
-    @property
-    def peak(self) -> float:
-        """The highest loss, in units of the first; infinite where it went beyond all numbers."""
-        top = max(v if math.isfinite(v) else math.inf for v in self.losses)
-        return top / abs(self.first) if self.first else math.inf
-
-
-def course(probe: Probe, factor: float = 1.0) -> Course | None:
-    """The course at the training's own rate times a factor; None where the step returns no loss."""
-    if factor == 1.0:
-        return _course_of(probe.fixed)
-    return probe.cached(("course", factor), lambda: _course_at(probe, factor))
-
-
-def _course_at(probe: Probe, factor: float) -> Course | None:
-    num = probe.affordable(20, least=6, seconds=1.5)
-    with probe.trial():
-        probe.scale_rates(factor)
-        return _course_of(probe.run([probe.batch(0)] * num, listen=True, seeds=[probe.options.seed] * num))
-
-
-def _course_of(calls: list[Call]) -> Course | None:
-    losses = [c.loss for c in calls if c.failure is None and c.loss is not None]
-    if len(losses) < 3:
-        return None
-    steps = [e for c in calls for e in c.of("step")]
-    ratios = [e.facts["update_ratio"] for e in steps]
-    norms = [math.sqrt(sum(v * v for v in e.facts["gradients"].present.values())) for e in steps]
-    return Course(
-        losses=tuple(losses),
-        num_steps=len(steps),
-        median_ratio=sorted(ratios)[len(ratios) // 2] if ratios else 0.0,
-        largest_ratio=max((v for v in ratios[:5] if math.isfinite(v)), default=0.0),
-        norm=norms[0] if norms else 0.0,
-    )

@@ -42,7 +42,7 @@ class BatchnormFrozen:
         if not layers:
             yield not_applicable(self, "there is no BatchNorm")
             return
-        modes = {n: [c.modules[id(m)] for c in probe.calls if id(m) in c.modules] for n, m in layers.items()}
+        modes = {n: probe.modes_of(m) for n, m in layers.items()}
         off = tuple(
             n
             for n, seen in modes.items()

@@ -52,7 +52,7 @@ class DropoutInactive:
     def run(self, probe: Probe) -> Iterator[Line]:
         """Report Dropout in the wrong mode."""
         layers = {n: m for n, m in probe.model.named_modules() if isinstance(m, _DropoutNd) and m.p > 0}
-        modes = {n: [c.modules[id(m)] for c in probe.calls if id(m) in c.modules] for n, m in layers.items()}
+        modes = {n: probe.modes_of(m) for n, m in layers.items()}
         off = tuple(
             n
             for n, seen in modes.items()

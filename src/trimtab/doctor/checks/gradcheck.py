@@ -49,7 +49,7 @@ class Gradcheck:
 
     def run(self, probe: Probe) -> Iterator[Line]:
         """Report gradients that lead elsewhere."""
-        why = probe.no_steps or probe.too_slow
+        why = probe.no_experiments
         found: list[Slope] | str = why or slopes(probe)
         if isinstance(found, str):
             yield not_applicable(self, found)

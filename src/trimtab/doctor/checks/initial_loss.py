@@ -11,7 +11,7 @@ import torch
 
 from trimtab.doctor.checklist import Line, not_applicable, passed, warned
 from trimtab.doctor.loss_graph import FAR_FROM_CHANCE, chance_of, first_loss
-from trimtab.doctor.probe import Probe, course
+from trimtab.doctor.probe import Probe
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +50,7 @@ class InitialLoss:
         if _tied(probe):
             yield passed(self, f"{evidence}; the output layer is an embedding, whose scale is that of its tokens")
             return
-        here = None if probe.too_slow else course(probe)
+        here = None if probe.too_slow else probe.overfit()
         if here is not None and first < FAR_FROM_CHANCE * chance and here.last < 0.7 * here.first:
             yield passed(self, f"{evidence}; it falls to {here.last:.4g} within {here.num} steps on one batch")
             return

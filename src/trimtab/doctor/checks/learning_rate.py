@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from trimtab.doctor.checklist import Line, failed, not_applicable, passed
-from trimtab.doctor.probe import Probe, course
+from trimtab.doctor.probe import Probe
 from trimtab.torchutil.param_groups import groups_of
 
 SMALL, TINY = 1e-7, 1e-7
@@ -57,7 +57,7 @@ class LearningRate:
             yield self._wrong(
                 "every learning rate is 0, and no schedule is stepped that would raise it.", settings, 0.0
             )
-        elif probe.too_slow or probe.no_steps:
+        elif probe.no_experiments:
             high = max(peaks) > 1.0 and any("betas" in g for g in groups_of(*probe.optimizers))
             if high:
                 yield self._wrong(
@@ -71,7 +71,7 @@ class LearningRate:
     def _by_effect(self, probe: Probe, settings: str, top: float) -> Iterator[Line]:
         ratios = [e.facts["update_ratio"] for c in (*probe.calls, *probe.fixed) for e in c.of("step")]
         largest = max((v for v in ratios if math.isfinite(v)), default=0.0)
-        here = course(probe)
+        here = probe.overfit()
         if largest > FAR:
             evidence = f"{settings}; one step moves the weights by {largest:.3g} times their own size"
             cause = f"a learning rate of {top:.3g} is too high: one step overwrites the weights."
@@ -81,7 +81,7 @@ class LearningRate:
             yield passed(self, settings)
             return
         if here.peak > HIGH or (here.peak > RISEN and here.largest_ratio > 1.0):
-            slower = course(probe, 0.01)
+            slower = probe.overfit(0.01)
             if slower is not None and slower.fell and slower.peak < RISEN:
                 evidence = (
                     f"{settings}; on one batch the loss went from {here.first:.4g} to {here.peak * here.first:.4g}, "
@@ -90,7 +90,7 @@ class LearningRate:
                 )
                 yield self._wrong(f"a learning rate of {top:.3g} is too high: the loss jumps up.", evidence, top)
                 return
-        faster = course(probe, 1e-3 / top) if top < SMALL else None
+        faster = probe.overfit(1e-3 / top) if top < SMALL else None
         if faster is not None and faster.fell and (not here.fell or here.median_ratio < TINY):
             evidence = f"{settings}; a step moves weights by {here.median_ratio:.1e} of their size"
             yield self._wrong(f"a learning rate of {top:.3g} is too low to learn anything.", evidence, top)

@@ -41,8 +41,8 @@ class LossIgnoresInput:
 
     def run(self, probe: Probe) -> Iterator[Line]:
         """Report losses that stay the same on other data."""
-        if probe.too_slow or probe.no_steps:
-            yield not_applicable(self, probe.no_steps or probe.too_slow)
+        if probe.no_experiments:
+            yield not_applicable(self, probe.no_experiments)
             return
         changed = other_inputs(probe)
         if changed is None:

@@ -37,9 +37,9 @@ class LossIgnoresTarget:
     def run(self, probe: Probe) -> Iterator[Line]:
         """Report losses that stay the same with other targets."""
         facts = probe.facts
-        if probe.too_slow or probe.no_steps or probe.target.step_fn is not None or not facts.kind:
+        if probe.no_experiments or probe.target.step_fn is not None or not facts.kind:
             why = "it is not known which part of the batch is the target, or whether the loss compares with it"
-            yield not_applicable(self, probe.no_steps or probe.too_slow or why)
+            yield not_applicable(self, probe.no_experiments or why)
             return
         own = facts.target
         made = own is not None and own.dim() == 1 and torch.equal(own, torch.arange(len(own), device=own.device))

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from trimtab.doctor.checklist import Line, failed, not_applicable, passed
-from trimtab.doctor.probe import Probe, course
+from trimtab.doctor.probe import Probe
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,10 +35,10 @@ class NotLearning:
 
     def run(self, probe: Probe) -> Iterator[Line]:
         """Report a loss that stays where it is."""
-        if probe.too_slow or probe.no_steps:
-            yield not_applicable(self, probe.no_steps or probe.too_slow)
+        if probe.no_experiments:
+            yield not_applicable(self, probe.no_experiments)
             return
-        here = course(probe)
+        here = probe.overfit()
         if here is None:
             yield not_applicable(self, "the step returns no loss, or ended with an exception")
         elif len(probe.optimizers) > 1:
@@ -48,7 +48,7 @@ class NotLearning:
         elif here.first == 0 or here.num_steps < 2:
             yield not_applicable(self, f"the loss is {here.first:.4g}; {here.num_steps} steps were made")
         else:
-            slower = course(probe, 0.01)
+            slower = probe.overfit(0.01)
             if slower is not None and slower.fell:
                 yield passed(self, f"from {slower.first:.4g} to {slower.last:.4g} at a hundredth of the rate")
                 return

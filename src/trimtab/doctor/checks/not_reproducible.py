@@ -42,8 +42,8 @@ class NotReproducible:
 
     def run(self, probe: Probe) -> Iterator[Line]:
         """Report runs that cannot be repeated."""
-        if probe.no_steps or probe.too_slow:
-            yield not_applicable(self, probe.no_steps or probe.too_slow)
+        if probe.no_experiments:
+            yield not_applicable(self, probe.no_experiments)
             return
         num = probe.affordable(4, least=2, seconds=1.0)
         first, second, same = _twice(probe, num)

@@ -36,7 +36,7 @@ class RandomNumbersRepeat:
 
     def run(self, probe: Probe) -> Iterator[Line]:
         """Report a seed that is set in every step."""
-        why = probe.no_steps or probe.too_slow
+        why = probe.no_experiments
         if why:
             yield not_applicable(self, why)
             return

@@ -33,7 +33,7 @@ class ResumeDiffers:
 
     def run(self, probe: Probe) -> Iterator[Line]:
         """Report a different next step."""
-        why = probe.no_steps or probe.too_slow or (probe.failed_as and "a step ended with an exception")
+        why = probe.no_experiments or (probe.failed_as and "a step ended with an exception")
         found = None if why else resumed(probe)
         if found is None or found.error or found.loss is None or found.loss != found.again:
             yield not_applicable(self, why or "the model itself is not restored exactly")

@@ -45,7 +45,7 @@ class SamplesMixed:
 
     def run(self, probe: Probe) -> Iterator[Line]:
         """Report outputs that move with another sample."""
-        why = probe.no_steps or probe.too_slow or _unsure(probe)
+        why = probe.no_experiments or _unsure(probe)
         if why:
             yield not_applicable(self, why)
             return

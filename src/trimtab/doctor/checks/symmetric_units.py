@@ -51,7 +51,7 @@ class SymmetricUnits:
 
     def run(self, probe: Probe) -> Iterator[Line]:
         """Report layers whose units nothing tells apart."""
-        why = probe.no_steps or probe.too_slow
+        why = probe.no_experiments
         layers = {n: m for n, m in probe.model.named_modules() if isinstance(m, KINDS) and _counts(probe, m.weight)}
         suspects = {n: m for n, m in layers.items() if _alike(m.weight)}
         if why or not suspects:

@@ -35,7 +35,7 @@ class TargetLeak:
     def run(self, probe: Probe) -> Iterator[Line]:
         """Report a view of the future."""
         shift = shift_of_tokens(probe) if probe.calls and probe.scan.batches else None
-        if shift is None or shift.by != 1 or probe.too_slow or probe.no_steps:
+        if shift is None or shift.by != 1 or probe.no_experiments:
             yield not_applicable(self, "targets are not the next tokens of the input")
             return
         ahead = None if shift.lookup is None else sees_ahead(probe, *shift.lookup)

@@ -52,7 +52,7 @@ class WeightCorrupted:
 
     def run(self, probe: Probe) -> Iterator[Line]:
         """Report weights that something else than the optimizer changes."""
-        why = probe.no_steps or probe.too_slow
+        why = probe.no_experiments
         if why:
             yield not_applicable(self, why)
             return
