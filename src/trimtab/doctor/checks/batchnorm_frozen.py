@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import ClassVar
 
 from torch.nn.modules.batchnorm import _BatchNorm
@@ -14,7 +13,6 @@ from trimtab.doctor.gradient_reach import learns
 from trimtab.doctor.probe import Probe
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class BatchnormFrozen:
     """A BatchNorm layer that learns does not follow its batches.
 

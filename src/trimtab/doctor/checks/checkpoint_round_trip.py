@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import ClassVar
 
 from trimtab.doctor.checklist import Line, failed, not_applicable, passed, warned
@@ -11,7 +10,6 @@ from trimtab.doctor.probe import Probe
 from trimtab.doctor.repeatability import resumed
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointRoundTrip:
     """A model that is saved and loaded is not the same model.
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from statistics import median
 from typing import ClassVar
 
@@ -15,7 +14,6 @@ from trimtab.doctor.probe import Probe
 MOST = 3_000.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class ChronicClipping:
     """Clipping leaves next to nothing of the gradient.
 

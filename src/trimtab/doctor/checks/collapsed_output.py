@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import ClassVar
 
 from trimtab.doctor.checklist import Line, failed, not_applicable, passed
@@ -13,7 +12,6 @@ from trimtab.sample.transfer import number
 SAME = 1e-6
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class CollapsedOutput:
     """The output is the same for every sample.
 

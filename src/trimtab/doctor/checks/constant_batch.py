@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import ClassVar
 
 from trimtab.doctor.checklist import Line, failed, not_applicable, passed
@@ -13,7 +12,6 @@ MIN_ROWS = 8
 """With fewer samples being equal may be chance."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class ConstantBatch:
     """All samples are the same, or all targets are.
 

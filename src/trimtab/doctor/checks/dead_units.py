@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import ClassVar
 
 from trimtab.doctor.checklist import Line, failed, not_applicable, passed, warned
@@ -14,7 +13,6 @@ MIN_ROWS = 32
 DEAD, MANY = 0.95, 0.8
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class DeadUnits:
     """Most units of a layer output 0 for every input.
 

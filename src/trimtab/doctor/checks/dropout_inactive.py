@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
@@ -20,7 +19,6 @@ from trimtab.doctor.target import raw_loss
 DROPS = ("dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout", "feature_alpha_dropout")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class DropoutInactive:
     """Dropout does nothing in training, or goes on in evaluation.
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import ClassVar, ParamSpec, TypeVar
 
@@ -19,7 +18,6 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class EmaNotMoving:
     """The averaged weights do not change, or are not a copy.
 

@@ -23,7 +23,6 @@ STEPS = (1.0, 0.5, 0.25, 0.125)
 CONVERGED, OFF = 0.1, 0.3
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Gradcheck:
     """The gradients are not those of the loss.
 

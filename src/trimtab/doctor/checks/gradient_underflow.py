@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import ClassVar
 
 import torch
@@ -21,7 +21,6 @@ SHARE, LITTLE = 0.1, 0.001
 """How much may be lost with a scaler, and how much without one is already proof."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class GradientUnderflow:
     """Gradients are lost because float16 cannot hold them.
 

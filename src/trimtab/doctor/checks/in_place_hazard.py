@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
@@ -16,7 +15,6 @@ from trimtab.doctor.target import raw_loss
 from trimtab.torchutil.inplace import check_inplace_operations
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class InPlaceHazard:
     """A value that the backward pass needs was changed in place.
 

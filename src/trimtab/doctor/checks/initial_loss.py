@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
@@ -14,7 +13,6 @@ from trimtab.doctor.loss_graph import FAR_FROM_CHANCE, chance_of, first_loss
 from trimtab.doctor.probe import Probe
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class InitialLoss:
     """The first loss is far above that of guessing.
 

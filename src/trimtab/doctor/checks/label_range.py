@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import ClassVar
 
 from torch import nn
@@ -15,7 +14,6 @@ from trimtab.doctor.observed_step import is_lost
 from trimtab.doctor.probe import Probe
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class LabelRange:
     """A label or a token is out of range.
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import ClassVar
 
 from trimtab.doctor.checklist import Line, failed, not_applicable, passed
@@ -19,7 +18,6 @@ FAR = 10.0
 """A step of this many times the size of the weights overwrites them."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class LearningRate:
     """The learning rate is 0, far too low or far too high.
 

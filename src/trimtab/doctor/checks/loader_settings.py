@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import ClassVar
 
 from trimtab.doctor.checklist import Line, not_applicable, passed, warned
@@ -12,7 +11,6 @@ from trimtab.doctor.probe import Probe
 WAITS = 0.3
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class LoaderSettings:
     """The loader is not set up to feed a GPU.
 

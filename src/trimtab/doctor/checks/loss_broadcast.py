@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import ClassVar
 
 from torch import Tensor
@@ -16,7 +15,6 @@ from trimtab.doctor.probe import Probe
 from trimtab.doctor.target import raw_loss
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class LossBroadcast:
     """Outputs and targets of different shapes are broadcast against each other.
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import ClassVar
 
 from trimtab.doctor.checklist import Line, failed, not_applicable, passed, warned
@@ -12,7 +11,6 @@ from trimtab.doctor.probe import Probe
 LOW, HIGH = 1e-4, 1e3
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class LossScale:
     """The loss is multiplied by a very large or very small factor.
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import ClassVar
 
 from trimtab.doctor.checklist import Line, failed, not_applicable, passed
@@ -11,7 +10,6 @@ from trimtab.doctor.probe import Probe
 from trimtab.torchutil.param_groups import groups_of
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class LossSign:
     """The loss is made larger instead of smaller.
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import ClassVar
 
 from trimtab.core.window import listed
@@ -12,7 +11,6 @@ from trimtab.doctor.gradient_reach import active, never, ran_without_grad, was_c
 from trimtab.doctor.probe import Probe
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class MissingGradient:
     """Parameters that should learn get no gradient at all.
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
@@ -17,7 +16,6 @@ ROUNDING = 1e-5
 ORDERED = ", with algorithms of a fixed order; without them the GPU adds in any order"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class NotReproducible:
     """Two runs from the same state, with the same seed and data, differ.
 

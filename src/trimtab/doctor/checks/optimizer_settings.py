@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any, ClassVar, SupportsFloat
 
 from torch.optim import Optimizer
@@ -18,7 +17,6 @@ SWAMPED = 100.0
 """How many times the gradient a weight decay that is added to it may be."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class OptimizerSettings:
     """An optimizer setting that no training is meant to have.
 

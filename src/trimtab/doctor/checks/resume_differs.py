@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import ClassVar
 
 from trimtab.doctor.checklist import Line, failed, not_applicable, passed
@@ -11,7 +10,6 @@ from trimtab.doctor.probe import Probe
 from trimtab.doctor.repeatability import resumed
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class ResumeDiffers:
     """A training that is saved and resumed goes on differently.
 

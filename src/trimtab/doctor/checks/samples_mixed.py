@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
@@ -21,7 +20,6 @@ VISIBLE = 1e-3
 Given = tuple[nn.Module, Sequence[object], Mapping[str, object]]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class SamplesMixed:
     """The output for one sample depends on the other samples of its batch.
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import ClassVar
 
 from trimtab.doctor.checklist import Line, failed, not_applicable, passed
@@ -12,7 +11,6 @@ from trimtab.doctor.probe import Probe
 ENDS = 0.8
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class SaturatedUnits:
     """Nearly all outputs of a sigmoid or tanh lie at its ends.
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import ClassVar
 
 from trimtab.doctor.checklist import Line, failed, not_applicable, passed
@@ -12,7 +11,6 @@ from trimtab.doctor.probe import Probe, current_rates
 from trimtab.torchutil.optimizer_argument import innermost
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulerOrder:
     """The schedule is stepped at the wrong place, or for the wrong optimizer.
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
@@ -18,7 +17,6 @@ EQUAL = 1e-6
 KINDS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class SymmetricUnits:
     """All units of a layer are the same, and stay so.
 

@@ -23,7 +23,6 @@ BOUNDS = ((0.03, 5.0), (0.1, 2.0))
 """Part of their size, times what the step did: clamps, norms and decay by hand move weights by less than that."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class WeightCorrupted:
     """Weights are changed between steps, and not by the optimizer.
 
