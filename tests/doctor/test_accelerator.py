@@ -82,7 +82,7 @@ def test_e12_an_assertion_in_a_kernel_is_named_label_range():
     assert told.subject == ("1",)
 
 
-def test_e12_a_gpu_that_answers_no_more_still_gives_a_list(monkeypatch):
+def test_e12_a_gpu_that_has_failed_still_gives_a_list(monkeypatch):
     def lost(self):
         raise RuntimeError(ASSERTED)
 
@@ -92,7 +92,7 @@ def test_e12_a_gpu_that_answers_no_more_still_gives_a_list(monkeypatch):
     report = look(broken)
     assert [one.name for one in report.of(Status.FAIL)] == ["label-range"]
     assert "from -1 to 1" in line(report, "label-range").evidence
-    assert "answers no more" in line(report, "not-learning").evidence
+    assert "the GPU has failed" in line(report, "not-learning").evidence
 
 
 def test_e12_other_errors_of_the_probe_are_not_swallowed(monkeypatch):

@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Any
+from typing import TypedDict
 
 from trimtab.core.config import Config
 from trimtab.core.policy import remedies_for
@@ -134,10 +134,9 @@ def gather(finding: Finding, window: Window, config: Config, spent: int = 0) -> 
     """The circumstances of `finding`, which is about the newest sample of `window`. Pure."""
     now = window.now.scalars
     recent = [*window.past, now][-NUM_PAST:]
-    clipping = _clipping(recent, config)
+    by_loop, clipping = _clipping(recent, config)
     if finding.name == "chronic-clipping":  # the rule has looked at what matters more closely
         clipping |= {"clipping": True, "clip_rate": 1.0, "kept": finding.evidence.get("coef", UNKNOWN)}
-    by_loop = clipping.pop("by_loop")
     before = [s["grad_norm"] / _handed(s, by_loop) for s in recent[:-1] if math.isfinite(s.get("grad_norm", UNKNOWN))]
     norm_rises = _rises(before, 2.0)
     losses = [s["loss"] for s in window.past if "loss" in s]
@@ -205,8 +204,18 @@ def gather(finding: Finding, window: Window, config: Config, spent: int = 0) -> 
     )
 
 
-def _clipping(recent: Sequence[Mapping[str, float]], config: Config) -> dict[str, Any]:
-    """Who clips, to what, how often, and what is left. A loop's own clipping shows in what it hands over."""
+class _Clipping(TypedDict):
+    """The facts about clipping, by their names in `Facts`."""
+
+    clipping: bool
+    adaptive: bool
+    limit: float
+    clip_rate: float
+    kept: float
+
+
+def _clipping(recent: Sequence[Mapping[str, float]], config: Config) -> tuple[bool, _Clipping]:
+    """Whether the loop itself clips (the norms it hands over show it), and all facts about clipping."""
     by_guard = config.mode != "observe" and bool(config.clip)
     handed = [s["handed"] for s in recent if math.isfinite(s.get("handed", UNKNOWN))]
     # The same factor in every step is a division (by micro-batches, say), not a clip.
@@ -218,8 +227,7 @@ def _clipping(recent: Sequence[Mapping[str, float]], config: Config) -> dict[str
     if math.isnan(limit):  # what a clipped step is left with is the limit, if it is always the same
         left = [s["grad_norm"] * s.get("clip_coef", 1.0) for s in used if "grad_norm" in s and _is_clipped(s, by_loop)]
         limit = left[-1] if len(left) > 3 and 0 < max(left) < 1.01 * min(left) else UNKNOWN
-    return {
-        "by_loop": by_loop,
+    return by_loop, {
         "clipping": by_guard or by_loop or bool(clipped),
         "adaptive": by_guard and config.clip.adaptive is not None,
         "limit": limit,
@@ -421,10 +429,3 @@ def _holds(who: Recommendation, condition: Condition, facts: Facts) -> bool:
             "advice: the condition of %s failed (%s: %s) and is passed over", who.id, type(error).__name__, error
         )
         return False
-
-
-def unknown_findings(table: Iterable[Recommendation], known: Iterable[str]) -> Mapping[str, tuple[str, ...]]:
-    """Names that recommendations attach to and no rule has: each is a mistake in the table."""
-    names = frozenset(known)
-    wrong = {r.id: tuple(n for n in r.findings if n not in names) for r in table}
-    return {key: bad for key, bad in wrong.items() if bad}

@@ -66,7 +66,7 @@ def examine(
 
 def _after_assertion(chosen: Iterable[Check], probe: Probe, error: Exception) -> list[Line]:
     """The list of a training whose GPU has failed: it uses only what was noted before."""
-    why = f"the GPU answers no more: {str(error).splitlines()[0][:120]}"
+    why = f"the GPU has failed: {str(error).splitlines()[0][:120]}"
     asked = {check.name: check for check in chosen} | {LabelRange.name: LabelRange()}
     return [
         line
