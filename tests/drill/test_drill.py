@@ -57,7 +57,7 @@ def clean_of(target: str = "build") -> Result:
 
 def row_of(fault: str, target: str = "build") -> Row:
     clean = clean_of(target)
-    return judge(FAULTS[fault], 0, SHORT.onset, clean, train(fault, target, theirs=clean.theirs))
+    return judge(FAULTS[fault], 0, SHORT.onset, clean, train(fault, target, steps_itself=clean.steps_itself))
 
 
 # ---------------------------------------------------------------------------------------------------- the catalogue
@@ -125,7 +125,7 @@ def test_nobody_steps_twice_and_a_guard_that_observes_changes_nothing(target: st
     run = Run(build(task), task)
     result = run.train()
     assert {int(state["step"]) for state in run.optimizers[0].state.values()} == {8}
-    assert result.theirs == (target == "by_itself")
+    assert result.steps_itself == (target == "by_itself")
     assert result.losses == train(target=target, num_steps=8, onset=4, guarded=not guarded).losses
     assert torch.autograd.backward.__module__ == "torch.autograd"
 

@@ -61,8 +61,13 @@ def as_loss(value: object) -> object:
     return value
 
 
-def make_call(target: Target, batch: object, watch: Watch, options: Options, *, ours: bool | None) -> tuple[Call, bool]:
-    """One call on a batch; says whether backward and step were ours to run. `ours` is None while that is not known."""
+def make_call(
+    target: Target, batch: object, watch: Watch, options: Options, *, doctor_steps: bool | None
+) -> tuple[Call, bool]:
+    """Make one call on a batch; also returns whether doctor had to run backward and step, as `step_fn` does not.
+
+    `doctor_steps` is None while that is not known yet.
+    """
     call = watch.begin()
     before = _weights(target, watch)
     began = time.perf_counter()
@@ -70,13 +75,13 @@ def make_call(target: Target, batch: object, watch: Watch, options: Options, *, 
         warnings.simplefilter("always")
         try:
             value = as_loss(raw_loss(target, batch))
-            if ours is None:
-                ours = not (call.of("backward") or call.of("step"))
+            if doctor_steps is None:
+                doctor_steps = not (call.of("backward") or call.of("step"))
             _note_loss(call, value)
-            if ours and any(needs_closure(one) for one in target.optimizers):
+            if doctor_steps and any(needs_closure(one) for one in target.optimizers):
                 _step_by_closure(target, batch)
                 update_schedule_and_ema(target)
-            elif ours:
+            elif doctor_steps:
                 _step(target, value, options, call)
                 update_schedule_and_ema(target)
         except Exception as error:  # whatever it is, it is the user's training that raised it
@@ -86,7 +91,7 @@ def make_call(target: Target, batch: object, watch: Watch, options: Options, *, 
     call.changes = {key: _change(p, old) for key, (p, old) in before.items()}
     call.rates = {id(o): tuple(rates_of(o, missing=math.nan, wait=True)) for o in target.optimizers}
     _note_norms(call)
-    return call, bool(ours)
+    return call, bool(doctor_steps)
 
 
 @contextmanager
@@ -107,11 +112,11 @@ def scaler_is_on(scaler: object) -> bool:
 
 
 def amp_dtype(target: Target, options: Options) -> torch.dtype | None:
-    """What a forward pass runs in: as asked, else float16 where there is a scaler and the step is ours."""
+    """What a forward pass runs in: as asked, else float16 where there is a scaler and no `step_fn`."""
     if options.amp_dtype == "auto":
-        ours = target.step_fn is None and target.scaler is not None and scaler_is_on(target.scaler)
+        scaled = target.step_fn is None and target.scaler is not None and scaler_is_on(target.scaler)
         half = any(p.dtype is torch.float16 for p in target.model.parameters())
-        return torch.float16 if ours and not half else None
+        return torch.float16 if scaled and not half else None
     return DTYPES.get(options.amp_dtype)
 
 

@@ -122,7 +122,7 @@ class Probe:
         self.target, self.options, self.watch, self.schedulers = target, options, watch, schedulers
         self.calls, self.scan = list(calls), Scan() if data is None else data
         self.again, self.watched_only = again, watched_only
-        self.ours = not watched_only
+        self.doctor_steps = not watched_only  # whether doctor runs backward and step, as step_fn does not
         self.nonfinite_at_start = self.split_twins = self.broken_ties = tuple[str, ...]()
         self.average_at_start: float | None = None
         self.num_ties = len(tied_pairs(target.model))
@@ -223,20 +223,22 @@ class Probe:
 
     def _observe(self) -> None:
         """The first steps of the training, from where it stands."""
-        ours: bool | None = None
+        doctor_steps: bool | None = None
         wanted = max(self.options.max_steps, 3)
         with self.watch.listening():
             for i in range(MAX_CALLS if self.scan.batches else 0):
                 late = time.perf_counter() - self._began > 10.0
-                if i >= wanted and (self.num_steps >= wanted or ours or late):
+                if i >= wanted and (self.num_steps >= wanted or doctor_steps or late):
                     break
-                call, was_ours = make_call(self.target, fresh(self.batch(i)), self.watch, self.options, ours=ours)
+                call, done = make_call(
+                    self.target, fresh(self.batch(i)), self.watch, self.options, doctor_steps=doctor_steps
+                )
                 call.average = average_mark(self.target.ema)
                 self.calls.append(call)
                 if call.failure is not None:
                     break
-                ours = was_ours
-        self.ours = ours is not False
+                doctor_steps = done
+        self.doctor_steps = doctor_steps is not False
 
     @property
     def num_steps(self) -> int:
@@ -361,12 +363,12 @@ class Probe:
         watch = Watch(self.model, self.optimizers, num_graphs=0)
         calls: list[Call] = []
         with ExitStack() as stack:
-            if listen or not self.ours:
+            if listen or not self.doctor_steps:
                 stack.enter_context(watch.listening())
             for i, batch in enumerate(batches):
                 if seeds is not None:
                     self.reseed(seeds[i])
-                call, _ = make_call(self.target, fresh(batch), watch, self.options, ours=self.ours)
+                call, _ = make_call(self.target, fresh(batch), watch, self.options, doctor_steps=self.doctor_steps)
                 call.average = average_mark(self.target.ema)
                 calls.append(call)
                 if call.failure is not None:

@@ -107,7 +107,7 @@ def _plain_tensors(probe: Probe) -> dict[str, Tensor]:
 
 
 def two_builds_agree(
-    build: Callable[[], Target], options: Options, ours: bool, seed: Callable[[], None], num: int
+    build: Callable[[], Target], options: Options, doctor_steps: bool, seed: Callable[[], None], num: int
 ) -> bool:
     """Whether the losses of the first steps are bit-identical."""
     seen: list[list[float | None]] = []
@@ -118,7 +118,7 @@ def two_builds_agree(
         watch, losses = Watch(target.model), list[float | None]()
         with watch.listening():
             for _, batch in zip(range(num), target.loader, strict=False):
-                call, _ = make_call(target, batch, watch, options, ours=ours)
+                call, _ = make_call(target, batch, watch, options, doctor_steps=doctor_steps)
                 losses.append(call.loss)
         seen.append(losses)
     return seen[0] == seen[1]

@@ -78,7 +78,7 @@ def alter_once(run: Run, part: str, change: Callable[[Any], object]) -> None:
 
 def ours_only(run: Run) -> None:
     """Refuse where the loop between forward and step is the user's own."""
-    if run.theirs:
+    if run.steps_itself:
         raise NotApplicableError(BY_THEM)
 
 

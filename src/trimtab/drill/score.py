@@ -51,7 +51,7 @@ class Task:
     mode: str = "observe"
     guarded: bool = True
     cost: bool = False
-    theirs: bool | None = None
+    steps_itself: bool | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,7 +79,7 @@ class Result:
     nonfinite: tuple[str, ...] = ()
     mark: str = ""
     rejected: int = 0
-    theirs: bool = False
+    steps_itself: bool = False
     reused: bool = False
     broken: bool = False
     reason: str = ""
@@ -285,8 +285,8 @@ def judge(fault: Fault, seed: int, onset: int, clean: Result, run: Result, ungua
     row = replace(row, harmful=harm.worse or hidden, hidden=hidden, harm=harm.text)
     if unguarded is not None:
         row = replace(row, kept=harm_of(clean, run, onset).text)
-    heard = {(alarm.name, alarm.step) for alarm in clean.alarms}
-    new = [alarm for alarm in run.alarms if alarm.said_at >= onset and (alarm.name, alarm.step) not in heard]
+    known = {(alarm.name, alarm.step) for alarm in clean.alarms}
+    new = [alarm for alarm in run.alarms if alarm.said_at >= onset and (alarm.name, alarm.step) not in known]
     right = [alarm for alarm in new if alarm.name in fault.names]
     if not new:
         return replace(row, status=MISSED)

@@ -57,7 +57,7 @@ def drill(
         cleans, alarms, slowest = {}, list[Alarm](), 0.0
         for seed in range(seeds):
             clean = _clean(ask(replace(task, seed=seed), left()), task, seed)
-            task = replace(task, theirs=clean.theirs)
+            task = replace(task, steps_itself=clean.steps_itself)
             alarms += clean.alarms
             if task.mode != "observe":  # what a guard that acts changed is no measure of harm
                 clean = replace(

@@ -44,7 +44,7 @@ class Run:
         self.target, self.task, self.fault = target, task, fault
         self.model, self.optimizers, self.scaler = target.model, target.optimizers, target.scaler
         self.onset = 0 if fault is not None and fault.from_start else task.onset
-        self.theirs = task.theirs  # whether step_fn steps by itself; None until the first step has shown it
+        self.steps_itself = task.steps_itself  # whether step_fn steps by itself; None until the first step has shown it
         self.step, self.accumulate = 0, 1
         self.last_stepped: dict[int, int] = {}  # by optimizer: the step of the loop that it stepped in last
         self.losses: list[object] = []
@@ -63,7 +63,12 @@ class Run:
         if self.task.guarded:
             kept = {"scaler": self.scaler, "ema": self.target.ema, "loader": self.target.loader}
             self.guard = Guard.attach(
-                self.model, self.target.optimizer, mode=self.task.mode, run_dir=False, on_finding=self._hear, **kept
+                self.model,
+                self.target.optimizer,
+                mode=self.task.mode,
+                run_dir=False,
+                on_finding=self._note_alarm,
+                **kept,
             )
 
     def train(self) -> Result:
@@ -85,7 +90,7 @@ class Run:
             with suppress(RuntimeError):  # a device that has failed may fail again
                 if self.guard is not None:
                     self.guard.__exit__(type(raised), raised, raised.__traceback__)
-        result = Result(error=error, reason=reason, theirs=bool(self.theirs), broken=True)
+        result = Result(error=error, reason=reason, steps_itself=bool(self.steps_itself), broken=True)
         with suppress(RuntimeError):
             self.end()
             nonfinite, mark = tuple(nonfinite_parts(self.target)), fingerprint(self.model)
@@ -110,13 +115,13 @@ class Run:
         """Draw, forward, backward, step: or all of it by the user's own function."""
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            if self.theirs is None and self.target.step_fn is None:
-                self.theirs = False
-            if self.by_closure and self.theirs is False:
+            if self.steps_itself is None and self.target.step_fn is None:
+                self.steps_itself = False
+            if self.by_closure and self.steps_itself is False:
                 self._one_closure()
-            elif self.theirs is None:
+            elif self.steps_itself is None:
                 self._first()
-            elif self.theirs:
+            elif self.steps_itself:
                 self._whole(self.draw())
             else:
                 self._one()
@@ -127,10 +132,10 @@ class Run:
             batch = self.draw()
             loss = self.forward(batch)
             self.backward(loss)
-            self.tell(loss, batch)
+            self.observe(loss, batch)
         self.losses.append(loss.detach())
         self.update()
-        self.follow()
+        self.after_step()
 
     def _one_closure(self) -> None:
         batch, seen = self.draw(), list[Tensor]()
@@ -147,7 +152,7 @@ class Run:
         for one in self.optimizers:
             one.step(closure)
         self.losses.append(seen[0])
-        self.follow()
+        self.after_step()
 
     def _first(self) -> None:
         """The first call of a `step_fn`: what it leaves behind says whether backward and step are its own."""
@@ -159,15 +164,15 @@ class Run:
         finally:
             hook.remove()
         grads = (p.grad for p in params_of(*self.optimizers))
-        self.theirs = bool(stepped) or any(grad is not None for grad in grads)
-        if not self.theirs:
+        self.steps_itself = bool(stepped) or any(grad is not None for grad in grads)
+        if not self.steps_itself:
             self.unlisten()
             if not isinstance(loss, Tensor) or loss.numel() != 1 or not loss.requires_grad:
                 raise InputError("step_fn returned no loss with a gradient and made no step; expected one or the other")
             self.backward(loss)
-            self.tell(loss, batch)
+            self.observe(loss, batch)
             self.update()
-            self.follow()
+            self.after_step()
 
     def _whole(self, batch: object) -> object:
         if not self._undo:
@@ -193,7 +198,7 @@ class Run:
         """Gradients, scaled where there is a scaler."""
         backward(loss if self.scaler is None else self.scaler.scale(loss))
 
-    def tell(self, loss: Tensor, batch: object) -> None:
+    def observe(self, loss: Tensor, batch: object) -> None:
         """Pass to the guard what hooks cannot see."""
         if self.guard is not None:
             self.guard.observe(loss=loss, batch=batch)
@@ -214,16 +219,23 @@ class Run:
         for one in self.optimizers:
             one.zero_grad()
 
-    def follow(self) -> None:
+    def after_step(self) -> None:
         """Move the schedule and the average."""
         update_schedule_and_ema(self.target)
 
     # -- listening -----------------------------------------------------------------------------------------------
 
-    def _hear(self, finding: Finding) -> None:
-        severity = finding.severity.name.lower()
-        what = {"code": finding.code, "name": finding.name, "message": finding.message, "severity": severity}
-        self.alarms.append(Alarm(step=finding.step, said_at=self.step, **what))
+    def _note_alarm(self, finding: Finding) -> None:
+        self.alarms.append(
+            Alarm(
+                code=finding.code,
+                name=finding.name,
+                step=finding.step,
+                said_at=self.step,
+                severity=finding.severity.name.lower(),
+                message=finding.message,
+            )
+        )
 
     def _listen(self) -> None:
         """Hear the losses and the norms of a loop that is not ours, as `trimtab run` does."""

@@ -63,7 +63,7 @@ class AccumulationNotDivided:
     @staticmethod
     def _rounds(probe: Probe) -> list[list[float]]:
         """For every step on several passes, each with a forward pass of its own: their factors, where all are known."""
-        if len(probe.optimizers) != 1 or probe.ours:
+        if len(probe.optimizers) != 1 or probe.doctor_steps:
             return []
         passes = probe.watch.pending.backwards
         order = [e for c in probe.calls for e in c.events]

@@ -116,7 +116,7 @@ class _Drops(TorchFunctionMode):
 
 def dropout_in_eval(probe: Probe) -> list[str]:
     """Dropout that is drawn though the model is in evaluation mode; nothing where that could not be tried."""
-    if not probe.through or not probe.ours:
+    if not probe.through or not probe.doctor_steps:
         return []
     mode = _Drops()
     try:

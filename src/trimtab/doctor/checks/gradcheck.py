@@ -114,9 +114,9 @@ def slopes(probe: Probe, *, nudged: bool = False) -> list[Slope] | str:
     """
     if any(p.dtype in (torch.float16, torch.bfloat16) or p.is_complex() for p in probe.model.parameters()):
         return "the weights are of low precision or complex"
-    if not probe.ours and any(e.facts["autocast"] is not None for e in probe.events("forward")):
+    if not probe.doctor_steps and any(e.facts["autocast"] is not None for e in probe.events("forward")):
         return "the step runs in low precision"
-    if any(e.facts["scaled"] or e.facts["in_step"] for e in probe.events("backward")) and not probe.ours:
+    if any(e.facts["scaled"] or e.facts["in_step"] for e in probe.events("backward")) and not probe.doctor_steps:
         return "the loss is scaled, or computed in a closure"
     if len(probe.calls[0].of("backward")) != 1:
         return f"one call has {len(probe.calls[0].of('backward'))} backward passes"
@@ -154,9 +154,11 @@ class _Point:
                     param.add_(shift)
             probe.reseed()
             watch = Watch(probe.model, probe.optimizers, num_graphs=0, keep_gradients=not by)
-            target = replace(probe.target, scaler=None) if probe.ours else probe.target
+            target = replace(probe.target, scaler=None) if probe.doctor_steps else probe.target
             with watch.listening():
-                call, _ = make_call(target, fresh(probe.batch(0)), watch, self._options, ours=probe.ours)
+                call, _ = make_call(
+                    target, fresh(probe.batch(0)), watch, self._options, doctor_steps=probe.doctor_steps
+                )
             if not by and watch.gradients:
                 self.gradients = watch.gradients[0]
             backwards = call.of("backward")

@@ -86,7 +86,7 @@ def _gradients(probe: Probe, *, full: bool) -> dict[int, Tensor]:
     options = replace(probe.options, amp_dtype="none") if full else probe.options
     watch = Watch(probe.model, probe.optimizers, num_graphs=0, keep_gradients=True)
     with probe.trial(rates=False), watch.listening():
-        make_call(probe.target, fresh(probe.batch(0)), watch, options, ours=probe.ours)
+        make_call(probe.target, fresh(probe.batch(0)), watch, options, doctor_steps=probe.doctor_steps)
     return watch.gradients[0] if watch.gradients else {}
 
 

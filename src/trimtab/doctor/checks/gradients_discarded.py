@@ -40,7 +40,7 @@ class GradientsDiscarded:
     def run(self, probe: Probe) -> Iterator[Line]:
         """Report backward passes that no step uses."""
         total = len(probe.watch.pending.backwards)
-        if probe.ours or not total or not probe.num_steps:
+        if probe.doctor_steps or not total or not probe.num_steps:
             yield not_applicable(self, probe.no_steps or "doctor itself clears the gradients here")
             return
         lost = probe.watch.pending.discarded()

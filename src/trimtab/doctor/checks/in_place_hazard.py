@@ -65,7 +65,9 @@ def _hazards(probe: Probe) -> tuple[str, ...]:
     def step() -> object:
         loss = as_loss(raw_loss(target, batch))
         # A step that has gone back by itself leaves nothing to go back through.
-        return loss if probe.ours else torch.zeros((), requires_grad=True, dtype=torch.float32, device="cpu") * 1.0
+        return (
+            loss if probe.doctor_steps else torch.zeros((), requires_grad=True, dtype=torch.float32, device="cpu") * 1.0
+        )
 
     try:
         with probe.trial(rates=False):

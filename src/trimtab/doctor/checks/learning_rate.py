@@ -113,7 +113,7 @@ def _settings(probe: Probe) -> str:
 def _stays_zero(probe: Probe) -> bool:
     """A warm-up from 0 that the step never moves."""
     rates = [r for e in probe.events("step") for r in e.facts["rates"]]
-    return not probe.ours and bool(rates) and max(rates) == 0 and not probe.events("schedule")
+    return not probe.doctor_steps and bool(rates) and max(rates) == 0 and not probe.events("schedule")
 
 
 def _idle_groups(probe: Probe) -> str:

@@ -51,7 +51,7 @@ class LossDetached:
             yield not_applicable(self, probe.no_steps)
             return
         call = probe.through[0]
-        if not probe.ours:
+        if not probe.doctor_steps:
             backwards = call.of("backward")
             cut = backwards and call.facts.num_nodes == 0 and not call.reached
             if cut:

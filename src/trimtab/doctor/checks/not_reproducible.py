@@ -67,7 +67,7 @@ class NotReproducible:
             yield passed(self, f"{num} steps twice: losses agree to {most:.0e}; not every operation has a fixed order")
             return
         again = probe.again
-        if again is not None and two_builds_agree(again, probe.options, probe.ours, probe.reseed, 3):
+        if again is not None and two_builds_agree(again, probe.options, probe.doctor_steps, probe.reseed, 3):
             yield passed(self, "two runs of the training, built twice with one seed, agree")
             return
         cause = "two runs from the same state, with the same seed, differ."

@@ -47,7 +47,7 @@ class SchedulerOrder:
                     "scheduler = Scheduler(optimizer)  # after the optimizer is built",
                 )
                 return
-        if probe.ours or not probe.through or not probe.num_steps:
+        if probe.doctor_steps or not probe.through or not probe.num_steps:
             yield passed(
                 self, f"{', '.join(type(s).__name__ for s in probe.schedulers)}; doctor steps it after the optimizer"
             )

@@ -38,7 +38,7 @@ class WeightsUnchanged:
             yield not_applicable(self, probe.no_steps or "no step was made")
             return
         if not probe.num_steps:
-            if probe.ours:
+            if probe.doctor_steps:
                 yield not_applicable(self, "there was no loss to step on")
                 return
             yield failed(
@@ -103,7 +103,7 @@ class WeightsUnchanged:
 
 def _never_stepped(probe: Probe) -> str:
     """An optimizer of the target that no call steps, though some backward pass gave it gradients."""
-    if probe.ours or probe.failure is not None:
+    if probe.doctor_steps or probe.failure is not None:
         return ""
     stepped = {e.who for e in (*probe.events("step"), *probe.events("scaler-step"))}
     reached = {key for c in probe.calls for key in c.reached}
