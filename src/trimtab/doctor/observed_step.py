@@ -274,7 +274,7 @@ def trouble_of(failure: Failure) -> str:
 
 
 def failure_lines(check: Check, probe: Probe, what: str, fix: str) -> Iterator[Line]:
-    """`check` failed where the error of the first steps bears its name; `what` says it in words, `fix` in code."""
+    """The line of a check for an exception of the first steps; `what` is the cause, `fix` a line of code."""
     failure = probe.failure
     if failure is not None and probe.failed_as == check.name:
         where = f" in {failure.module}" if failure.module else ""

@@ -95,7 +95,7 @@ class Overfit:
 
     @property
     def peak(self) -> float:
-        """The highest loss, in units of the first; infinite where it went beyond all numbers."""
+        """The highest loss, in units of the first; infinite where it was not finite."""
         top = max(v if math.isfinite(v) else math.inf for v in self.losses)
         return top / abs(self.first) if self.first else math.inf
 

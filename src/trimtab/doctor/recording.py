@@ -95,7 +95,7 @@ class Event:
 
 @dataclass(slots=True)
 class Failure:
-    """An exception that ended a call: where it was raised, in words."""
+    """An exception that ended a call, and where it was raised."""
 
     kind: str
     text: str

@@ -265,7 +265,7 @@ def endless(target: Target) -> Iterator[object]:
             yield batch
         if num == 0:
             raise InputError(
-                "the loader gave no batch; expected at least one. A generator can be gone through only once: "
+                "the loader gave no batch; expected at least one. A generator can be read only once: "
                 "return a list, a DataLoader, or another thing that can be iterated over again"
             )
 

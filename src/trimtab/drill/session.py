@@ -30,9 +30,18 @@ def drill(
     budget_s: float = 300.0,
     on_row: Progress = lambda row: None,
 ) -> Report:
-    """Put every fault into the training that `task` names, and count what the guard says.
+    """Inject every fault into the training that `task` names, one at a time, and count what the guard reports.
 
-    Raises InputError where the training does not run by itself: then there is nothing to compare a fault with.
+    Args:
+        task: The training, the length of a run, the step at which faults begin, and the guard's mode.
+        faults: The faults to inject.
+        seeds: How many runs there are of every fault, each with a different seed.
+        jobs: How many runs are made at the same time, each in a child process.
+        budget_s: Seconds for all of it; faults that do not fit are reported as not run.
+        on_row: Called with the row of each fault as soon as it is known.
+
+    Raises:
+        InputError: The training does not run without a fault, so that there is nothing to compare with.
     """
     _check(task, seeds, jobs, budget_s)
     began = time.perf_counter()

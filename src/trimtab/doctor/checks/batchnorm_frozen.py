@@ -35,7 +35,7 @@ class BatchnormFrozen:
     causes: ClassVar[tuple[str, ...]] = ()
 
     def run(self, probe: Probe) -> Iterator[Line]:
-        """Report BatchNorm layers that stand still."""
+        """Report BatchNorm layers that do not follow their batches."""
         layers = {n: m for n, m in probe.model.named_modules() if isinstance(m, _BatchNorm)}
         if not layers:
             yield not_applicable(self, "there is no BatchNorm")
@@ -59,7 +59,7 @@ class BatchnormFrozen:
                 self,
                 f"{len(off)} of {len(layers)} BatchNorm layers are in evaluation mode in a training step.",
                 f"{listed(off)}; their weights are trainable",
-                "model.train()  # or freeze their weights too, if they are meant to stand still",
+                "model.train()  # or freeze their weights too, if they are meant to stay",
                 off[:8],
             )
         elif still:

@@ -19,7 +19,7 @@ class NonfiniteInput:
     of every normalisation layer.
 
     ## How it is checked
-    Every float tensor of every batch is searched. Masks of 0 and -inf are meant so. Targets may hold NaN where the loss
+    Every float tensor of every batch is searched. Masks of 0 and -inf are allowed. Targets may hold NaN where the loss
     is seen to leave them out.
 
     ## What to try

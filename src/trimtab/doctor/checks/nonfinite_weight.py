@@ -17,7 +17,7 @@ class NonfiniteWeight:
     A damaged checkpoint, memory that was never initialised (`torch.empty`), or an initialisation that divides by zero.
 
     ## How it is checked
-    Every parameter and buffer, before anything is run. Masks of 0 and -inf are meant so.
+    Every parameter and buffer, before anything is run. Masks of 0 and -inf are allowed.
 
     ## What to try
     1. Initialise the tensor, or load a checkpoint that is sound (`trimtab checkpoint verify`).

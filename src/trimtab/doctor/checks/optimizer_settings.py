@@ -75,7 +75,7 @@ class OptimizerSettings:
 
 
 def settings_of(optimizer: Optimizer, group: dict[str, Any]) -> str:
-    """One group in words."""
+    """The settings of one group in one line."""
     keys = ("lr", "momentum", "betas", "eps", "weight_decay", "nesterov", "amsgrad")
     parts = [
         f"{k} {_short(group[k])}" for k in keys if (k in group and group[k] not in (None, False, 0, 0.0)) or k == "lr"

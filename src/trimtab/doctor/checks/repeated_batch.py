@@ -17,7 +17,7 @@ class RepeatedBatch:
     read the same part of a stream.
 
     ## How it is checked
-    A fingerprint of every tensor of every batch of one pass through the loader. A loader of one batch is meant so.
+    A fingerprint of every tensor of every batch of one pass through the loader. A loader of one batch is allowed.
 
     ## What to try
     1. Build the iterator once per epoch, not `next(iter(loader))` in each step.

@@ -18,7 +18,7 @@ class StaleGradient:
 
     ## How it is checked
     Each gradient is followed from the backward pass that made it. After a step it must be cleared before another
-    backward pass adds to it. Several passes before one step (accumulation) are meant so; a pass that already served
+    backward pass adds to it. Several passes before one step (accumulation) are allowed; a pass that already served
     another optimizer is not.
 
     ## What to try

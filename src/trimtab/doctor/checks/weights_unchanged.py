@@ -33,7 +33,7 @@ class WeightsUnchanged:
     causes: ClassVar[tuple[str, ...]] = ("not-learning", "ema-not-moving")
 
     def run(self, probe: Probe) -> Iterator[Line]:
-        """Report weights that stand still."""
+        """Report weights that do not change."""
         if not probe.through:
             yield not_applicable(self, probe.no_steps or "no step was made")
             return
