@@ -22,7 +22,7 @@ from tests.doctor.mutations import MUTATIONS
 from torch import nn
 from torch.utils.data import DataLoader
 
-from trimtab.doctor.accelerator import is_lost
+from trimtab.doctor.observed_step import is_lost
 from trimtab.train.device import to_device
 
 
@@ -160,7 +160,7 @@ def main() -> None:
             held = " (held)" if mutation.held else ""
             say(f"- {kind}{held} {verdict.seconds:.1f} s: {label}: {verdict.fails} {verdict.warns}")
         told = verdict if isinstance(verdict, str) else " ".join(line.evidence for line in verdict.report.lines)
-        if is_lost(told) or "answers no more" in told:  # the next one needs a process whose GPU answers
+        if is_lost(told) or "the GPU has failed" in told:  # the next one needs a process whose GPU answers
             os.execv(sys.executable, [sys.executable, *_without_begin(sys.argv), "--begin", str(i + 1)])
 
 

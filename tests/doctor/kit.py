@@ -8,8 +8,7 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from trimtab.doctor.checklist import Status
-from trimtab.doctor.doctor_report import Report
+from trimtab.doctor.checklist import Report, Status
 from trimtab.doctor.examine import examine
 from trimtab.doctor.observed_step import Options
 from trimtab.doctor.target import check_target

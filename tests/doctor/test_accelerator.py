@@ -8,10 +8,11 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from tests.doctor.kit import line, look, sound
-from trimtab.doctor import accelerator as on_device
+from trimtab.doctor import observed_step, repeatability
 from trimtab.doctor.checklist import Status
 from trimtab.doctor.checks import not_reproducible
-from trimtab.doctor.experiments import repeatability as resumed
+from trimtab.doctor.checks.label_range import out_of_range
+from trimtab.doctor.loader_scan import Leaf
 from trimtab.doctor.probe import Probe
 
 ASSERTED = "CUDA error: device-side assert triggered"
@@ -20,7 +21,7 @@ ASSERTED = "CUDA error: device-side assert triggered"
 @pytest.fixture
 def reorders(monkeypatch):
     """The device adds in any order."""
-    for module in (on_device, not_reproducible, resumed):
+    for module in (observed_step, not_reproducible, repeatability):
         monkeypatch.setattr(module, "may_reorder", lambda device: True)
 
 
@@ -64,7 +65,7 @@ def test_e12_a_lost_moment_is_still_named_on_a_gpu(reorders):
 
 def test_e12_the_switches_for_a_fixed_order_are_put_back(reorders):
     before = (torch.are_deterministic_algorithms_enabled(), torch.backends.cudnn.deterministic)
-    with on_device.in_order(torch.device("cuda")):
+    with observed_step.in_order(torch.device("cuda")):
         assert torch.are_deterministic_algorithms_enabled()
     assert (torch.are_deterministic_algorithms_enabled(), torch.backends.cudnn.deterministic) == before
 
@@ -81,7 +82,7 @@ def test_e12_an_assertion_in_a_kernel_is_named_label_range():
     assert told.subject == ("1",)
 
 
-def test_e12_a_gpu_that_answers_no_more_still_gives_a_list(monkeypatch):
+def test_e12_a_gpu_that_has_failed_still_gives_a_list(monkeypatch):
     def lost(self):
         raise RuntimeError(ASSERTED)
 
@@ -91,7 +92,7 @@ def test_e12_a_gpu_that_answers_no_more_still_gives_a_list(monkeypatch):
     report = look(broken)
     assert [one.name for one in report.of(Status.FAIL)] == ["label-range"]
     assert "from -1 to 1" in line(report, "label-range").evidence
-    assert "answers no more" in line(report, "not-learning").evidence
+    assert "the GPU has failed" in line(report, "not-learning").evidence
 
 
 def test_e12_other_errors_of_the_probe_are_not_swallowed(monkeypatch):
@@ -110,7 +111,7 @@ def test_tokens_are_held_against_every_table():
             self.embed = nn.Embedding(5, 4)
             self.head = nn.Linear(4, 7)
 
-    leaf = on_device.Leaf("0", torch.int64, (3,), torch.device("cpu"), counts={0: 1, 6: 1})
-    assert on_device.out_of_range(Reader(), {"0": leaf}) == []  # 6 may be one of seven classes
+    leaf = Leaf("0", torch.int64, (3,), torch.device("cpu"), counts={0: 1, 6: 1})
+    assert out_of_range(Reader(), {"0": leaf}) == []  # 6 may be one of seven classes
     leaf.counts[7] = 1
-    assert [path for path, _ in on_device.out_of_range(Reader(), {"0": leaf})] == ["0"]
+    assert [path for path, _ in out_of_range(Reader(), {"0": leaf})] == ["0"]

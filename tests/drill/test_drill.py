@@ -18,7 +18,6 @@ from tests.drill import targets
 from trimtab.core.errors import InputError
 from trimtab.core.registry import all_rules
 from trimtab.doctor.target import check_target
-from trimtab.drill import words
 from trimtab.drill.faults import FAULTS, GROUPS, choose, fairly
 from trimtab.drill.page import to_html
 from trimtab.drill.score import (
@@ -27,15 +26,14 @@ from trimtab.drill.score import (
     NA,
     NOT_RUN,
     OTHERWISE,
+    Alarm,
     Report,
     Result,
     Row,
     Task,
-    Told,
     harm_of,
     judge,
     score,
-    sentence,
 )
 from trimtab.drill.session import drill
 from trimtab.drill.trial import Run, added_cost
@@ -53,13 +51,13 @@ def train(fault: str = "", target: str = "build", **changes: Any) -> Result:
 @cache
 def clean_of(target: str = "build") -> Result:
     clean = train(target=target)
-    assert clean.told == ()
+    assert clean.alarms == ()
     return clean
 
 
 def row_of(fault: str, target: str = "build") -> Row:
     clean = clean_of(target)
-    return judge(FAULTS[fault], 0, SHORT.onset, clean, train(fault, target, theirs=clean.theirs))
+    return judge(FAULTS[fault], 0, SHORT.onset, clean, train(fault, target, steps_itself=clean.steps_itself))
 
 
 # ---------------------------------------------------------------------------------------------------- the catalogue
@@ -127,7 +125,7 @@ def test_nobody_steps_twice_and_a_guard_that_observes_changes_nothing(target: st
     run = Run(build(task), task)
     result = run.train()
     assert {int(state["step"]) for state in run.optimizers[0].state.values()} == {8}
-    assert result.theirs == (target == "by_itself")
+    assert result.steps_itself == (target == "by_itself")
     assert result.losses == train(target=target, num_steps=8, onset=4, guarded=not guarded).losses
     assert torch.autograd.backward.__module__ == "torch.autograd"
 
@@ -159,8 +157,8 @@ def test_a_rate_is_changed_behind_the_back_of_its_schedule() -> None:
 # ----------------------------------------------------------------------------------------------------------- scoring
 
 
-def told(name: str, step: int) -> Told:
-    return Told(code="X001", name=name, step=step, said_at=step, severity="warn", message="so it is")
+def alarm(name: str, step: int) -> Alarm:
+    return Alarm(code="X001", name=name, step=step, said_at=step, severity="warn", message="so it is")
 
 
 CLEAN = Result(losses=(4.0, 3.0, 2.0, 1.0), mark="a")
@@ -173,12 +171,12 @@ CLEAN = Result(losses=(4.0, 3.0, 2.0, 1.0), mark="a")
         (replace(CLEAN, losses=(4.0, 3.0, 2.0, 2.0)), MISSED, True),
         (replace(CLEAN, losses=(4.0, 3.0, 2.0, 0.9)), MISSED, False),
         (replace(CLEAN, losses=(4.0, 3.0, 2.0, math.nan)), MISSED, True),
-        (replace(CLEAN, sick=("buffers",)), MISSED, True),
+        (replace(CLEAN, nonfinite=("buffers",)), MISSED, True),
         (replace(CLEAN, error="ValueError: no", losses=(4.0, 3.0)), MISSED, True),
-        (replace(CLEAN, told=(told("weight-jump", 2),)), FOUND, False),
-        (replace(CLEAN, told=(told("weight-jump", 1),)), MISSED, False),
-        (replace(CLEAN, told=(told("eval-mode", 3), told("weight-jump", 3))), FOUND, False),
-        (replace(CLEAN, told=(told("eval-mode", 3),)), OTHERWISE, False),
+        (replace(CLEAN, alarms=(alarm("weight-jump", 2),)), FOUND, False),
+        (replace(CLEAN, alarms=(alarm("weight-jump", 1),)), MISSED, False),
+        (replace(CLEAN, alarms=(alarm("eval-mode", 3), alarm("weight-jump", 3))), FOUND, False),
+        (replace(CLEAN, alarms=(alarm("eval-mode", 3),)), OTHERWISE, False),
         (Result(reason="no place"), NA, False),
         (Result(could_not="stopped after 3 s"), NOT_RUN, False),
     ],
@@ -195,11 +193,13 @@ def test_what_the_loss_does_not_show_is_harm_where_the_run_is_another() -> None:
     assert row.hidden
     assert not judge(FAULTS["rate-30x"], 0, 2, CLEAN, other).harmful
     assert not judge(FAULTS["stepped-twice"], 0, 2, CLEAN, CLEAN).harmful
-    assert harm_of(replace(CLEAN, sick=("buffers",)), replace(CLEAN, sick=("buffers",)), 2).text.startswith("nothing")
+    assert harm_of(replace(CLEAN, nonfinite=("buffers",)), replace(CLEAN, nonfinite=("buffers",)), 2).text.startswith(
+        "nothing"
+    )
 
 
 def test_an_alarm_of_the_clean_run_finds_no_fault() -> None:
-    noisy = replace(CLEAN, told=(told("weight-jump", 3),))
+    noisy = replace(CLEAN, alarms=(alarm("weight-jump", 3),))
     assert judge(FAULTS["rate-30x"], 0, 2, noisy, noisy).status == MISSED
 
 
@@ -222,13 +222,13 @@ def test_recall_counts_what_ran_and_the_sentence_says_it() -> None:
     got = score(REPORT.rows)
     assert (got.num_found, got.num_faults, got.found_harmful, got.num_harmful) == (2, 4, 2, 3)
     assert (got.num_harmless, got.num_not_applicable, got.num_not_run) == (1, 1, 1)
-    assert sentence(REPORT) == (
+    assert REPORT.sentence == (
         "Found 2 of 3 harmful faults; median 2 steps after onset; 0 false alarms in 120 clean steps; "
         "cost 3.1 % of a step"
     )
-    assert not words.holds(REPORT)
-    assert words.holds(REPORT, 0.5)
-    assert not words.holds(replace(REPORT, false_alarms=(told("eval-mode", 3),)), 0.5)
+    assert not REPORT.holds()
+    assert REPORT.holds(0.5)
+    assert not replace(REPORT, false_alarms=(alarm("eval-mode", 3),)).holds(0.5)
 
 
 def test_the_page_stands_alone_and_is_safe() -> None:
@@ -280,11 +280,11 @@ def test_a_cost_is_never_zero_or_less(pairs: list[tuple[float, float]]) -> None:
 
 def test_noise_without_a_guard_is_hardly_ever_called_a_cost() -> None:
     rng = np.random.default_rng(0)
-    told = 0
+    shown = 0
     for _ in range(400):
         a, b = np.exp(rng.normal(0, 0.3, (2, 60))) * rng.choice([1.0, 5.0], (2, 60), p=[0.9, 0.1])
-        told += added_cost(list(a), list(b))[0] is not None
-    assert told <= 20  # one in forty is what the interval allows
+        shown += added_cost(list(a), list(b))[0] is not None
+    assert shown <= 20  # one in forty is what the interval allows
 
 
 def test_a_real_cost_is_told_through_noise() -> None:
@@ -296,12 +296,12 @@ def test_a_real_cost_is_told_through_noise() -> None:
 
 def test_a_cost_that_cannot_be_seen_is_said_to_be_so() -> None:
     noisy = replace(REPORT, cost_percent=None, noise_percent=66.0)
-    assert sentence(noisy).endswith("clean steps; cost not measurable")
-    assert words.cost(noisy) == "not measurable: the noise is 66 % of a step of 10 ms"
+    assert noisy.sentence.endswith("clean steps; cost not measurable")
+    assert noisy.cost == "not measurable: the noise is 66 % of a step of 10 ms"
     assert "not measurable: the noise is 66 %" in to_html(noisy)
     unknown = replace(REPORT, cost_percent=None, noise_percent=None, step_ms=None, cost_reason="no time was left")
-    assert sentence(unknown).endswith("clean steps")
-    assert words.cost(unknown) == "not measured (no time was left)"
+    assert unknown.sentence.endswith("clean steps")
+    assert unknown.cost == "not measured (no time was left)"
 
 
 def test_a_training_that_does_not_run_by_itself_cannot_be_drilled() -> None:
@@ -357,7 +357,7 @@ def test_a_device_that_fails_ends_the_run_and_is_told(monkeypatch: pytest.Monkey
     def fails(*args: Any) -> Any:
         raise RuntimeError("device-side assert triggered")
 
-    monkeypatch.setattr("trimtab.drill.trial.sick", fails)
+    monkeypatch.setattr("trimtab.drill.trial.nonfinite_parts", fails)
     result = train(num_steps=3, onset=1)
     assert result.broken
     assert len(result.losses) == 3

@@ -12,8 +12,6 @@ from tests.faults.base import STEPS, Case, Run
 from trimtab.drill import injection
 from trimtab.drill.injection import alter as alter
 from trimtab.drill.injection import alter_once as alter_once
-from trimtab.drill.injection import before as before
-from trimtab.drill.injection import put as put
 
 ONSET = 60
 ALL = ("mlp", "cnn", "rnn", "lm", "contrastive", "segment")
@@ -101,6 +99,27 @@ def first_half(run: Run) -> list[nn.Parameter]:
     """The first half of the parameters."""
     params = list(run.model.parameters())
     return params[: len(params) // 2]
+
+
+def before(run: Run, part: str, extra: Callable[[], object]) -> None:
+    """From now on, do something before a part of the loop."""
+    original = getattr(run, part)
+
+    def both(*args: Any) -> Any:
+        extra()
+        return original(*args)
+
+    setattr(run, part, both)
+
+
+def put(index: Any, value: float) -> Callable[[Tensor], Tensor]:
+    """Write a value into a tensor."""
+
+    def write(x: Tensor) -> Tensor:
+        x[index] = value
+        return x
+
+    return write
 
 
 def inputs(change: Callable[[Tensor], Tensor]) -> Callable[[tuple[Any, ...]], tuple[Any, ...]]:

@@ -17,7 +17,7 @@ from trimtab.aliases import TABLE, resolve
 
 HOME = Path(trimtab.__file__).parent
 FILES = sorted(HOME.rglob("*.py"))
-CATALOGUES = ("rules", "remedies", "doctor/checks", "drill/faults", "train/recipes")
+CATALOGUES = ("rules", "remedies", "doctor/checks", "train/recipes")
 """One entry per file: names may repeat those of other catalogues, and there may be any number of entries."""
 MOST_FILES = 25
 

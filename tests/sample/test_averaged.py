@@ -14,7 +14,7 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from tests.sample.loops import attached, mlp, train
 from trimtab.sample.probes.averaged import BUDGET, AveragedProbe
 from trimtab.sample.probes.ledger import MIN_KEPT
-from trimtab.torchutil.averaged_weights import averaged_weights
+from trimtab.torchutil.averaged_weights import average_mark, averaged_weights
 
 
 class Shadow:
@@ -52,6 +52,87 @@ def test_every_make_is_understood(make: Any) -> None:
     assert [t.shape for _, t in found] == [p.shape for p in model.parameters()]
     assert all(torch.equal(t, p) for (_, t), p in zip(found, model.parameters(), strict=True))
     assert len({n for n, _ in found}) == 4
+
+
+class ShadowBesideModel:
+    """The common hand-written class: the live model, the averages by name, and a backup while they are swapped in."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model = model
+        self.shadow = {n: p.detach().clone() for n, p in model.named_parameters()}
+        self.backup: dict[str, Tensor] = {}
+
+
+class ShadowModelBesideModel(nn.Module):
+    """A module that holds the live model and an averaged copy."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model, self.shadow = model, copy.deepcopy(model)
+
+
+class OnlineAndEmaModel(nn.Module):
+    """As in ema_pytorch: both models may be submodules."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.online_model, self.ema_model = model, copy.deepcopy(model)
+
+
+class ShadowParamsBesideModel:
+    """As in torch_ema and diffusers, with the live parameters kept as well."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model, self.params = model, list(model.parameters())
+        self.shadow_params = [p.detach().clone() for p in model.parameters()]
+        self.collected_params: list[Tensor] | None = None
+
+
+class ModuleOfTimm(nn.Module):
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.module = copy.deepcopy(model)
+
+
+BESIDE = [ShadowBesideModel, ShadowModelBesideModel, OnlineAndEmaModel, ShadowParamsBesideModel, ModuleOfTimm, Holder]
+
+
+@pytest.mark.parametrize("make", BESIDE)
+def test_the_averages_are_read_and_not_the_live_model_beside_them(make: Any) -> None:
+    model = mlp()
+    found = averaged_weights(make(model))
+    live = {p.data_ptr() for p in model.parameters()}
+    assert [t.shape for _, t in found] == [p.shape for p in model.parameters()]
+    assert not any(t.data_ptr() in live for _, t in found)
+
+
+@pytest.mark.parametrize("make", BESIDE)
+def test_the_mark_of_an_average_follows_the_averages_alone(make: Any) -> None:
+    model = mlp()
+    ema = make(model)
+    before = average_mark(ema)
+    with torch.no_grad():
+        next(model.parameters()).add_(1.0)
+    assert average_mark(ema) == before
+    with torch.no_grad():
+        averaged_weights(ema)[0][1].add_(1.0)
+    assert average_mark(ema) != before
+
+
+def test_a_shadow_that_is_still_empty_is_not_the_live_model() -> None:
+    ema = ShadowBesideModel(mlp())
+    ema.shadow = {}
+    assert averaged_weights(ema) == []
+
+
+def test_a_copy_of_a_model_is_read_as_a_whole() -> None:
+    class Wrapping(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.model, self.head = mlp(), nn.Linear(2, 2)
+
+    whole = Wrapping()
+    assert [t.shape for _, t in averaged_weights(whole)] == [p.shape for p in whole.parameters()]
 
 
 def test_what_is_no_average_gives_nothing() -> None:

@@ -10,8 +10,7 @@ import torch
 from torch import nn
 
 from tests.matrix import sampled
-from trimtab.doctor.checklist import Status
-from trimtab.doctor.doctor_report import Report
+from trimtab.doctor.checklist import Report, Status
 from trimtab.doctor.examine import examine
 from trimtab.doctor.target import check_target
 from trimtab.train.recipe import doctor_target

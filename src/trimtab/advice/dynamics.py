@@ -26,7 +26,7 @@ DYNAMICS: tuple[Recommendation, ...] = (
         findings=EXPLOSION,
         rank=3,
         when="the learning rate jumped a few steps ago and is back where it was",
-        holds=lambda f: f.lr_leapt_to > 3 * f.lr and f.lr <= 1.5 * f.lr_before,
+        holds=lambda f: f.lr_jumped_to > 3 * f.lr and f.lr <= 1.5 * f.lr_before,
         leads=always,
         text="Leave the learning rate, it is back where it was: a few steps far too large did this. Go back to a "
         "checkpoint from before them.",
@@ -171,7 +171,7 @@ DYNAMICS: tuple[Recommendation, ...] = (
         holds=lambda f: f.batch_size >= 64 and not f.wrong_sign,
         text="Try half the batch together with half the learning rate. A smaller batch alone makes gradients noisier, "
         "not calmer.",
-        filled="Try half the batch ({batch_half} in place of {batch}) together with half the learning rate. A smaller "
+        filled="Try half the batch ({batch_half} instead of {batch}) together with half the learning rate. A smaller "
         "batch alone makes gradients noisier, not calmer.",
     ),
     Recommendation(
@@ -229,7 +229,7 @@ DYNAMICS: tuple[Recommendation, ...] = (
         when="always",
         holds=always,
         text='See "Update ratio" in `trimtab report --html`: weights should change gradually; a jump is instability, '
-        "even while the loss still looks well.",
+        "even while the loss still looks fine.",
     ),
     Recommendation(
         id="C9.2",
@@ -250,7 +250,7 @@ DYNAMICS: tuple[Recommendation, ...] = (
         rank=4,
         when="the guard has acted three times or more in this run",
         holds=lambda f: f.spent >= 3,
-        text="Review the settings and the data: the guard has had to correct this run again and again.",
+        text="Review the settings and the data: the guard has corrected this run several times already.",
         filled="Review the settings and the data: the guard has corrected this run {spent} times already.",
     ),
     Recommendation(
@@ -382,10 +382,10 @@ CLIPPING: tuple[Recommendation, ...] = (
         rank=17,
         when="every recent gradient norm was above 10 before clipping",
         holds=lambda f: f.lowest_norm > 10 and f.num_norms >= 16,
-        text="Find out why the norm is above 10 in every step, before clipping: a sum in place of a mean, raw inputs "
+        text="Find out why the norm is above 10 in every step, before clipping: a sum instead of a mean, raw inputs "
         "or targets.",
         filled="Find out why the norm is above 10 in every one of the last {num_norms} steps, usually {usual_norm} "
-        "before clipping: a sum in place of a mean, raw inputs or targets.",
+        "before clipping: a sum instead of a mean, raw inputs or targets.",
         also=("A35.2",),
     ),
     Recommendation(

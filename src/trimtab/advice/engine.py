@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Any
+from typing import TypedDict
 
 from trimtab.core.config import Config
 from trimtab.core.policy import remedies_for
@@ -17,9 +17,9 @@ from trimtab.core.window import NUM_PAST, Window
 
 UNKNOWN = math.nan
 """Every comparison with it is false: a condition on something that was not measured does not hold."""
-LEAP_AGO = 24
+JUMP_AGO = 24
 TINY_STEP = 1e-5
-"""Relative size of an update below which a lower learning rate cannot be the cure."""
+"""Relative size of an update below which a lower learning rate cannot help."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,8 +35,8 @@ class Facts:
     subject: tuple[str, ...] = ()
     remedies: frozenset[str] = frozenset()  # kinds of action that mode `act` has for this finding
     rates: tuple[float, ...] = ()  # the learning rate of every group
-    lr_before: float = UNKNOWN  # the rate before it leapt, where it did so a few steps ago
-    lr_leapt_to: float = UNKNOWN  # and the highest since
+    lr_before: float = UNKNOWN  # the rate before it jumped, where it did so a few steps ago
+    lr_jumped_to: float = UNKNOWN  # and the highest since
     warming: bool = False  # the rate rose at this step
     warmed_up: bool = False  # the first steps ran at a lower rate
     lr_multiplier: float = 1.0  # below 1 while a cut by the guard is in force
@@ -89,12 +89,12 @@ class Facts:
 
     @property
     def wrong_sign(self) -> bool:
-        """Whether the finding says that the update climbs the loss: no learning rate cures that."""
+        """Whether the finding says that the update climbs the loss: no learning rate fixes that."""
         return self.name == "diverging-loss" and "best" not in self.evidence
 
     @property
-    def leapt(self) -> bool:
-        """Whether the finding is that the learning rate leapt."""
+    def lr_jumped(self) -> bool:
+        """Whether the finding is that the learning rate jumped."""
         return self.name == "learning-rate" and "highest" in self.evidence
 
     @property
@@ -134,21 +134,20 @@ def gather(finding: Finding, window: Window, config: Config, spent: int = 0) -> 
     """The circumstances of `finding`, which is about the newest sample of `window`. Pure."""
     now = window.now.scalars
     recent = [*window.past, now][-NUM_PAST:]
-    clipping = _clipping(recent, config)
+    by_loop, clipping = _clipping(recent, config)
     if finding.name == "chronic-clipping":  # the rule has looked at what matters more closely
         clipping |= {"clipping": True, "clip_rate": 1.0, "kept": finding.evidence.get("coef", UNKNOWN)}
-    by_loop = clipping.pop("by_loop")
     before = [s["grad_norm"] / _handed(s, by_loop) for s in recent[:-1] if math.isfinite(s.get("grad_norm", UNKNOWN))]
     norm_rises = _rises(before, 2.0)
     losses = [s["loss"] for s in window.past if "loss" in s]
     loss_now, level = now.get("loss", UNKNOWN), window.level("loss")
     rates, rates_before = rates_of(now) or window.schedule.rates, window.schedule.rates
-    lr_before, lr_leapt_to = _leap([max(r) for s in recent[-LEAP_AGO:] if (r := rates_of(s))])
+    lr_before, lr_jumped_to = _jump([max(r) for s in recent[-JUMP_AGO:] if (r := rates_of(s))])
     if finding.name == "learning-rate" and math.isnan(lr_before):  # the rule has looked farther back
         lr_before = finding.evidence.get("highest", UNKNOWN)
     autocast = _latest(recent, "autocast")
     if math.isnan(autocast) and any("in_rms" in s for s in recent):
-        autocast = 0.0  # the forward pass was watched, and only what is switched on is told
+        autocast = 0.0  # the forward pass was watched, and only what is switched on is recorded
     scaler = "scale" in now or any("scale" in s for s in recent[-8:])
     weights = window.now.col(Kind.GRAD, Column.L2)
     size, usual_size = now.get("in_rms", UNKNOWN), window.history("in_rms").median()
@@ -161,7 +160,7 @@ def gather(finding: Finding, window: Window, config: Config, spent: int = 0) -> 
         remedies=remedies_for(finding),
         rates=rates,
         lr_before=lr_before,
-        lr_leapt_to=lr_leapt_to,
+        lr_jumped_to=lr_jumped_to,
         warming=bool(rates and rates_before) and max(rates) > 1.001 * max(rates_before) > 0,
         warmed_up=window.schedule.effort < 0.9 * window.schedule.num_seen - 1,
         lr_multiplier=now.get("lr_multiplier", 1.0),
@@ -205,8 +204,18 @@ def gather(finding: Finding, window: Window, config: Config, spent: int = 0) -> 
     )
 
 
-def _clipping(recent: Sequence[Mapping[str, float]], config: Config) -> dict[str, Any]:
-    """Who clips, to what, how often, and what is left. A loop's own clipping shows in what it hands over."""
+class _Clipping(TypedDict):
+    """The facts about clipping, by their names in `Facts`."""
+
+    clipping: bool
+    adaptive: bool
+    limit: float
+    clip_rate: float
+    kept: float
+
+
+def _clipping(recent: Sequence[Mapping[str, float]], config: Config) -> tuple[bool, _Clipping]:
+    """Whether the loop itself clips (the norms it hands over show it), and all facts about clipping."""
     by_guard = config.mode != "observe" and bool(config.clip)
     handed = [s["handed"] for s in recent if math.isfinite(s.get("handed", UNKNOWN))]
     # The same factor in every step is a division (by micro-batches, say), not a clip.
@@ -218,8 +227,7 @@ def _clipping(recent: Sequence[Mapping[str, float]], config: Config) -> dict[str
     if math.isnan(limit):  # what a clipped step is left with is the limit, if it is always the same
         left = [s["grad_norm"] * s.get("clip_coef", 1.0) for s in used if "grad_norm" in s and _is_clipped(s, by_loop)]
         limit = left[-1] if len(left) > 3 and 0 < max(left) < 1.01 * min(left) else UNKNOWN
-    return {
-        "by_loop": by_loop,
+    return by_loop, {
         "clipping": by_guard or by_loop or bool(clipped),
         "adaptive": by_guard and config.clip.adaptive is not None,
         "limit": limit,
@@ -228,8 +236,8 @@ def _clipping(recent: Sequence[Mapping[str, float]], config: Config) -> dict[str
     }
 
 
-def _leap(tops: Sequence[float]) -> tuple[float, float]:
-    """The rate before the last leap among these, and the highest from there on."""
+def _jump(tops: Sequence[float]) -> tuple[float, float]:
+    """The rate before the last jump among these, and the highest from there on."""
     before = next((i for i, (a, b) in reversed(list(enumerate(pairwise(tops)))) if b > RAISED * a > 0), None)
     return (UNKNOWN, UNKNOWN) if before is None else (tops[before], max(tops[before:]))
 
@@ -268,7 +276,7 @@ MOST = 5
 OWN_RANK = 10
 """The points of a rule's own page have ranks 10, 20, 30, … among those of the recommendations."""
 LATE = 500
-"""From this step on warm-up is no longer advised: the trouble it prevents comes earlier."""
+"""From this step on warm-up is no longer advised: the problems it prevents come earlier."""
 
 
 def always(_: Facts) -> bool:
@@ -283,7 +291,7 @@ def never(_: Facts) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recommendation:
-    """One thing to try, when the facts of the run speak for it.
+    """One thing to try, where the facts of the run call for it.
 
     `findings` are the names it may be attached to, `holds` the condition and `when` the same in words. Lower ranks
     come first; where `leads` holds it goes to the head. Of several with one `topic` only the first is given. `text`
@@ -372,7 +380,7 @@ def figures(facts: Facts) -> dict[str, str]:
         "towers": facts.towers,
         "update_ratio": facts.update_ratio,
         "lr_before": facts.lr_before,
-        "lr_jumped_to": facts.lr_leapt_to,
+        "lr_jumped_to": facts.lr_jumped_to,
         "weight_norm": facts.weight_norm,
         "weight_rms": facts.weight_norm / math.sqrt(facts.num_weights) if facts.num_weights else math.nan,
         "input_size": facts.input_size,
@@ -413,7 +421,7 @@ def _number(value: float) -> str:
 
 
 def _holds(who: Recommendation, condition: Condition, facts: Facts) -> bool:
-    """Ask a condition; one that breaks holds nothing up and counts as not met."""
+    """Ask a condition; one that raises counts as not met."""
     try:
         return bool(condition(facts))
     except Exception as error:
@@ -421,10 +429,3 @@ def _holds(who: Recommendation, condition: Condition, facts: Facts) -> bool:
             "advice: the condition of %s failed (%s: %s) and is passed over", who.id, type(error).__name__, error
         )
         return False
-
-
-def unknown_findings(table: Iterable[Recommendation], known: Iterable[str]) -> Mapping[str, tuple[str, ...]]:
-    """Names that recommendations attach to and no rule has: each is a mistake in the table."""
-    names = frozenset(known)
-    wrong = {r.id: tuple(n for n in r.findings if n not in names) for r in table}
-    return {key: bad for key, bad in wrong.items() if bad}

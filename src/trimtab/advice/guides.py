@@ -18,7 +18,7 @@ class Point:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Guide:
-    """What to do about one symptom: points in order, and what is often said about it and is not so."""
+    """What to do about one symptom: points in order, and common advice about it that is wrong."""
 
     problem: str
     title: str
@@ -32,7 +32,7 @@ _NAN = Guide(
     problem="nan",
     title="The loss is NaN or Inf",
     signs="The loss or a gradient is not finite, often after the very first steps. Run the loop under a guard: it "
-    "keeps such updates out of the weights and names what broke.",
+    "rejects such updates and names what broke.",
     findings=("nonfinite-loss", "nonfinite-gradient", "nonfinite-input", "nonfinite-weight", "scale-collapse"),
     points=(
         Point(
@@ -131,7 +131,7 @@ _PLATEAU = Guide(
 _EXPLOSION = Guide(
     problem="explosion",
     title="The loss or the gradient explodes",
-    signs="The gradient norm leaps far above its own history: above 100, or five times the clip limit, in the usual "
+    signs="The gradient norm jumps far above its own history: above 100, or five times the clip limit, in the usual "
     "rules of thumb. Rising norms and sudden loss spikes come before.",
     findings=("exploding-gradient", "loss-spike", "diverging-loss", "weight-jump", "learning-rate", "chronic-clipping"),
     points=(
@@ -158,7 +158,7 @@ _EXPLOSION = Guide(
             source="A33.3",
         ),
         Point(
-            do="Use the stable form of the loss, and a mean in place of a sum.",
+            do="Use the stable form of the loss, and a mean instead of a sum.",
             check='A "loss" in `trimtab report` that is above 1000 from the start; temperature-runaway in contrastive '
             "losses.",
             source="A33.4",
@@ -171,9 +171,9 @@ _EXPLOSION = Guide(
         ),
     ),
     beware=(
-        "Clipping may only hide the disease: where it acts on every step the rate really used is LR x limit / norm: "
+        "Clipping may only hide the cause: where it acts on every step the rate really used is LR x limit / norm: "
         "chronic-clipping says so. Then look for the cause (gradcheck, one batch, alignment of targets).",
-        "A learning rate 20 times lower is no general cure: on a sound model it only makes training slow.",
+        "A learning rate 20 times lower is not a general remedy: on a sound model it only makes training slow.",
         "A smaller batch is not always calmer: its gradients are noisier.",
         "Fixed thresholds (norms of 10 or 100, an average below 0.5) and fixed clip limits (1.0, 0.5, 0.3) depend on "
         "the scale of the loss; compare with your own history, as trimtab does.",

@@ -75,7 +75,7 @@ PRACTICE: tuple[Recommendation, ...] = (
         rank=48,
         when='the run goes on by itself although it is lost, and `mode="act"` would end it',
         holds=lambda f: f.mode in ("observe", "advise") and "stop" in f.remedies,
-        text='Have a way out for the next time: `mode="raise"` stops with the reason at the first grave finding, '
+        text='Have a way out for the next time: `mode="raise"` stops with the reason at the first serious finding, '
         '`mode="act"` when nothing else helps.',
     ),
     Recommendation(
@@ -95,7 +95,7 @@ PRACTICE: tuple[Recommendation, ...] = (
         findings=("learning-rate",),
         rank=25,
         when="the learning rate jumped, and the optimizer has several parameter groups",
-        holds=lambda f: f.leapt and len(f.rates) > 1,
+        holds=lambda f: f.lr_jumped and len(f.rates) > 1,
         text="When a trunk is unfrozen give it a tenth of the learning rate of the head or less.",
     ),
     Recommendation(

@@ -34,7 +34,7 @@ def advise_on(config: Config, finding: Finding, own: tuple[str, ...], window: Wi
 
 
 def adviser_for(config: Config) -> Callable[[Finding, tuple[str, ...], Window, int], tuple[str, ...]]:
-    """What makes the advice of a run with these settings, for the brain that judges it."""
+    """The function that makes the advice for findings of a run with these settings."""
     return partial(advise_on, config)
 
 

@@ -13,8 +13,7 @@ from trimtab.cli._shell import DIFFERENT, OK, command, console, emit
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from trimtab.doctor.checklist import Line
-    from trimtab.doctor.doctor_report import Report
+    from trimtab.doctor.checklist import Line, Report
 
 NAME = "doctor"
 PASSED = "SANITY CHECK PASSED - Training setup is working correctly!"
@@ -66,7 +65,7 @@ def run(
     """
     from trimtab.core.config_read import words
     from trimtab.core.errors import InputError
-    from trimtab.doctor.doctor_report import environment
+    from trimtab.doctor.checklist import environment
     from trimtab.doctor.examine import examine
     from trimtab.doctor.observed_step import DTYPES, Options
     from trimtab.doctor.target import load_target
@@ -109,7 +108,7 @@ def is_script(word: str) -> bool:
 
 def _script(words_: list[str], options: Any, select: str, ignore: str, *, strict: bool, as_json: bool) -> int:
     from trimtab.core.config_read import words
-    from trimtab.doctor.doctor_report import environment
+    from trimtab.doctor.checklist import environment
     from trimtab.run.preflight import examine_script
     from trimtab.run.script import Program
 

@@ -46,26 +46,25 @@ def run(
     faults found; 1: not so; 2: could not run.
     """
     from trimtab.cli.doctor import target_spec
-    from trimtab.core.config_read import words as split
-    from trimtab.drill import words
+    from trimtab.core.config_read import words
     from trimtab.drill.faults import choose
     from trimtab.drill.page import write_page
     from trimtab.drill.score import Task
     from trimtab.drill.session import drill
 
     spec = target_spec([target] if target else None)
-    faults = choose(split(select, "--select"), split(ignore, "--ignore"))
+    faults = choose(words(select, "--select"), words(ignore, "--ignore"))
     task = Task(target=spec, num_steps=num_steps, onset=onset, mode=mode)
     progress = _Progress(len(faults) * seeds, silent=as_json)
     report = drill(task, faults, seeds=seeds, jobs=jobs, budget_s=budget_s, on_row=progress)
     progress.clear()
     page = None if html is None else write_page(report, html, min_recall)
-    if not words.ran(report):
-        parts = [*words.not_applicable(report), *words.not_run(report)]
+    if not report.ran:
+        parts = [*report.not_applicable, *report.not_run]
         fail(f"no fault could be put into {spec}: {'; '.join(f'{names}: {reason}' for reason, names in parts)}")
-    held = words.holds(report, min_recall)
+    held = report.holds(min_recall)
     if as_json:
-        emit({"report": report, "score": words.counted(report), "passed": held, "html": page and str(page)})
+        emit({"report": report, "score": report.score, "passed": held, "html": page and str(page)})
     else:
         _show(console(), report, passed=held)
         if page is not None:
@@ -96,8 +95,6 @@ class _Progress:
 def _show(out: Console, report: Report, *, passed: bool) -> None:
     from rich.text import Text
 
-    from trimtab.drill import words
-    from trimtab.drill.score import sentence
     from trimtab.report.text import wrapped
 
     width = min(out.width, 110)
@@ -111,22 +108,20 @@ def _show(out: Console, report: Report, *, passed: bool) -> None:
     )
     _table(out, report)
     out.print()
-    for title, parts in (("not applicable", words.not_applicable(report)), ("NOT RUN", words.not_run(report))):
+    for title, parts in (("not applicable", report.not_applicable), ("NOT RUN", report.not_run)):
         for reason, names in parts:
             out.print(wrapped(f"{names}: {reason}", width, f"{title}  ", style="dim"))
-    for text in words.alarms(report):
+    for text in report.alarms:
         out.print(wrapped(text, width, "FALSE ALARM  ", style="bold red"))
-    out.print(wrapped(words.in_all(report), width, "", style="dim"))
-    out.print(wrapped(f"Cost: {words.cost(report)}.", width, "", style="dim"))
+    out.print(wrapped(report.counts, width, "", style="dim"))
+    out.print(wrapped(f"Cost: {report.cost}.", width, "", style="dim"))
     out.print(Text(f"{report.seconds:.0f} s; all of it in child processes.", style="dim"))
-    out.print(Text(sentence(report), style="bold green" if passed else "bold red"), soft_wrap=True)
+    out.print(Text(report.sentence, style="bold green" if passed else "bold red"), soft_wrap=True)
 
 
 def _table(out: Console, report: Report) -> None:
     from rich.table import Table
     from rich.text import Text
-
-    from trimtab.drill import words
 
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     several, changed = len(report.seeds) > 1, report.mode != "observe"
@@ -136,9 +131,9 @@ def _table(out: Console, report: Report) -> None:
     table.add_column("unguarded")
     if changed:
         table.add_column("guarded")
-    for row in words.ran(report):
-        said = Text(words.found_by(row), style=STYLES[words.tone(row)])
+    for row in report.ran:
+        said = Text(row.found_by, style=STYLES[row.tone])
         parts = [Text(row.fault), Text(row.group), *([Text(str(row.seed))] if several else []), said]
-        parts += [Text(words.after(row)), Text(words.lost(row), style="" if row.harmful else "dim")]
+        parts += [Text(row.after), Text(row.unguarded, style="" if row.harmful else "dim")]
         table.add_row(*parts, *([Text(row.kept)] if changed else []))
     out.print(table)

@@ -1,11 +1,10 @@
-"""The tensors of a batch, each with its path: looked at one by one, replaced, and told apart as inputs and targets."""
+"""The tensors of a batch, each with its path: list them, replace them, and tell inputs from targets."""
 
 from __future__ import annotations
 
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -17,7 +16,7 @@ LARGE = 1 << 22
 TARGET_KEYS = ("target", "targets", "label", "labels", "y")
 
 
-def leaves(batch: Any, at: str = "", depth: int = 0) -> Iterator[tuple[str, Tensor]]:
+def leaves(batch: object, at: str = "", depth: int = 0) -> Iterator[tuple[str, Tensor]]:
     """Every tensor with its path.
 
     Example:
@@ -33,7 +32,7 @@ def leaves(batch: Any, at: str = "", depth: int = 0) -> Iterator[tuple[str, Tens
             yield from leaves(part, f"{at}.{key}" if at else str(key), depth + 1)
 
 
-def _parts(batch: Any) -> Iterator[tuple[Any, Any]]:
+def _parts(batch: object) -> Iterator[tuple[object, object]]:
     if isinstance(batch, Mapping):
         yield from batch.items()
     elif isinstance(batch, list | tuple):
@@ -42,7 +41,7 @@ def _parts(batch: Any) -> Iterator[tuple[Any, Any]]:
         yield from batch.data.items()
 
 
-def mapped(batch: Any, change: Callable[[str, Tensor], Tensor], at: str = "", depth: int = 0) -> Any:
+def mapped(batch: object, change: Callable[[str, Tensor], Tensor], at: str = "", depth: int = 0) -> object:
     """The same batch with every tensor changed; what is no tensor stays.
 
     Example:
@@ -54,11 +53,12 @@ def mapped(batch: Any, change: Callable[[str, Tensor], Tensor], at: str = "", de
     if depth >= MAX_DEPTH:
         return batch
 
-    def inner(key: Any, part: Any) -> Any:
+    def inner(key: object, part: object) -> object:
         return mapped(part, change, f"{at}.{key}" if at else str(key), depth + 1)
 
     if isinstance(batch, tuple) and hasattr(batch, "_fields"):
-        return type(batch)(*(inner(i, part) for i, part in enumerate(batch)))
+        make: Callable[..., object] = type(batch)
+        return make(*(inner(i, part) for i, part in enumerate(batch)))
     if isinstance(batch, list | tuple):
         return type(batch)(inner(i, part) for i, part in enumerate(batch))
     if isinstance(batch, Mapping):
@@ -70,18 +70,18 @@ def mapped(batch: Any, change: Callable[[str, Tensor], Tensor], at: str = "", de
     return batch
 
 
-def fresh(batch: Any) -> Any:
+def fresh(batch: object) -> object:
     """A copy that may be changed in place."""
     return mapped(batch, lambda _, t: t.detach().clone().requires_grad_(t.requires_grad))
 
 
-def num_samples(batch: Any) -> int | None:
+def num_samples(batch: object) -> int | None:
     """How many samples there are: the leading size that most tensors share."""
     sizes = [t.shape[0] for _, t in leaves(batch) if t.dim()]
     return max(set(sizes), key=lambda n: (sizes.count(n), -sizes.index(n))) if sizes else None
 
 
-def mark(tensor: Tensor) -> int:
+def tensor_hash(tensor: Tensor) -> int:
     """A fingerprint of all its values."""
     if tensor.is_meta or tensor.layout is not torch.strided:
         return id(tensor)
@@ -114,7 +114,7 @@ class Roles:
     fed: tuple[str, ...] = ()
 
 
-def roles_of(batch: Any, given: list[Tensor], compared: Tensor | None, *, by_contract: bool) -> Roles:
+def roles_of(batch: object, given: list[Tensor], compared: Tensor | None, *, by_contract: bool) -> Roles:
     """Sort the tensors of a batch.
 
     Example:
@@ -139,7 +139,7 @@ def roles_of(batch: Any, given: list[Tensor], compared: Tensor | None, *, by_con
     return Roles(inputs=tuple(p for p in found if p not in guess), targets=guess, sure=by_contract, fed=seen)
 
 
-def _by_place(batch: Any) -> str:
+def _by_place(batch: object) -> str:
     if isinstance(batch, Mapping):
         return next((k for k in TARGET_KEYS if k in batch), "")
     return str(len(batch) - 1) if isinstance(batch, list | tuple) and len(batch) > 1 else ""

@@ -1,4 +1,4 @@
-"""Runs the checklist on a training: selects checks, runs them, and lets a cause speak for its consequences."""
+"""Runs the checklist on a training: selects checks, runs them, and marks findings that follow from another."""
 
 from __future__ import annotations
 
@@ -12,12 +12,10 @@ from importlib.metadata import entry_points
 
 from trimtab.core.errors import ConfigError
 from trimtab.core.suggest_name import nearest_name
-from trimtab.doctor.accelerator import is_lost
-from trimtab.doctor.checklist import Check, Line, Status, not_applicable
+from trimtab.doctor.checklist import Check, Line, Report, Status, not_applicable, step_view
 from trimtab.doctor.checks import BUILTIN
 from trimtab.doctor.checks.label_range import LabelRange
-from trimtab.doctor.doctor_report import Report, step_view
-from trimtab.doctor.observed_step import Options
+from trimtab.doctor.observed_step import Options, is_lost
 from trimtab.doctor.probe import Probe
 from trimtab.doctor.target import Target, smaller
 
@@ -52,12 +50,12 @@ def examine(
     if options.batch_size is not None:
         target = smaller(target, options.batch_size)
     began = time.perf_counter()
-    probe = Probe(target, options, again)
+    probe = Probe.of_target(target, options, again)
     try:
         with warnings.catch_warnings(), probe:
-            warnings.simplefilter("ignore")  # what a training says in experiments is no news
+            warnings.simplefilter("ignore")  # warnings of the experiments are not shown
             lines = [line for check in chosen for line in _run(check, probe)]
-            traces = tuple(c.failure.trace for c in probe.calls if c.failure is not None)
+            traces = probe.traces
             steps = tuple(step_view(call, probe.batch(i), probe.roles) for i, call in enumerate(probe.calls))
     except RuntimeError as error:
         if not is_lost(error):
@@ -67,8 +65,8 @@ def examine(
 
 
 def _after_assertion(chosen: Iterable[Check], probe: Probe, error: Exception) -> list[Line]:
-    """The list of a training whose GPU answers no more: what was noted before is all there is."""
-    why = f"the GPU answers no more: {str(error).splitlines()[0][:120]}"
+    """The list of a training whose GPU has failed: it uses only what was noted before."""
+    why = f"the GPU has failed: {str(error).splitlines()[0][:120]}"
     asked = {check.name: check for check in chosen} | {LabelRange.name: LabelRange()}
     return [
         line
@@ -83,8 +81,7 @@ def examine_seen(probe: Probe, *, select: Iterable[str] = (), ignore: Iterable[s
     began = time.perf_counter()
     lines = [line for check in chosen for line in _run(check, probe)]
     steps = tuple(step_view(call, tuple(call.inputs)) for call in probe.calls)
-    traces = tuple(c.failure.trace for c in probe.calls if c.failure is not None)
-    return Report(lines=tuple(explained(lines)), steps=steps, seconds=time.perf_counter() - began, traces=traces)
+    return Report(lines=tuple(explained(lines)), steps=steps, seconds=time.perf_counter() - began, traces=probe.traces)
 
 
 def explained(lines: Iterable[Line]) -> list[Line]:

@@ -6,13 +6,12 @@ import time
 import traceback
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from trimtab.doctor.batch_tensors import fresh, is_label_like, leaves, mark, num_samples
+from trimtab.doctor.batch_tensors import fresh, is_label_like, leaves, num_samples, tensor_hash
 from trimtab.sample.transfer import number
 
 NUM_KEPT = 8
@@ -66,7 +65,7 @@ class Leaf:
 class Scan:
     """What the loader gave: the first batches themselves, and of all others what was to be noted."""
 
-    batches: list[Any] = field(default_factory=list)
+    batches: list[object] = field(default_factory=list)
     num: int = 0
     complete: bool = False
     one_shot: bool = False
@@ -82,7 +81,7 @@ class Scan:
         return f"{'all ' if self.complete else 'the first '}{self.num} batch{'' if self.num == 1 else 'es'}"
 
 
-def scan(loader: Iterable[Any], *, budget_s: float, least: int = NUM_KEPT) -> Scan:
+def scan(loader: Iterable[object], *, budget_s: float, least: int = NUM_KEPT) -> Scan:
     """Look at its batches; at least some, however long it takes.
 
     Example:
@@ -113,7 +112,7 @@ def scan(loader: Iterable[Any], *, budget_s: float, least: int = NUM_KEPT) -> Sc
     return out
 
 
-def _look(out: Scan, batch: Any) -> None:
+def _look(out: Scan, batch: object) -> None:
     for path, tensor in leaves(batch):
         leaf = out.leaves.get(path)
         if leaf is None:
@@ -147,8 +146,8 @@ def _note(leaf: Leaf, tensor: Tensor, index: int) -> None:
     rows = tensor.reshape(tensor.shape[0], -1) if tensor.dim() else tensor.reshape(1, 1)
     leaf.num_rows += rows.shape[0]
     leaf.flat_batches += bool((rows == rows[:1]).all())
-    leaf.first_rows.add(mark(rows[0]))
-    leaf.prints.append(mark(tensor))
+    leaf.first_rows.add(tensor_hash(rows[0]))
+    leaf.prints.append(tensor_hash(tensor))
     if is_label_like(tensor) and tensor.dim() == 1:
         flat = tensor.detach().cpu()
         leaf.runs += int((flat[1:] != flat[:-1]).sum()) + (leaf.last is not None and leaf.last != float(flat[0]))

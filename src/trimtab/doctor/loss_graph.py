@@ -6,10 +6,10 @@ import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import Node
 
 from trimtab.sample.transfer import number
 from trimtab.torchutil.autograd_graph import JOINING, LOSS_NODES, GraphWalk, first_inputs, loss_kind
@@ -57,7 +57,7 @@ class LossFacts:
     before_twice: str = ""
     normalised: bool = True
     weighted: bool = False
-    node: Any = None
+    node: Node | None = None
     num_losses: int = 0
     custom: tuple[str, ...] = ()
     activations: tuple[Activation, ...] = ()
@@ -137,12 +137,12 @@ def _signed(value: int) -> int:
     return value - (1 << 64) if value >= 1 << 63 else value
 
 
-def _is_builtin(node: Any) -> bool:
+def _is_builtin(node: Node) -> bool:
     made_by = getattr(type(node), "_forward_cls", None)  # only functions written in Python have one
     return made_by is None or str(made_by.__module__).startswith("torch.")
 
 
-def _ends(loss: Tensor) -> Iterator[tuple[str, Any]]:
+def _ends(loss: Tensor) -> Iterator[tuple[str, Node]]:
     """Known loss functions near the end, through nothing but what joins and scales them."""
     for node in _near_the_end(loss, until=lambda node: loss_kind(node) in KINDS):
         if (kind := loss_kind(node)) in KINDS:
@@ -165,11 +165,11 @@ def _is_whole(tensor: Tensor) -> bool:
     return not tensor.is_floating_point() and not tensor.is_complex() and tensor.dtype is not torch.bool
 
 
-def _picks(node: Any) -> bool:
+def _picks(node: Node) -> bool:
     return bool(node.name().startswith(PICKING))
 
 
-def _near_the_end(loss: Tensor, until: Callable[[Any], bool]) -> Iterable[Any]:
+def _near_the_end(loss: Tensor, until: Callable[[Node], bool]) -> Iterable[Node]:
     """The nodes behind a loss `until` those that are looked for, through nothing but what joins and scales losses."""
     return GraphWalk(
         loss,
@@ -179,7 +179,7 @@ def _near_the_end(loss: Tensor, until: Callable[[Any], bool]) -> Iterable[Any]:
     )
 
 
-def _saved(node: Any, name: str) -> Tensor | None:
+def _saved(node: Node, name: str) -> Tensor | None:
     try:
         value = getattr(node, f"_saved_{name}", None)
     except RuntimeError:  # changed in place since, or freed
@@ -187,7 +187,7 @@ def _saved(node: Any, name: str) -> Tensor | None:
     return value if isinstance(value, Tensor) else None
 
 
-def _before(node: Any, *, through_log_softmax: bool) -> tuple[str, str]:
+def _before(node: Node, *, through_log_softmax: bool) -> tuple[str, str]:
     """The nonlinearity that made the scores, and, for a cross-entropy, the one before its log-softmax."""
     first = _source(node)
     if first is None:
@@ -199,12 +199,12 @@ def _before(node: Any, *, through_log_softmax: bool) -> tuple[str, str]:
     return name, ""
 
 
-def _source(node: Any) -> Any:
+def _source(node: Node) -> Node | None:
     before = islice(first_inputs(node, skip_constants=True), 1, 17)
     return next((one for one in before if not one.name().startswith(VIEWS)), None)
 
 
-def _plain(node: Any) -> str:
+def _plain(node: Node) -> str:
     return str(node.name()).rstrip("0123456789").removesuffix("Backward")
 
 
@@ -218,7 +218,7 @@ def _is_normalised(scores: Tensor | None) -> bool:
     return not total.numel() or number((total - 1.0).abs().median()) < 0.05
 
 
-def _activation(name: str, node: Any) -> Activation | None:
+def _activation(name: str, node: Node) -> Activation | None:
     kind = next((k for k in ("Relu", "Sigmoid", "Tanh") if name.startswith(f"{k}Backward")), None)
     result = None if kind is None else _saved(node, "result")
     if kind is None or result is None or result.dim() < 2 or result.numel() < 16 or not result.is_floating_point():

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from trimtab.doctor.checklist import Check, Line, failed, not_applicable, passed
 from trimtab.doctor.recording import Call, Failure, Watch
-from trimtab.doctor.target import Target, raw_loss
+from trimtab.doctor.target import Target, backward, raw_loss
 from trimtab.sample.transfer import number
 from trimtab.torchutil.optimizer_argument import needs_closure
 from trimtab.torchutil.param_groups import params_of, rates_of
@@ -45,7 +45,7 @@ class Options:
     full: bool = False
 
 
-def as_loss(value: Any) -> Any:
+def as_loss(value: object) -> object:
     """The loss in what a step returned: itself, or the part that is called so.
 
     Example:
@@ -54,15 +54,20 @@ def as_loss(value: Any) -> Any:
     """
     if isinstance(value, Mapping):
         return value.get("loss", next((v for v in value.values() if isinstance(v, Tensor) and v.numel() == 1), None))
-    if isinstance(getattr(value, "loss", None), Tensor):
-        return value.loss
+    if isinstance(own := getattr(value, "loss", None), Tensor):
+        return own
     if isinstance(value, list | tuple):
         return next((v for v in value if isinstance(v, Tensor | float)), None)
     return value
 
 
-def make_call(target: Target, batch: Any, watch: Watch, options: Options, *, ours: bool | None) -> tuple[Call, bool]:
-    """One call on a batch; says whether backward and step were ours to run. `ours` is None while nobody knows."""
+def make_call(
+    target: Target, batch: object, watch: Watch, options: Options, *, doctor_steps: bool | None
+) -> tuple[Call, bool]:
+    """Make one call on a batch; also returns whether doctor had to run backward and step, as `step_fn` does not.
+
+    `doctor_steps` is None while that is not known yet.
+    """
     call = watch.begin()
     before = _weights(target, watch)
     began = time.perf_counter()
@@ -70,13 +75,13 @@ def make_call(target: Target, batch: Any, watch: Watch, options: Options, *, our
         warnings.simplefilter("always")
         try:
             value = as_loss(raw_loss(target, batch))
-            if ours is None:
-                ours = not (call.of("backward") or call.of("step"))
+            if doctor_steps is None:
+                doctor_steps = not (call.of("backward") or call.of("step"))
             _note_loss(call, value)
-            if ours and any(needs_closure(one) for one in target.optimizers):
+            if doctor_steps and any(needs_closure(one) for one in target.optimizers):
                 _step_by_closure(target, batch)
                 update_schedule_and_ema(target)
-            elif ours:
+            elif doctor_steps:
                 _step(target, value, options, call)
                 update_schedule_and_ema(target)
         except Exception as error:  # whatever it is, it is the user's training that raised it
@@ -86,7 +91,7 @@ def make_call(target: Target, batch: Any, watch: Watch, options: Options, *, our
     call.changes = {key: _change(p, old) for key, (p, old) in before.items()}
     call.rates = {id(o): tuple(rates_of(o, missing=math.nan, wait=True)) for o in target.optimizers}
     _note_norms(call)
-    return call, bool(ours)
+    return call, bool(doctor_steps)
 
 
 @contextmanager
@@ -101,21 +106,21 @@ def _surroundings(target: Target, options: Options) -> Iterator[None]:
         yield
 
 
-def scaler_is_on(scaler: Any) -> bool:
+def scaler_is_on(scaler: object) -> bool:
     """Whether a scaler does anything."""
     return bool(scaler.is_enabled()) if hasattr(scaler, "is_enabled") else scaler is not None
 
 
 def amp_dtype(target: Target, options: Options) -> torch.dtype | None:
-    """What a forward pass runs in: as asked, else float16 where there is a scaler and the step is ours."""
+    """What a forward pass runs in: as asked, else float16 where there is a scaler and no `step_fn`."""
     if options.amp_dtype == "auto":
-        ours = target.step_fn is None and target.scaler is not None and scaler_is_on(target.scaler)
+        scaled = target.step_fn is None and target.scaler is not None and scaler_is_on(target.scaler)
         half = any(p.dtype is torch.float16 for p in target.model.parameters())
-        return torch.float16 if ours and not half else None
+        return torch.float16 if scaled and not half else None
     return DTYPES.get(options.amp_dtype)
 
 
-def _step(target: Target, loss: Any, options: Options, call: Call) -> None:
+def _step(target: Target, loss: object, options: Options, call: Call) -> None:
     """Backward, unscale, clip, step, update: the order in which it is right."""
     if not isinstance(loss, Tensor) or loss.numel() != 1 or not loss.requires_grad:
         return  # the checks say what is wrong with it
@@ -123,7 +128,7 @@ def _step(target: Target, loss: Any, options: Options, call: Call) -> None:
     for one in target.optimizers:
         one.zero_grad()
     with torch.autocast(loss.device.type, enabled=False):
-        (loss if scaler is None else scaler.scale(loss)).backward()
+        backward(loss if scaler is None else scaler.scale(loss))
     if options.clip_grad_norm > 0:
         for one in target.optimizers:
             if scaler is not None:
@@ -140,12 +145,12 @@ def _step(target: Target, loss: Any, options: Options, call: Call) -> None:
         call.scale = float(scaler.get_scale())
 
 
-def _step_by_closure(target: Target, batch: Any) -> None:
+def _step_by_closure(target: Target, batch: object) -> None:
     def closure() -> Any:
         for one in target.optimizers:
             one.zero_grad()
         loss = as_loss(raw_loss(target, batch))
-        loss.backward()
+        backward(loss)
         return loss
 
     for one in target.optimizers:
@@ -153,7 +158,7 @@ def _step_by_closure(target: Target, batch: Any) -> None:
 
 
 def update_schedule_and_ema(target: Target) -> None:
-    """What a loop does after a step, and nobody else does here: move the schedule and the average."""
+    """Step the schedule and update the average, as a loop does after its step."""
     scheduler = target.scheduler
     if scheduler is not None and hasattr(scheduler, "step") and not hasattr(scheduler, "num_bad_epochs"):
         scheduler.step()
@@ -182,7 +187,7 @@ def _change(now: Tensor, before: Tensor) -> tuple[float, float]:
     return number(torch.linalg.vector_norm(moved)), number(torch.linalg.vector_norm(before.abs().double()))
 
 
-def _note_loss(call: Call, value: Any) -> None:
+def _note_loss(call: Call, value: object) -> None:
     call.loss_kind = type(value).__name__
     if isinstance(value, bool) or value is None:
         return
@@ -190,16 +195,15 @@ def _note_loss(call: Call, value: Any) -> None:
         call.loss, call.loss_shape = float(value), ()
     elif isinstance(value, Tensor):
         call.loss_shape, call.requires_grad = tuple(value.shape), value.requires_grad
-        call.loss_device, call.loss_dtype = str(value.device), value.dtype
+        call.loss_device = str(value.device)
         if value.numel() == 1 and not value.is_meta:
             call.loss = number(value.detach().abs() if value.is_complex() else value.detach().double())
 
 
 def _note_norms(call: Call) -> None:
     clips = [e for e in call.of("clip") if e.facts["num"]]
-    steps = call.of("step")
-    if steps:
-        norms = [v for e in steps for v in e.facts["gradients"].present.values()]
+    if call.of("step"):
+        norms = call.grad_norms
         call.norm_after = math.sqrt(sum(v * v for v in norms)) if all(map(math.isfinite, norms)) else math.nan
         call.norm_before = call.norm_after
     if clips:
@@ -257,7 +261,7 @@ PATTERNS: tuple[tuple[str, str], ...] = (
 
 
 def trouble_of(failure: Failure) -> str:
-    """The name of the trouble; `step-exception` where it has no name of its own.
+    """The name of the check that an exception belongs to; `step-exception` where none does.
 
     Example:
         >>> trouble_of(Failure("IndexError", "Target 10 is out of bounds.", "", "", "loss"))
@@ -270,7 +274,7 @@ def trouble_of(failure: Failure) -> str:
 
 
 def failure_lines(check: Check, probe: Probe, what: str, fix: str) -> Iterator[Line]:
-    """`check` failed where the error of the first steps bears its name; `what` says it in words, `fix` in code."""
+    """The line of a check for an exception of the first steps; `what` is the cause, `fix` a line of code."""
     failure = probe.failure
     if failure is not None and probe.failed_as == check.name:
         where = f" in {failure.module}" if failure.module else ""
@@ -285,3 +289,38 @@ def failure_lines(check: Check, probe: Probe, what: str, fix: str) -> Iterator[L
         yield not_applicable(check, probe.no_steps)
     else:
         yield passed(check, f"{len(probe.through)} calls came to their end")
+
+
+LOST = ("device-side assert", "unspecified launch failure", "illegal memory access")
+
+
+def may_reorder(device: torch.device) -> bool:
+    """Whether the same sum may come out differently the next time."""
+    return device.type not in ("cpu", "meta")
+
+
+@contextmanager
+def in_order(device: torch.device) -> Iterator[None]:
+    """With algorithms whose order is fixed, wherever there are such; nothing changes on a CPU."""
+    if not may_reorder(device):
+        yield
+        return
+    was = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    cudnn = torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = True, False
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(was[0], warn_only=was[1])
+        torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = cudnn
+
+
+def is_lost(text: object) -> bool:
+    """Whether an error says that this process can no longer use its GPU.
+
+    Example:
+        >>> is_lost(RuntimeError("CUDA error: device-side assert triggered"))
+        True
+    """
+    return any(one in str(text) for one in LOST)

@@ -2,90 +2,175 @@
 
 from __future__ import annotations
 
+import math
 import random
 import time
-from collections.abc import Callable, Iterator, Sequence
+import warnings
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
-from trimtab.doctor.accelerator import in_order
 from trimtab.doctor.batch_tensors import Roles, fresh, roles_of
-from trimtab.doctor.experiments.schedule_preview import current_rates, frozen_schedule, peaks, set_rates
 from trimtab.doctor.loader_scan import Scan, scan
 from trimtab.doctor.loss_graph import LossFacts
-from trimtab.doctor.observed_step import Options, make_call, trouble_of
+from trimtab.doctor.observed_step import Options, in_order, make_call, trouble_of
 from trimtab.doctor.recording import Call, Event, Failure, Watch
-from trimtab.doctor.target import Target
+from trimtab.doctor.target import Scheduler, Target
 from trimtab.sample.probes.wiring import parameter_at, split_twins, tied_pairs
 from trimtab.torchutil.averaged_weights import average_mark
-from trimtab.torchutil.param_groups import params_of
+from trimtab.torchutil.param_groups import params_of, rates_of
+from trimtab.torchutil.patch import wrap_on_object
 from trimtab.torchutil.undo import remembered, untouched
 
 MAX_CALLS = 40
 SCAN_S, TRIAL_S = 1.5, 3.0
 SLOW_S = 1.5  # a step that takes longer leaves no time for experiments, unless they were asked for
 LOOK_AHEAD = 2_000
+NUM_GRAPHS = 3
+"""Calls whose graphs are read: they do not change from call to call."""
+NOISE = 1e-6
+"""Below this part of itself a change of a float32 loss is rounding."""
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Overfit:
+    """The losses of steps on one batch, again and again.
+
+    A ratio is how far a step moves the weights, as a part of their size; the largest is that of the first few steps.
+    """
+
+    losses: tuple[float, ...]
+    num_steps: int
+    median_ratio: float
+    largest_ratio: float
+    norm: float
+
+    @classmethod
+    def of_calls(cls, calls: list[Call]) -> Overfit | None:
+        """From the calls; None where fewer than three returned a loss."""
+        losses = [c.loss for c in calls if c.failure is None and c.loss is not None]
+        if len(losses) < 3:
+            return None
+        steps = [e for c in calls for e in c.of("step")]
+        ratios = [e.facts["update_ratio"] for e in steps]
+        return cls(
+            losses=tuple(losses),
+            num_steps=len(steps),
+            median_ratio=sorted(ratios)[len(ratios) // 2] if ratios else 0.0,
+            largest_ratio=max((v for v in ratios[:5] if math.isfinite(v)), default=0.0),
+            norm=math.hypot(*steps[0].facts["gradients"].present.values()) if steps else 0.0,
+        )
+
+    @property
+    def first(self) -> float:
+        """The loss before the first step."""
+        return self.losses[0]
+
+    @property
+    def last(self) -> float:
+        """The loss at the end; where it ended in NaN, that."""
+        return self.losses[-1]
+
+    @property
+    def num(self) -> int:
+        """How many calls there were."""
+        return len(self.losses)
+
+    @property
+    def fell(self) -> bool:
+        """Whether it came down, and is down at the end."""
+        late = [v for v in self.losses[len(self.losses) // 2 :] if math.isfinite(v)]
+        if not late or not math.isfinite(self.last):
+            return False
+        slack = NOISE * max(abs(self.first), 1e-12)
+        return sorted(late)[len(late) // 2] < self.first - slack
+
+    @property
+    def peak(self) -> float:
+        """The highest loss, in units of the first; infinite where it was not finite."""
+        top = max(v if math.isfinite(v) else math.inf for v in self.losses)
+        return top / abs(self.first) if self.first else math.inf
 
 
 class Probe:
     """One training under examination.
 
-    Made of a target it is used as a context: its first steps are run, and afterwards everything is as it was.
-    `of_recording` makes one of steps that were only watched.
+    `of_target` makes one that you use as a context: it runs the first steps, and at the end puts everything back.
+    `of_recording` makes one of steps that were recorded elsewhere and cannot be run again.
     """
 
     def __init__(
-        self, target: Target, options: Options | None = None, again: Callable[[], Target] | None = None
+        self,
+        target: Target,
+        options: Options,
+        watch: Watch,
+        *,
+        schedulers: tuple[Scheduler, ...] = (),
+        calls: Sequence[Call] = (),
+        data: Scan | None = None,
+        again: Callable[[], Target] | None = None,
+        watched_only: str = "",
     ) -> None:
-        self.again = again
-        self.target, self.options = target, options or Options()
-        self.calls: list[Call] = []
-        self.scan = Scan()
-        self.schedulers: tuple[Any, ...] = ()
-        self.ours = True
-        self.watched_only = ""
+        self.target, self.options, self.watch, self.schedulers = target, options, watch, schedulers
+        self.calls, self.scan = list(calls), Scan() if data is None else data
+        self.again, self.watched_only = again, watched_only
+        self.doctor_steps = not watched_only  # whether doctor runs backward and step, as step_fn does not
         self.nonfinite_at_start = self.split_twins = self.broken_ties = tuple[str, ...]()
         self.average_at_start: float | None = None
-        self.num_ties = 0
-        self.watch = Watch(target.model)
+        self.num_ties = len(tied_pairs(target.model))
         self.rewind: Callable[[], None] = lambda: None
         self._stack = ExitStack()
-        self._cache: dict[Any, Any] = {}
+        self._cache: dict[Hashable, Any] = {}
         self._began = time.perf_counter()
 
     @classmethod
-    def of_recording(
-        cls, model: nn.Module, optimizers: list[Any], watch: Watch, options: Options, schedulers: tuple[Any, ...]
+    def of_target(
+        cls, target: Target, options: Options | None = None, again: Callable[[], Target] | None = None
     ) -> Probe:
-        """A training of which only the steps were seen, as a script makes them: nothing of it can be run again."""
-        target = Target(model=model, optimizer=optimizers, loader=[], step_fn=lambda model, batch: None)
-        probe = cls(target, options)
-        probe._use(watch, schedulers)
-        return probe
+        """A training whose steps are yet to be run; `again` builds it a second time."""
+        found = remembered(target, deep=True)
+        schedulers = {id(s): s for s in (*found.schedulers, target.scheduler) if s is not None}
+        optimizers = (*target.optimizers, *found.optimizers)
+        watch = Watch(target.model, optimizers, schedulers.values(), num_graphs=NUM_GRAPHS)
+        return cls(target, options or Options(), watch, schedulers=tuple(schedulers.values()), again=again)
 
-    def _use(self, watch: Watch, schedulers: tuple[Any, ...]) -> None:
-        """Take what a watch has seen for the first steps of the training."""
-        self.watch, self.schedulers, self.ours = watch, schedulers, False
-        self.watched_only = "the training is a script: its steps cannot be made again"
-        self.calls = [c for c in watch.calls if c.events or c.failure is not None]
-        for call in self.calls:
+    @classmethod
+    def of_recording(
+        cls,
+        model: nn.Module,
+        optimizers: Sequence[Optimizer],
+        watch: Watch,
+        options: Options,
+        schedulers: Sequence[Scheduler],
+    ) -> Probe:
+        """A training whose steps were recorded, as a script made them."""
+        calls = [c for c in watch.calls if c.events or c.failure is not None]
+        for call in calls:
             call.note_losses()
-        self.scan = scan([tuple(c.inputs) for c in self.calls if c.inputs], budget_s=SCAN_S)
-        self.num_ties = len(tied_pairs(self.model))
+        return cls(
+            Target(model=model, optimizer=optimizers, loader=[], step_fn=lambda model, batch: None),
+            options,
+            watch,
+            schedulers=tuple(schedulers),
+            calls=calls,
+            data=scan([tuple(c.inputs) for c in calls if c.inputs], budget_s=SCAN_S),
+            watched_only="the training is a script: its steps cannot be made again",
+        )
 
     def __enter__(self) -> Probe:
         self.rewind = self._stack.enter_context(untouched(self.target, deep=True))
-        self._memory = remembered(self.target, deep=True)
-        self.schedulers = self._all_schedulers()
         tensors = [*self.model.named_parameters(), *self.model.named_buffers()]
         self.nonfinite_at_start = tuple(n for n, t in tensors if holds_nonfinite(t))
         ties = tied_pairs(self.model)
-        self.split_twins, self.num_ties = tuple(split_twins(self.model)), len(ties)
+        self.split_twins = tuple(split_twins(self.model))
         self.reseed()
         self.scan = scan(self.target.loader, budget_s=SCAN_S)
         self.average_at_start = average_mark(self.target.ema)
@@ -117,7 +202,7 @@ class Probe:
         return {id(p): p for p in params_of(*self.optimizers)}
 
     @property
-    def optimizers(self) -> tuple[Any, ...]:
+    def optimizers(self) -> tuple[Optimizer, ...]:
         """Those of the target, and those that its step was seen to use."""
         known = {id(o): o for o in self.target.optimizers}
         stepped = {e.who for e in self.events("step")} | {e.who for e in self.events("scaler-step")}
@@ -129,13 +214,6 @@ class Probe:
         """Parameters of the model that want a gradient."""
         return {n: p for n, p in self.model.named_parameters() if p.requires_grad}
 
-    def _all_schedulers(self) -> tuple[Any, ...]:
-        """The target's, and those its step keeps for itself."""
-        found = {id(s): s for s in self._memory.schedulers}
-        if self.target.scheduler is not None:
-            found[id(self.target.scheduler)] = self.target.scheduler
-        return tuple(found.values())
-
     @property
     def device(self) -> torch.device:
         """Where the model is."""
@@ -145,26 +223,22 @@ class Probe:
 
     def _observe(self) -> None:
         """The first steps of the training, from where it stands."""
-        self.watch = Watch(self.model, self.schedulers)
-        for one in (*self.target.optimizers, *self._memory.optimizers):
-            self.watch.know(one)
-        self.ours_known: bool | None = None
+        doctor_steps: bool | None = None
         wanted = max(self.options.max_steps, 3)
         with self.watch.listening():
             for i in range(MAX_CALLS if self.scan.batches else 0):
                 late = time.perf_counter() - self._began > 10.0
-                if i >= wanted and (self.num_steps >= wanted or self.ours_known or late):
+                if i >= wanted and (self.num_steps >= wanted or doctor_steps or late):
                     break
-                self.watch.graphs_left = 3 - i
-                call, ours = make_call(
-                    self.target, fresh(self.batch(i)), self.watch, self.options, ours=self.ours_known
+                call, done = make_call(
+                    self.target, fresh(self.batch(i)), self.watch, self.options, doctor_steps=doctor_steps
                 )
                 call.average = average_mark(self.target.ema)
                 self.calls.append(call)
                 if call.failure is not None:
                     break
-                self.ours_known = ours
-        self.ours = self.ours_known is not False
+                doctor_steps = done
+        self.doctor_steps = doctor_steps is not False
 
     @property
     def num_steps(self) -> int:
@@ -182,7 +256,7 @@ class Probe:
         """Calls that came to their end."""
         return [c for c in self.calls if c.failure is None]
 
-    def batch(self, i: int) -> Any:
+    def batch(self, i: int) -> object:
         """One of the batches that were kept, in turn."""
         return self.scan.batches[i % len(self.scan.batches)]
 
@@ -197,6 +271,11 @@ class Probe:
     def failure(self) -> Failure | None:
         """The exception that ended the observed steps."""
         return next((c.failure for c in self.calls if c.failure is not None), None)
+
+    @property
+    def traces(self) -> tuple[str, ...]:
+        """The traceback of each call that ended with an exception."""
+        return tuple(c.failure.trace for c in self.calls if c.failure is not None)
 
     @cached_property
     def failed_as(self) -> str:
@@ -218,7 +297,7 @@ class Probe:
 
     @cached_property
     def facts(self) -> LossFacts:
-        """What the graph of the first loss told."""
+        """What the graph of the first loss says."""
         return next((c.facts for c in self.calls if c.facts.num_nodes or c.facts.kind), LossFacts())
 
     @cached_property
@@ -226,11 +305,16 @@ class Probe:
         """Modules by identity."""
         return {id(m): n or type(m).__name__ for n, m in self.model.named_modules()}
 
-    def cached(self, key: Any, make: Callable[[], Any]) -> Any:
-        """What `make` gives, made once."""
+    def modes_of(self, module: nn.Module) -> list[tuple[bool, bool]]:
+        """For each call that used a module: whether it was in training mode, and whether gradients were on."""
+        return [c.modules[id(module)] for c in self.calls if id(module) in c.modules]
+
+    def cached(self, key: Hashable, make: Callable[[], T]) -> T:
+        """What `make` returns; it is called once for each key."""
         if key not in self._cache:
             self._cache[key] = make()
-        return self._cache[key]
+        found: T = self._cache[key]
+        return found
 
     # -- experiments ---------------------------------------------------------------------------------------------
 
@@ -249,6 +333,11 @@ class Probe:
         if self.step_s > SLOW_S and not self.options.full:
             return f"a step takes {self.step_s:.1f} s; --full runs it"
         return ""
+
+    @property
+    def no_experiments(self) -> str:
+        """Why no experiment can be made on the steps; empty where one can."""
+        return self.no_steps or self.too_slow
 
     def affordable(self, most: int, least: int = 3, seconds: float = TRIAL_S) -> int:
         """How many steps an experiment may take."""
@@ -269,20 +358,17 @@ class Probe:
             finally:
                 self.rewind()
 
-    def run(self, batches: Sequence[Any], *, listen: bool = False, seeds: Sequence[int] | None = None) -> list[Call]:
+    def run(self, batches: Sequence[object], *, listen: bool = False, seeds: Sequence[int] | None = None) -> list[Call]:
         """Some calls, one per batch, ended by the first exception; each begins with its own seed where given."""
-        watch = Watch(self.model)
-        watch.graphs_left = 0
+        watch = Watch(self.model, self.optimizers, num_graphs=0)
         calls: list[Call] = []
         with ExitStack() as stack:
-            if listen or not self.ours:
+            if listen or not self.doctor_steps:
                 stack.enter_context(watch.listening())
-            for one in self.optimizers:
-                watch.know(one)
             for i, batch in enumerate(batches):
                 if seeds is not None:
                     self.reseed(seeds[i])
-                call, _ = make_call(self.target, fresh(batch), watch, self.options, ours=self.ours)
+                call, _ = make_call(self.target, fresh(batch), watch, self.options, doctor_steps=self.doctor_steps)
                 call.average = average_mark(self.target.ema)
                 calls.append(call)
                 if call.failure is not None:
@@ -308,6 +394,18 @@ class Probe:
         with self.trial():
             return self.run([self.batch(0)] * num, listen=True, seeds=[self.options.seed] * num)
 
+    def overfit(self, factor: float = 1.0) -> Overfit | None:
+        """Train on one batch at the training's own rate times a factor; None where the step returns no loss."""
+        if factor == 1.0:
+            return Overfit.of_calls(self.fixed)
+        return self.cached(("overfit", factor), lambda: self._overfit_at(factor))
+
+    def _overfit_at(self, factor: float) -> Overfit | None:
+        num = self.affordable(20, least=6, seconds=1.5)
+        with self.trial():
+            self.scale_rates(factor)
+            return Overfit.of_calls(self.run([self.batch(0)] * num, listen=True, seeds=[self.options.seed] * num))
+
     @cached_property
     def varied(self) -> list[Call]:
         """Some steps on the batches there are, in turn."""
@@ -315,9 +413,9 @@ class Probe:
         with self.trial():
             return self.run([self.batch(i) for i in range(num)], listen=True)
 
-    def once(self, batch: Any, seed: int = 0) -> Call:
+    def once(self, batch: object, seed: int = 0) -> Call:
         """One call on a batch from the very beginning."""
-        with in_order(self.device), self.trial(rates=False):  # such calls are held against each other to the bit
+        with in_order(self.device), self.trial(rates=False):  # such calls are compared bit by bit
             return self.run([batch], listen=True, seeds=[seed])[0]
 
     def reseed(self, seed: int | None = None) -> None:
@@ -335,3 +433,46 @@ def holds_nonfinite(tensor: Tensor) -> bool:
         or bool(tensor[torch.isfinite(tensor)].any())
         or bool((tensor == torch.inf).any())
     )
+
+
+def current_rates(optimizers: Sequence[Optimizer]) -> list[list[float]]:
+    """The rates of every optimizer and group, as they are."""
+    return [rates_of(optimizer, wait=True) for optimizer in optimizers]
+
+
+def peaks(optimizers: Sequence[Optimizer], schedulers: Sequence[Scheduler], num: int) -> list[list[float]]:
+    """The highest rates within `num` steps of the schedules, which are not put back here."""
+    top = current_rates(optimizers)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for scheduler in schedulers:
+            if hasattr(scheduler, "num_bad_epochs"):
+                continue  # its step needs a loss
+            try:
+                for _ in range(num):
+                    scheduler.step()
+                    now = current_rates(optimizers)
+                    top = [[max(a, b) for a, b in zip(x, y, strict=True)] for x, y in zip(top, now, strict=True)]
+            except Exception:
+                continue  # it ends before that, or wants arguments
+    return top
+
+
+def set_rates(optimizers: Sequence[Optimizer], rates: list[list[float]], factor: float = 1.0) -> None:
+    """Put other rates in their place."""
+    for optimizer, mine in zip(optimizers, rates, strict=True):
+        for group, rate in zip(optimizer.param_groups, mine, strict=True):
+            if isinstance(group.get("lr"), Tensor):
+                group["lr"].fill_(rate * factor)
+            elif "lr" in group:
+                group["lr"] = rate * factor
+
+
+@contextmanager
+def frozen_schedule(scheduler: Scheduler) -> Iterator[None]:
+    """A schedule whose steps do nothing."""
+    undo = wrap_on_object(scheduler, "step", lambda inner, *args, **kwargs: None)
+    try:
+        yield
+    finally:
+        undo()

@@ -7,10 +7,12 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Concatenate, ParamSpec, TypedDict, TypeVar, Unpack
 
 import torch
 from torch import Tensor, nn
+from torch.amp import GradScaler
+from torch.autograd.graph import Node
 from torch.nn.modules import module as modules
 from torch.nn.utils import clip_grad
 from torch.optim import Optimizer
@@ -21,18 +23,11 @@ from trimtab.sample.transfer import number
 from trimtab.torchutil.param_groups import params_of
 from trimtab.torchutil.patch import wrap_attribute, wrap_on_object
 
-
-@dataclass(slots=True)
-class Event:
-    """Something that happened.
-
-    `kind` is forward, backward, clip, scale, unscale, step, scaler-step, update, schedule or zero.
-    """
-
-    kind: str
-    call: int
-    who: int = 0
-    facts: dict[str, Any] = field(default_factory=dict)
+P = ParamSpec("P")
+R = TypeVar("R")
+Tensors = Tensor | Iterable[Tensor]
+Marks = tuple[tuple[int, int] | None, ...]
+"""For each gradient: which tensor it is, and how often it was changed in place."""
 
 
 @dataclass(slots=True)
@@ -49,9 +44,58 @@ class Gradients:
         return {k: v for k, v in self.norms.items() if v is not None}
 
 
+class Facts(TypedDict, total=False):
+    """What is known about an event. Its kind decides which entries there are."""
+
+    # forward
+    name: str
+    training: bool
+    grad: bool
+    autocast: torch.dtype | None
+    trainable: bool
+    # backward; `scaled` also for clip, step and scaler-step, `scale` also for scaler-step
+    scaled: bool
+    scale: float
+    value: float | None
+    kind: str
+    reduction: str
+    factors: list[float]
+    in_step: bool
+    root: Node | None
+    # clip
+    num: int
+    norm: float
+    max_norm: float
+    # scale
+    enabled: bool
+    # step
+    gradients: Gradients
+    closure: bool
+    in_scaler: bool
+    fresh: int
+    again: bool
+    moved: bool
+    update_ratio: float
+    made_of: list[int]
+    rates: tuple[float, ...]
+
+
+@dataclass(slots=True)
+class Event:
+    """Something that happened.
+
+    `kind` is forward, backward, clip, scale, unscale, step, scaler-step, update, schedule or zero.
+    """
+
+    kind: str
+    call: int
+    who: int = 0
+    facts: Facts = field(default_factory=Facts)
+
+
 @dataclass(slots=True)
 class Failure:
-    """An exception that ended a call: where it was raised, in words."""
+    """An exception that ended a call, and where it was raised."""
 
     kind: str
     text: str
@@ -72,18 +116,17 @@ class Call:
     loss_kind: str = ""
     requires_grad: bool = False
     loss_device: str = ""
-    loss_dtype: Any = None
     facts: LossFacts = field(default_factory=LossFacts)
     failure: Failure | None = None
     warnings: list[str] = field(default_factory=list)
     modules: dict[int, tuple[bool, bool]] = field(default_factory=dict)
     reached: set[int] = field(default_factory=set)
-    strangers: list[Any] = field(default_factory=list)
+    strangers: list[nn.Module] = field(default_factory=list)
     changes: Mapping[int, tuple[float, float]] = field(default_factory=dict)
     rates: Mapping[int, tuple[float, ...]] = field(default_factory=dict)
     output: Tensor | None = None
     inputs: list[Tensor] = field(default_factory=list)
-    lookups: list[tuple[Any, Tensor]] = field(default_factory=list)
+    lookups: list[tuple[nn.Embedding, Tensor]] = field(default_factory=list)
     seconds: float = 0.0
     norm_before: float | None = None
     norm_after: float | None = None
@@ -96,36 +139,53 @@ class Call:
         if backwards and self.loss is None:
             self.loss, self.loss_shape, self.requires_grad = backwards[-1].facts.get("value"), (), True
 
+    @property
+    def grad_norms(self) -> list[float]:
+        """The norm of every gradient that its steps used."""
+        return [v for e in self.of("step") for v in e.facts["gradients"].present.values()]
+
     def of(self, kind: str) -> list[Event]:
         """Its events of one kind."""
         return [e for e in self.events if e.kind == kind]
 
 
-NUM_GRAPHS = 4
-"""Calls whose graphs are read: they do not change from call to call."""
-
-
 class Watch:
-    """The wrappers around PyTorch and what they heard; nothing of it is left when the block ends."""
+    """Wraps PyTorch's functions while a training steps and writes down what they were called for.
 
-    def __init__(self, model: nn.Module, schedulers: tuple[Any, ...] = ()) -> None:
+    Args:
+        model: The model whose forward passes, parameters and gradients are followed.
+        optimizers: Optimizers to follow from the start; others are followed from their first step on.
+        schedulers: Schedules whose steps are noted.
+        num_graphs: The number of calls whose graphs are read in detail; None: all of them.
+        keep_gradients: Whether `gradients` keeps a copy of the gradients after every backward pass.
+        before_forward: Called before each forward pass that is inside no other.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizers: Iterable[Optimizer] = (),
+        schedulers: Iterable[object] = (),
+        *,
+        num_graphs: int | None = None,
+        keep_gradients: bool = False,
+        before_forward: Callable[[], None] | None = None,
+    ) -> None:
         self.calls: list[Call] = []
         self.pending = Pending()
-        self.optimizers: dict[int, Any] = {}
+        self.optimizers: dict[int, Optimizer] = {}
         self.running: list[str] = []
-        self._model, self._schedulers = model, schedulers
+        self.gradients: list[dict[int, Tensor]] = []
+        self._model, self._schedulers, self._num_graphs = model, tuple(schedulers), num_graphs
+        self._keep_gradients, self._before_forward = keep_gradients, before_forward
         self._names = {id(m): n or type(m).__name__ for n, m in model.named_modules()}
         self._mine = {id(p) for p in model.parameters()}
         self._depth: dict[int, int] = {}
-        self._scaled: dict[int, Any] = {}
+        self._scaled: dict[int, tuple[Tensor, Tensor, float]] = {}  # by scaled loss: itself, the plain one, the scale
         self._in_scaler = 0
         self._before: dict[int, Tensor] = {}
-        self._first: dict[int, dict[int, Tensor]] = {}
-        self._after: dict[int, dict[int, Tensor]] = {}
-        self.graphs_left = NUM_GRAPHS
-        self.keep_gradients = False
-        self.gate: Callable[[], None] | None = None
-        self.gradients: list[dict[int, Tensor]] = []
+        for optimizer in optimizers:
+            self.know(optimizer)
 
     @property
     def now(self) -> Call:
@@ -140,8 +200,8 @@ class Watch:
         self._in_scaler = 0
         return self.now
 
-    def know(self, optimizer: Any) -> None:
-        """An optimizer whose gradients are to be followed from the start."""
+    def know(self, optimizer: Optimizer) -> None:
+        """Follow the gradients of this optimizer from now on."""
         self.optimizers[id(optimizer)] = optimizer
         self.pending.know(optimizer)
 
@@ -149,7 +209,7 @@ class Watch:
     def listening(self) -> Iterator[Watch]:
         """Put the wrappers in place, and take them off again."""
         with ExitStack() as stack:
-            stack.callback(modules.register_module_forward_pre_hook(self._enter).remove)
+            stack.callback(modules.register_module_forward_pre_hook(self.enter).remove)
             stack.callback(modules.register_module_forward_hook(self._leave).remove)
             stack.callback(register_optimizer_step_pre_hook(self._stepping).remove)
             stack.callback(register_optimizer_step_post_hook(self._stepped).remove)
@@ -170,7 +230,7 @@ class Watch:
                     stack.callback(wrap_on_object(scheduler, "step", functools.partial(self._schedule, id(scheduler))))
             yield self
 
-    def put(self, kind: str, who: int = 0, **facts: Any) -> Event:
+    def put(self, kind: str, who: int = 0, /, **facts: Unpack[Facts]) -> Event:
         """Write an event down."""
         event = Event(kind, self.now.index, who, facts)
         self.now.events.append(event)
@@ -178,22 +238,22 @@ class Watch:
 
     # -- forward -------------------------------------------------------------------------------------------------
 
-    def _enter(self, module: nn.Module, args: Any) -> None:
+    def enter(self, module: nn.Module, args: tuple[object, ...]) -> None:
+        """Note that a forward pass begins. Call it yourself for one that began before `listening`."""
         name = self._names.get(id(module))
         if name is None:
             own = [p for p in module._parameters.values() if p is not None and p.requires_grad]
             if own and not any(id(p) in self._mine for p in own) and self.running:
                 self.now.strangers.append(module)
             return
-        if not self.running and self.gate is not None:
-            self.gate()
         if not self.running:
+            if self._before_forward is not None:
+                self._before_forward()
             device = next((p.device.type for p in self._model.parameters()), "cpu")
             on = torch.is_autocast_enabled(device)
             self.put(
                 "forward",
                 id(module),
-                root=module is self._model,
                 training=module.training,
                 grad=torch.is_grad_enabled(),
                 autocast=torch.get_autocast_dtype(device) if on else None,
@@ -206,47 +266,47 @@ class Watch:
         self.running.append(name)
         self.now.modules[id(module)] = (module.training, torch.is_grad_enabled())
 
-    def _leave(self, module: nn.Module, args: Any, output: Any) -> None:
+    def _leave(self, module: nn.Module, args: object, output: object) -> None:
         if id(module) not in self._names or not self.running:
             return
         self.running.pop()
         if not self.running:
             found = main_of(output)
-            if isinstance(found, Tensor):
+            if found is not None:
                 self.now.output = found.detach()
 
     # -- backward and gradients ----------------------------------------------------------------------------------
 
-    def _backward(self, inner: Callable[..., Any], tensors: Any, *args: Any, **kwargs: Any) -> Any:
-        roots = [t for t in ((tensors,) if isinstance(tensors, Tensor) else tuple(tensors)) if isinstance(t, Tensor)]
-        loss = roots[0] if roots else None
+    def _backward(
+        self, inner: Callable[Concatenate[Tensors, P], R], tensors: Tensors, *args: P.args, **kwargs: P.kwargs
+    ) -> R:
+        roots = (tensors,) if isinstance(tensors, Tensor) else tuple(tensors)
+        loss = next((t for t in roots if isinstance(t, Tensor)), None)
         event = self.put("backward", scaled=loss is not None and id(loss) in self._scaled)
+        handle = None
         if loss is not None:
-            origin = self._scaled.get(id(loss), (None, loss, 1.0))[1]
+            _, plain, scale = self._scaled.get(id(loss), (loss, loss, 1.0))
+            factors: list[float] = []
             event.facts |= {
-                "value": number(origin.detach().float()) if origin.numel() == 1 and not origin.is_meta else None,
+                "value": number(plain.detach().float()) if plain.numel() == 1 and not plain.is_meta else None,
                 "kind": "",
-                "factors": [],
+                "factors": factors,
                 "in_step": bool(self._depth),
                 "root": loss.grad_fn,
-                "scale": self._scaled[id(loss)][2] if id(loss) in self._scaled else 1.0,
+                "scale": scale,
             }
-            facts = read_graph(loss, detailed=self.graphs_left > 0)
+            facts = read_graph(loss, detailed=self._num_graphs is None or self.now.index < self._num_graphs)
             event.facts["kind"], event.facts["reduction"] = facts.kind, facts.reduction
-            event.facts["target"] = None if facts.target is None else facts.target.data_ptr()
             if facts.node is not None:
-                told = event.facts["factors"]
-                handle = facts.node.register_prehook(lambda grads: told.append(size_of(grads)))
-            else:
-                handle = None
+                handle = facts.node.register_prehook(lambda grads: factors.append(size_of(grads)))
             if not self.now.facts.num_nodes:
                 self.now.facts = facts
         self.pending.before_backward(self.optimizers.values(), event)
         out = inner(tensors, *args, **kwargs)
-        if loss is not None and handle is not None:
+        if handle is not None:
             handle.remove()
         self.pending.after_backward(self.optimizers.values())
-        if self.keep_gradients:
+        if self._keep_gradients:
             self.gradients.append(
                 {id(p): p.grad.detach().clone() for p in self._model.parameters() if p.grad is not None}
             )
@@ -254,50 +314,63 @@ class Watch:
         return out
 
     def _clip(
-        self, inner: Callable[..., Any], parameters: Any, max_norm: float, total: Tensor, *rest: Any, **kw: Any
-    ) -> Any:
+        self,
+        inner: Callable[Concatenate[list[Tensor], float, Tensor, P], R],
+        parameters: Tensors,
+        max_norm: float,
+        total: Tensor,
+        *args: P.args,
+        **kwargs: P.kwargs,
+    ) -> R:
         params = [parameters] if isinstance(parameters, Tensor) else list(parameters)
         held = {id(p) for p in params if p.grad is not None}
-        last = next((e for e in reversed(self.now.events) if e.kind in ("backward", "unscale", "step", "clip")), None)
         self.put(
             "clip",
             num=len(held),
             norm=number(total.detach().float()),
             max_norm=float(max_norm),
-            after=last.kind if last is not None else "",
             scaled=self.pending.is_scaled(held),
         )
         self.pending.look()
-        out = inner(params, max_norm, total, *rest, **kw)
+        out = inner(params, max_norm, total, *args, **kwargs)
         self.pending.clipped()
         return out
 
-    def _clip_value(self, inner: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    def _clip_value(self, inner: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         self.pending.look()
         out = inner(*args, **kwargs)
         self.pending.clipped()
         return out
 
-    def _zero(self, inner: Callable[..., Any], optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+    def _zero(
+        self, inner: Callable[Concatenate[Optimizer, P], R], optimizer: Optimizer, *args: P.args, **kwargs: P.kwargs
+    ) -> R:
         self.put("zero", id(optimizer))
         return inner(optimizer, *args, **kwargs)
 
     # -- scaler and step -----------------------------------------------------------------------------------------
 
-    def _scale(self, inner: Callable[..., Any], scaler: Any, outputs: Any) -> Any:
+    def _scale(self, inner: Callable[[GradScaler, R], R], scaler: GradScaler, outputs: R) -> R:
         out = inner(scaler, outputs)
         self.put("scale", id(scaler), enabled=scaler.is_enabled())
-        if isinstance(out, Tensor) and out is not outputs:
+        if isinstance(out, Tensor) and isinstance(outputs, Tensor) and out is not outputs:
             self._scaled[id(out)] = (out, outputs, float(scaler.get_scale()))
         return out
 
-    def _unscale(self, inner: Callable[..., Any], scaler: Any, optimizer: Any) -> Any:
+    def _unscale(self, inner: Callable[[GradScaler, Optimizer], R], scaler: GradScaler, optimizer: Optimizer) -> R:
         out = inner(scaler, optimizer)
         self.put("unscale", id(optimizer))
         self.pending.unscaled(optimizer)
         return out
 
-    def _scaler_step(self, inner: Callable[..., Any], scaler: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+    def _scaler_step(
+        self,
+        inner: Callable[Concatenate[GradScaler, Optimizer, P], R],
+        scaler: GradScaler,
+        optimizer: Optimizer,
+        *args: P.args,
+        **kwargs: P.kwargs,
+    ) -> R:
         if scaler.is_enabled():
             scaled = self.pending.is_scaled({id(p) for p in params_of(optimizer)})
             self.put("scaler-step", id(optimizer), scaled=scaled, scale=scaler.get_scale())
@@ -308,11 +381,13 @@ class Watch:
         finally:
             self._in_scaler -= 1
 
-    def _update(self, inner: Callable[..., Any], scaler: Any, *args: Any, **kwargs: Any) -> Any:
+    def _update(
+        self, inner: Callable[Concatenate[GradScaler, P], R], scaler: GradScaler, *args: P.args, **kwargs: P.kwargs
+    ) -> R:
         self.put("update", id(scaler))
         return inner(scaler, *args, **kwargs)
 
-    def _stepping(self, optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _stepping(self, optimizer: Optimizer, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
         depth = self._depth[id(optimizer)] = self._depth.get(id(optimizer), 0) + 1
         if depth > 1:  # a class that calls the step of its parent makes one step
             return
@@ -320,8 +395,6 @@ class Watch:
         closure = (len(args) > 1 and args[1] is not None) or kwargs.get("closure") is not None
         gradients = self.pending.before_step(optimizer)
         self._before = {id(p): p.detach().clone() for p in params_of(optimizer) if not p.is_meta}
-        first = self._first.setdefault(id(optimizer), self._before)
-        outside = change_outside(self._before, self._after.get(id(optimizer)), first)
         self.put(
             "step",
             id(optimizer),
@@ -332,13 +405,12 @@ class Watch:
             fresh=self.pending.num_new(optimizer),
             again=self.pending.is_used_up(optimizer),
             moved=False,
-            leap=0.0,
-            outside=outside,
+            update_ratio=0.0,
             made_of=self.pending.made_of(optimizer),
             rates=tuple(float(g["lr"]) for g in optimizer.param_groups if "lr" in g),
         )
 
-    def _stepped(self, optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _stepped(self, optimizer: Optimizer, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
         left = self._depth[id(optimizer)] = self._depth.get(id(optimizer), 1) - 1
         if left > 0:
             return
@@ -348,12 +420,11 @@ class Watch:
             event.facts["gradients"] = self.pending.before_step(optimizer)
             event.facts["fresh"] = self.pending.num_new(optimizer)
         params = [p for p in params_of(optimizer) if id(p) in self._before]
-        self._after[id(optimizer)] = {id(p): p.detach().clone() for p in params}
-        by, size = distance(params, self._before)
-        event.facts["moved"], event.facts["leap"] = by > 0, by / size if size > 0 else 0.0
+        moved, size = distance(params, self._before)
+        event.facts["moved"], event.facts["update_ratio"] = moved > 0, moved / size if size > 0 else 0.0
         self.pending.after_step(optimizer)
 
-    def _schedule(self, who: int, inner: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    def _schedule(self, who: int, inner: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         self.put("schedule", who)
         return inner(*args, **kwargs)
 
@@ -366,7 +437,7 @@ class Pending:
         self._old: dict[int, dict[int, int]] = {}  # by optimizer: parameter -> the gradient tensor left by its step
         self._holds: dict[int, list[int]] = {}  # by optimizer: the backward passes that its gradients are made of
         self._new: dict[int, int] = {}  # by optimizer: backward passes since its last step
-        self._marks: dict[int, tuple[Any, ...]] = {}
+        self._marks: dict[int, Marks] = {}
         self._scaled: set[int] = set()
         self.backwards: list[Event] = []
         self.used: dict[int, set[int]] = {}  # by backward: the optimizers that stepped on it
@@ -376,11 +447,11 @@ class Pending:
         self._moved: set[int] = set()  # backwards after which weights moved without a step
         self._ids: dict[int, tuple[int, ...]] = {}
         self.by_hand = False
-        self._used_up: dict[int, tuple[Any, ...]] = {}  # by optimizer: the gradients as its last step left them
+        self._used_up: dict[int, Marks] = {}  # by optimizer: the gradients as its last step left them
         self._idle: set[int] = set()  # optimizers that stepped on no backward pass
-        self._left: dict[int, tuple[Any, ...]] = {}  # by optimizer: the gradients as backward or clipping left them
+        self._left: dict[int, Marks] = {}  # by optimizer: the gradients as backward or clipping left them
 
-    def know(self, optimizer: Any) -> None:
+    def know(self, optimizer: Optimizer) -> None:
         """Follow this one, too."""
         if id(optimizer) not in self._params:
             self._holds[id(optimizer)] = []
@@ -388,7 +459,7 @@ class Pending:
             self._new[id(optimizer)] = 0
         self._params[id(optimizer)] = params_of(optimizer)
 
-    def before_backward(self, optimizers: Iterable[Any], event: Event) -> None:
+    def before_backward(self, optimizers: Iterable[Optimizer], event: Event) -> None:
         """Gradients are about to be added to what is there."""
         self._look_for_moves()
         for optimizer in optimizers:
@@ -396,7 +467,7 @@ class Pending:
             self._marks[id(optimizer)] = self._mark(id(optimizer))
         self.backwards.append(event)
 
-    def after_backward(self, optimizers: Iterable[Any]) -> None:
+    def after_backward(self, optimizers: Iterable[Optimizer]) -> None:
         """Gradients were added: to whose?"""
         num = len(self.backwards) - 1
         for optimizer in optimizers:
@@ -412,7 +483,7 @@ class Pending:
         if self.backwards[num].facts.get("scaled"):
             self._scaled |= touched
 
-    def before_step(self, optimizer: Any) -> Gradients:
+    def before_step(self, optimizer: Optimizer) -> Gradients:
         """What the step is about to use."""
         key = id(optimizer)
         self._forget_cleared(key)
@@ -435,7 +506,7 @@ class Pending:
                 return other
         return None
 
-    def after_step(self, optimizer: Any) -> None:
+    def after_step(self, optimizer: Optimizer) -> None:
         """The step is made: what is left in the gradients now is old."""
         key = id(optimizer)
         left = {id(p): id(p.grad) for p in self._params[key] if p.grad is not None and _any(p.grad)}
@@ -461,7 +532,7 @@ class Pending:
     def _num_changes(self) -> int:
         return sum(p._version for params in self._params.values() for p in params)
 
-    def made_of(self, optimizer: Any) -> list[int]:
+    def made_of(self, optimizer: Optimizer) -> list[int]:
         """The backward passes that its gradients are made of now."""
         return list(self._holds[id(optimizer)])
 
@@ -476,15 +547,15 @@ class Pending:
             if self._holds[key]:
                 self._left[key] = self._mark(key)
 
-    def is_used_up(self, optimizer: Any) -> bool:
+    def is_used_up(self, optimizer: Optimizer) -> bool:
         """Whether these are the very gradients that its last step used, untouched."""
         return self._used_up.get(id(optimizer)) == self._mark(id(optimizer))
 
-    def num_new(self, optimizer: Any) -> int:
+    def num_new(self, optimizer: Optimizer) -> int:
         """How many backward passes there were since its last step."""
         return self._new[id(optimizer)]
 
-    def unscaled(self, optimizer: Any) -> None:
+    def unscaled(self, optimizer: Optimizer) -> None:
         """The scale was taken out again."""
         self._scaled -= {id(p) for p in self._params.get(id(optimizer), ())}
 
@@ -502,12 +573,12 @@ class Pending:
                 if id(p) in old and p.grad is not None and id(p.grad) == old[id(p)] and _any(p.grad)
             }
         if self._mark(key) == self._left.get(key):
-            return  # nobody touched them: where they are zero, backward made them so
+            return  # unchanged since: where they are zero, backward made them so
         if self._holds[key] and not any(p.grad is not None and _any(p.grad) for p in params):
             self._holds[key] = []
             self._scaled -= {id(p) for p in params}
 
-    def _mark(self, key: int) -> tuple[Any, ...]:
+    def _mark(self, key: int) -> Marks:
         return tuple(None if p.grad is None else (id(p.grad), p.grad._version) for p in self._params[key])
 
 
@@ -528,7 +599,7 @@ def _norms(grads: list[Tensor | None]) -> list[float | None]:
     return out
 
 
-def main_of(output: Any) -> Any:
+def main_of(output: object) -> Tensor | None:
     """What a model says, in whatever it is wrapped: not its loss, which has no row for each sample."""
     if isinstance(output, Tensor):
         return output
@@ -536,14 +607,11 @@ def main_of(output: Any) -> Any:
         output = vars(output)
     if isinstance(output, dict):
         return next((v for k, v in output.items() if isinstance(v, Tensor) and v.dim() and k != "loss"), None)
-    return (
-        next((v for v in output if isinstance(v, Tensor) and v.dim()), None)
-        if isinstance(output, list | tuple)
-        else None
-    )
+    rows = output if isinstance(output, list | tuple) else ()
+    return next((v for v in rows if isinstance(v, Tensor) and v.dim()), None)
 
 
-def size_of(grads: Any) -> float:
+def size_of(grads: object) -> float:
     """The one number among the gradients that flow into a loss; NaN where there is none."""
     found = [g for g in (grads if isinstance(grads, tuple) else (grads,)) if isinstance(g, Tensor) and g.numel() == 1]
     return number(found[0].detach().float()) if found else float("nan")
@@ -558,23 +626,3 @@ def distance(params: list[Tensor], before: dict[int, Tensor]) -> tuple[float, fl
             by += number((p.detach() - old).abs().double().square().sum())
             size += number(old.abs().double().square().sum())
     return math.sqrt(by), math.sqrt(size)
-
-
-def change_outside(now: dict[int, Tensor], left: dict[int, Tensor] | None, first: dict[int, Tensor]) -> str:
-    """What happened to the weights since the last step left them: nothing, `back`, `scaled` or `changed`."""
-    if left is None or set(left) != set(now) or all(torch.equal(now[k], left[k]) for k in now):
-        return ""
-    moved = [k for k in now if not torch.equal(left[k], first[k])]
-    if moved and all(torch.equal(now[k], first[k]) for k in moved):
-        return "back"
-    ratios = []
-    for key, tensor in now.items():
-        one, other = tensor.double().reshape(-1), left[key].double().reshape(-1)
-        size = number(other.square().sum())
-        if size > 0:
-            ratio = number((one * other).sum()) / size
-            if number((one - ratio * other).abs().max()) > 1e-5 * number(other.abs().max()):
-                return "changed"
-            ratios.append(ratio)
-    same = ratios and max(ratios) - min(ratios) < 1e-4 and abs(ratios[0] - 1.0) > 1e-4
-    return "scaled" if same else "changed"

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
@@ -11,7 +9,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from trimtab.data import load_digits
 
 
-def build() -> dict[str, Any]:
+def build() -> dict[str, object]:
     """A sound training: convolutions with BatchNorm and Dropout on 8x8 digits."""
     generator = torch.Generator().manual_seed(0)
     with torch.random.fork_rng(devices=[]):

@@ -7,17 +7,19 @@ import logging
 import math
 import sys
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from importlib import import_module
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, Protocol, SupportsFloat
 
 import torch
 from torch import Tensor, nn
+from torch.amp import GradScaler
+from torch.optim import Optimizer
 from torch.utils.data import DataLoader, RandomSampler
 
 from trimtab.core.errors import InputError
@@ -28,6 +30,14 @@ from trimtab.sample.transfer import to_device
 from trimtab.torchutil.optimizer_argument import check_optimizer, labelled
 
 log = logging.getLogger("trimtab")
+
+
+class Scheduler(Protocol):
+    """What is asked of a learning rate schedule."""
+
+    def step(self) -> object:
+        """Go on to the next learning rate."""
+        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,17 +61,17 @@ class Target:
     """
 
     model: nn.Module
-    optimizer: Any
-    loader: Iterable[Any]
-    loss_fn: Callable[[Any, Any], Any] | None = None
-    step_fn: Callable[[nn.Module, Any], Any] | None = None
-    scaler: Any = None
-    scheduler: Any = None
-    val_loader: Iterable[Any] | None = None
-    ema: Any = None
+    optimizer: Optimizer | Sequence[Optimizer] | Mapping[str, Optimizer]
+    loader: Iterable[object]
+    loss_fn: Callable[[Any, Any], object] | None = None
+    step_fn: Callable[[nn.Module, Any], object] | None = None
+    scaler: GradScaler | None = None
+    scheduler: Scheduler | None = None
+    val_loader: Iterable[object] | None = None
+    ema: object = None
 
     @property
-    def optimizers(self) -> tuple[Any, ...]:
+    def optimizers(self) -> tuple[Optimizer, ...]:
         """Every optimizer, without what may be wrapped around it."""
         return tuple(labelled(self.optimizer).values())
 
@@ -89,7 +99,7 @@ def load_target(spec: str, *, lenient: bool = False) -> Target:
     return check_target(_call(_function(_module(where, name), name, where), spec), spec, lenient=lenient)
 
 
-def check_target(given: Any, spec: str = "the target", *, lenient: bool = False) -> Target:
+def check_target(given: object, spec: str = "the target", *, lenient: bool = False) -> Target:
     """A Target from the dict that a target function returned; InputError where something is missing or of no use."""
     if isinstance(given, Target):
         return given
@@ -117,9 +127,9 @@ def _module(where: str, name: str) -> ModuleType:
                 f"there is no module {error.name!r} (looked for {where}:{name} from {Path.cwd()}); run from the "
                 f"directory that holds it, or name the file: path/to/file.py:{name}"
             ) from None
-        raise InputError(f"importing {where} failed: {_told(error)}; install it or mend the import") from error
+        raise InputError(f"importing {where} failed: {_error_line(error)}; install it or fix the import") from error
     except Exception as error:
-        raise InputError(f"importing {where} failed: {_told(error)}") from error
+        raise InputError(f"importing {where} failed: {_error_line(error)}") from error
 
 
 def _from_file(path: Path) -> ModuleType:
@@ -141,8 +151,8 @@ def _from_file(path: Path) -> ModuleType:
     return module
 
 
-def _function(module: ModuleType, name: str, where: str) -> Callable[[], Any]:
-    function = getattr(module, name, None)
+def _function(module: ModuleType, name: str, where: str) -> Callable[[], object]:
+    function: Callable[[], object] | None = getattr(module, name, None)
     if function is None:
         mine = [k for k, v in vars(module).items() if inspect.isfunction(v) and v.__module__ == module.__name__]
         has = did_you_mean(name, mine, otherwise=f"it has {', '.join(sorted(mine)[:8]) or 'no function'}")
@@ -157,17 +167,17 @@ def _function(module: ModuleType, name: str, where: str) -> Callable[[], Any]:
         ) from None
     except ValueError:
         log.debug("%s:%s has no signature to look at", where, name)
-    return function  # type: ignore[no-any-return]
+    return function
 
 
-def _call(function: Callable[[], Any], spec: str) -> Any:
+def _call(function: Callable[[], object], spec: str) -> object:
     try:
         return function()
     except Exception as error:
-        raise InputError(f"{spec} raised {_told(error)}") from error
+        raise InputError(f"{spec} raised {_error_line(error)}") from error
 
 
-def _check_keys(given: Mapping[str, Any], spec: str) -> None:
+def _check_keys(given: Mapping[object, object], spec: str) -> None:
     there = {str(key) for key, value in given.items() if value is not None}
     unknown = sorted(there - set(KEYS))
     missing = [key for key in REQUIRED if key not in there]
@@ -200,7 +210,7 @@ def _check_types(found: Mapping[str, Any], spec: str, *, lenient: bool) -> None:
         raise InputError(f"{spec}: {error}") from None
 
 
-def _told(error: BaseException) -> str:
+def _error_line(error: BaseException) -> str:
     """An error of the user's own code in one line, with its place."""
     frames = traceback.extract_tb(error.__traceback__)
     at = next((f for f in reversed(frames) if "importlib" not in f.filename), None)
@@ -209,7 +219,7 @@ def _told(error: BaseException) -> str:
     return f"{type(error).__name__}: {text}{place}" if text else f"{type(error).__name__}{place}"
 
 
-def _kind(value: Any) -> str:
+def _kind(value: object) -> str:
     name = type(value).__name__
     return "None" if value is None else f"{'an' if name[0] in 'aeiouAEIOU' else 'a'} {name}"
 
@@ -219,7 +229,7 @@ def _listed(names: Iterable[str]) -> str:
 
 
 def run_steps(target: Target, num: int, *, on_step: Callable[[int, float], bool | None] | None = None) -> list[float]:
-    """Train `num` steps and return their losses; `on_step(step, loss)` is told each one and ends it by returning False.
+    """Train `num` steps and return their losses; the run ends early where `on_step(step, loss)` returns False.
 
     Example:
         >>> model = torch.nn.Linear(2, 1)
@@ -246,7 +256,7 @@ def run_steps(target: Target, num: int, *, on_step: Callable[[int, float], bool 
     return losses
 
 
-def endless(target: Target) -> Iterator[Any]:
+def endless(target: Target) -> Iterator[object]:
     """Batches of the loader, from the beginning again whenever it ends."""
     while True:
         num = 0
@@ -255,12 +265,12 @@ def endless(target: Target) -> Iterator[Any]:
             yield batch
         if num == 0:
             raise InputError(
-                "the loader gave no batch; expected at least one. A generator can be gone through only once: "
+                "the loader gave no batch; expected at least one. A generator can be read only once: "
                 "return a list, a DataLoader, or another thing that can be iterated over again"
             )
 
 
-def raw_loss(target: Target, batch: Any) -> Any:
+def raw_loss(target: Target, batch: object) -> object:
     """Whatever `step_fn`, or model and `loss_fn`, make of a batch, in the mode the model is in."""
     if target.step_fn is not None:
         return target.step_fn(target.model, batch)
@@ -269,7 +279,7 @@ def raw_loss(target: Target, batch: Any) -> Any:
     return target.loss_fn(target.model(*inputs, **named), wanted)
 
 
-def compute_loss(target: Target, batch: Any) -> Tensor:
+def compute_loss(target: Target, batch: object) -> Tensor:
     """The loss of one batch, in training mode, as `step_fn` or model and `loss_fn` give it."""
     target.model.train()
     loss = raw_loss(target, batch)
@@ -280,16 +290,21 @@ def compute_loss(target: Target, batch: Any) -> Tensor:
     return loss
 
 
+def backward(loss: Any) -> None:
+    """Run the backward pass of whatever a step gave as its loss."""
+    loss.backward()
+
+
 def take_step(target: Target, loss: Tensor) -> None:
     """Backward pass and one step of every optimizer, through the scaler where there is one."""
     for one in target.optimizers:
         one.zero_grad()
     if target.scaler is None:
-        loss.backward()  # type: ignore[no-untyped-call]
+        backward(loss)
         for one in target.optimizers:
             one.step()
         return
-    target.scaler.scale(loss).backward()
+    backward(target.scaler.scale(loss))
     for one in target.optimizers:
         target.scaler.step(one)
     target.scaler.update()
@@ -303,23 +318,22 @@ def validation_loss(target: Target) -> float:
     target.model.eval()
     with torch.no_grad():
         for batch in target.val_loader:
-            if target.step_fn is not None:
-                losses.append(float(target.step_fn(target.model, batch)))
-            elif target.loss_fn is not None:
-                inputs, named, wanted = split(_beside_model(batch, target.model), target.model)
-                losses.append(float(target.loss_fn(target.model(*inputs, **named), wanted)))
+            loss = raw_loss(target, batch)
+            if not isinstance(loss, SupportsFloat):
+                raise InputError(f"the loss of a validation batch is {_kind(loss)}; expected one number")
+            losses.append(float(loss))
     target.model.train()
     return sum(losses) / len(losses) if losses else math.nan
 
 
-def split(batch: Any, model: torch.nn.Module) -> tuple[tuple[Any, ...], dict[str, Any], Any]:
+def split(batch: object, model: nn.Module) -> tuple[tuple[object, ...], dict[str, object], object]:
     """What goes into the model, by place and by name, and what the loss compares its output with."""
     if isinstance(batch, Mapping):
         key = next((k for k in TARGET_KEYS if k in batch), None)
         if key is None:
             raise InputError(
                 f"a batch is a dict of {', '.join(map(str, batch)) or 'nothing'} and none of {', '.join(TARGET_KEYS)} "
-                "is in it; name the target so, or give step_fn(model, batch) in the place of loss_fn"
+                "is in it; name the target so, or give step_fn(model, batch) instead of loss_fn"
             )
         rest = {str(k): v for k, v in batch.items() if k != key}
         known = inspect.signature(model.forward).parameters
@@ -330,13 +344,13 @@ def split(batch: Any, model: torch.nn.Module) -> tuple[tuple[Any, ...], dict[str
         if len(batch) < 2:
             raise InputError(
                 f"a batch is a {type(batch).__name__} of {len(batch)}; expected (input, target), or give "
-                "step_fn(model, batch) in the place of loss_fn"
+                "step_fn(model, batch) instead of loss_fn"
             )
         return tuple(batch[:-1]), {}, batch[-1]
     return (batch,), {}, batch  # it is its own target: an autoencoder
 
 
-def _beside_model(batch: Any, model: torch.nn.Module) -> Any:
+def _beside_model(batch: object, model: nn.Module) -> object:
     """The batch where the model is; what is there already is not touched."""
     device = next(model.parameters()).device
     return to_device(batch, device)
@@ -347,15 +361,15 @@ def _head(size: int, num: int | None, path: str, tensor: Tensor) -> Tensor:
 
 
 def smaller(target: Target, size: int) -> Target:
-    """The same training with batches of another size, where the loader can be made anew; else the first samples."""
+    """The same training with smaller batches: from a loader with that batch size, else the first samples of each."""
     loader = target.loader
     if isinstance(loader, DataLoader) and loader.batch_size is not None:
         shuffled = isinstance(loader.sampler, RandomSampler)
-        made: Any = DataLoader(loader.dataset, size, shuffle=shuffled, collate_fn=loader.collate_fn)
+        made = DataLoader(loader.dataset, size, shuffle=shuffled, collate_fn=loader.collate_fn)
         return replace(target, loader=made)
 
     class Sliced:
-        def __iter__(self) -> Iterator[Any]:
+        def __iter__(self) -> Iterator[object]:
             for batch in loader:
                 yield mapped(batch, partial(_head, size, num_samples(batch)))
 

@@ -1,13 +1,15 @@
-"""How a fault is declared, and what it is made with: the parts of a run that can be changed, whoever wrote its loop."""
+"""How to declare a fault, and the tools to make one: changes to parts of a run, whether its loop is ours or not."""
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from trimtab.doctor.batch_tensors import leaves, mapped, roles_of
 from trimtab.drill.score import Fault, NotApplicableError
@@ -45,84 +47,69 @@ def fault(
 
     def declare(inject: Inject) -> Inject:
         name, what = inject.__name__.replace("_", "-"), inspect.cleandoc(inject.__doc__ or "")
-        table.append(
-            Fault(
-                name=name, group=group, what=what, names=names, inject=inject, from_start=from_start, silent=silent
-            )
-        )  # fmt: skip
+        timing = {"from_start": from_start, "silent": silent}
+        table.append(Fault(name=name, group=group, what=what, names=names, inject=inject, **timing))
         return inject
 
     return declare
 
 
+P = ParamSpec("P")
+R = TypeVar("R")
 Change = Callable[[Tensor], Tensor]
 SQUARES = ("exp_avg_sq", "square_avg")
-BY_THEM = "step_fn runs backward and the optimizer itself: there is no getting in between"
+BY_THEM = "step_fn runs backward and the optimizer itself: nothing can be changed in between"
 
 
 # ------------------------------------------------------------------------------------------------- parts of the loop
 
 
-def alter(run: Any, part: str, change: Callable[[Any], Any]) -> None:
+def alter(run: Run, part: str, change: Callable[[Any], object]) -> None:
     """From now on, change what a part of the loop gives back."""
     original = getattr(run, part)
     setattr(run, part, lambda *args: change(original(*args)))
 
 
-def alter_once(run: Any, part: str, change: Callable[[Any], Any]) -> None:
+def alter_once(run: Run, part: str, change: Callable[[Any], object]) -> None:
     """In this step only, change what a part of the loop gives back."""
     now = run.step
     alter(run, part, lambda value: change(value) if run.step == now else value)
 
 
-def before(run: Any, part: str, extra: Callable[[], object]) -> None:
-    """From now on, do something before a part of the loop."""
-    original = getattr(run, part)
-
-    def both(*args: Any) -> Any:
-        extra()
-        return original(*args)
-
-    setattr(run, part, both)
-
-
-def ours_only(run: Any) -> None:
+def ours_only(run: Run) -> None:
     """Refuse where the loop between forward and step is the user's own."""
-    if run.theirs:
+    if run.steps_itself:
         raise NotApplicableError(BY_THEM)
 
 
 def around_step(
-    run: Any, begin: Callable[[Any], object], end: Callable[[Any], object] = lambda optimizer: None
+    run: Run, begin: Callable[[Optimizer], object], end: Callable[[Optimizer], object] = lambda optimizer: None
 ) -> None:
-    """From now on, do something before and after every `optimizer.step()`, whoever calls it."""
-    for optimizer in run.optimizers:
-        _wrap_step(optimizer, begin, end)
+    """From now on, do something before and after every `optimizer.step()`, also those of a loop that is not ours."""
 
-
-def _wrap_step(optimizer: Any, begin: Callable[[Any], object], end: Callable[[Any], object]) -> None:
-    def around(inner: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    def around(optimizer: Optimizer, inner: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         begin(optimizer)
         try:
             return inner(*args, **kwargs)
         finally:
             end(optimizer)
 
-    wrap_on_object(optimizer, "step", around)
+    for one in run.optimizers:
+        wrap_on_object(one, "step", functools.partial(around, one))
 
 
-def once(run: Any, optimizer: Any) -> bool:
+def once(run: Run, optimizer: Optimizer) -> bool:
     """Whether this is the first step of an optimizer in this step of the loop."""
-    if run.extra.get(id(optimizer)) == run.step:
+    if run.last_stepped.get(id(optimizer)) == run.step:
         return False
-    run.extra[id(optimizer)] = run.step
+    run.last_stepped[id(optimizer)] = run.step
     return True
 
 
 # ------------------------------------------------------------------------------------------------- weights, gradients
 
 
-def trained(run: Any) -> list[nn.Parameter]:
+def trained(run: Run) -> list[nn.Parameter]:
     """What the optimizers move: matrices, or whatever there is where there are none; idle experts are left out."""
     held = {id(p) for p in params_of(*run.optimizers)}
     found = [p for p in run.model.parameters() if id(p) in held and p.requires_grad and p.is_floating_point()]
@@ -132,18 +119,18 @@ def trained(run: Any) -> list[nn.Parameter]:
     return [p for p in busy or found if p.dim() > 1] or busy or found
 
 
-def middle(run: Any) -> nn.Parameter:
+def middle(run: Run) -> nn.Parameter:
     """A weight in the middle of the model."""
     found = trained(run)
     return found[(len(found) - 1) // 2]
 
 
-def last(run: Any) -> nn.Parameter:
+def last(run: Run) -> nn.Parameter:
     """The last weight of the model."""
     return trained(run)[-1]
 
 
-def owner(run: Any, param: Tensor) -> tuple[nn.Module, str]:
+def owner(run: Run, param: Tensor) -> tuple[nn.Module, str]:
     """The module that holds a weight, and its name there."""
     for module in run.model.modules():
         for name, own in module.named_parameters(recurse=False):
@@ -152,8 +139,8 @@ def owner(run: Any, param: Tensor) -> tuple[nn.Module, str]:
     raise NotApplicableError("no module holds the weight")
 
 
-def on_gradient(run: Any, params: list[nn.Parameter], change: Change, num_steps: int | None = None) -> None:
-    """Change gradients as backward makes them, from now on or for some steps, whoever calls backward."""
+def on_gradient(run: Run, params: list[nn.Parameter], change: Change, num_steps: int | None = None) -> None:
+    """Change gradients as backward makes them, from now on or for some steps."""
     until = None if num_steps is None else run.step + num_steps
 
     def hook(grad: Tensor) -> Tensor:
@@ -163,48 +150,38 @@ def on_gradient(run: Any, params: list[nn.Parameter], change: Change, num_steps:
         param.register_hook(hook)  # type: ignore[no-untyped-call]
 
 
-def put(index: Any, value: float) -> Change:
-    """Write a value into a tensor."""
+def with_value(value: float) -> Change:
+    """The same tensor with one element replaced."""
 
     def write(x: Tensor) -> Tensor:
-        x[index] = value
+        x = x.to_dense().clone() if x.is_sparse else x.clone()
+        x.view(-1)[min(7, x.numel() - 1)] = value
         return x
 
     return write
 
 
-def spoilt(value: float) -> Change:
-    """The same tensor with one element replaced."""
-
-    def spoil(x: Tensor) -> Tensor:
-        x = x.to_dense().clone() if x.is_sparse else x.clone()
-        x.view(-1)[min(7, x.numel() - 1)] = value
-        return x
-
-    return spoil
-
-
 # --------------------------------------------------------------------------------------------------------- optimizers
 
 
-def scale_lr(optimizer: Any, factor: float) -> None:
+def scale_lr(optimizer: Optimizer, factor: float) -> None:
     """Multiply the rate of every group."""
     for group in optimizer.param_groups:
         group["lr"] = group["lr"] * factor
 
 
-def moments(optimizer: Any) -> list[Tensor]:
+def moments(optimizer: Optimizer) -> list[Tensor]:
     """What an optimizer remembers of past gradients."""
     return [v for s in optimizer.state.values() for k, v in s.items() if torch.is_tensor(v) and k != "step" and v.dim()]
 
 
-def squares(optimizer: Any) -> list[Tensor]:
+def squares(optimizer: Optimizer) -> list[Tensor]:
     """What an optimizer divides by, or its momentum where it divides by nothing."""
     found = [v for s in optimizer.state.values() for k, v in s.items() if k in SQUARES]
     return found or moments(optimizer)
 
 
-def some_moments(run: Any) -> Iterator[Tensor]:
+def some_moments(run: Run) -> Iterator[Tensor]:
     """All moments of all optimizers; refuses where there are none."""
     found = [m for o in run.optimizers for m in moments(o) if m.is_floating_point() and m.numel()]
     if not found:
@@ -215,19 +192,21 @@ def some_moments(run: Any) -> Iterator[Tensor]:
 # ------------------------------------------------------------------------------------------------------------ batches
 
 
-def inputs(run: Any, change: Change, *, real: bool = True) -> Callable[[Any], Any]:
-    """A change of a batch's inputs; those with real numbers only, unless told otherwise."""
+def inputs(run: Run, change: Change, *, real: bool = True) -> Callable[[object], object]:
+    """A change of a batch's inputs; only those with real numbers where `real` is set."""
     return _parts(run, change, "inputs", lambda t: t.is_floating_point() or not real, "inputs of real numbers")
 
 
-def targets(run: Any, change: Change, *, whole: bool = False) -> Callable[[Any], Any]:
+def targets(run: Run, change: Change, *, whole: bool = False) -> Callable[[object], object]:
     """A change of a batch's targets; those that are classes only, where they must be `whole` numbers."""
     kind = "targets that are classes" if whole else "targets beside its inputs"
     return _parts(run, change, "targets", lambda t: t.dtype is torch.int64 or not whole, kind)
 
 
-def _parts(run: Any, change: Change, role: str, wanted: Callable[[Tensor], bool], kind: str) -> Callable[[Any], Any]:
-    def changed(batch: Any) -> Any:
+def _parts(
+    run: Run, change: Change, role: str, wanted: Callable[[Tensor], bool], kind: str
+) -> Callable[[object], object]:
+    def changed(batch: object) -> object:
         roles = roles_of(batch, [], None, by_contract=run.target.step_fn is None)
         paths = {p for p, t in leaves(batch) if p in getattr(roles, role) and wanted(t) and t.numel() and t.dim()}
         if not paths:

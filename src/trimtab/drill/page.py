@@ -5,12 +5,10 @@ from __future__ import annotations
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
 
-from jinja2 import Environment, StrictUndefined
+from jinja2 import Environment, StrictUndefined, Template
 
-from trimtab.drill import words
-from trimtab.drill.score import Report, sentence
+from trimtab.drill.score import MIN_RECALL, Report
 from trimtab.report.html import source_hash
 
 EXTRA = """
@@ -28,9 +26,9 @@ EXTRA = """
 """
 
 
-def to_html(report: Report, min_recall: float = words.MIN_RECALL) -> str:
+def to_html(report: Report, min_recall: float = MIN_RECALL) -> str:
     """Render a drill as a page that stands alone."""
-    got, held = words.counted(report), words.holds(report, min_recall)
+    got, held = report.score, report.holds(min_recall)
     late = "–" if got.median_latency is None else f"{got.median_latency:g} steps"
     tiles = [
         ("of harmful faults found", f"{got.found_harmful} of {got.num_harmful}"),
@@ -40,30 +38,27 @@ def to_html(report: Report, min_recall: float = words.MIN_RECALL) -> str:
         _cost(report),
     ]
     style = _style()
-    return str(
-        _template().render(
-            style=style,
-            policy=f"default-src 'none'; style-src '{source_hash(style)}'; base-uri 'none'; form-action 'none'",
-            report=report,
-            words=words,
-            tone="good" if held else "bad",
-            sign="✓" if held else "!",
-            word="The guard holds" if held else "The guard has gaps",
-            headline=f"{sentence(report)}.",
-            tiles=tiles,
-            rows=words.ran(report),
-        )
+    return _template().render(
+        style=style,
+        policy=f"default-src 'none'; style-src '{source_hash(style)}'; base-uri 'none'; form-action 'none'",
+        report=report,
+        tone="good" if held else "bad",
+        sign="✓" if held else "!",
+        word="The guard holds" if held else "The guard has gaps",
+        headline=f"{report.sentence}.",
+        tiles=tiles,
+        rows=report.ran,
     )
 
 
 def _cost(report: Report) -> tuple[str, str]:
     if report.cost_percent is None:
-        return f"cost of the guard: {words.cost(report)}", "–"
+        return f"cost of the guard: {report.cost}", "–"
     clock = "of CPU time" if report.cpu_time else "of a step"
     return f"{clock} is what the guard costs ({report.step_ms:.3g} ms without)", f"{report.cost_percent:.1f} %"
 
 
-def write_page(report: Report, path: Path | str, min_recall: float = words.MIN_RECALL) -> Path:
+def write_page(report: Report, path: Path | str, min_recall: float = MIN_RECALL) -> Path:
     """Write the page and say where it is."""
     path = Path(path)
     path = path / "drill.html" if path.is_dir() else path
@@ -79,6 +74,6 @@ def _style() -> str:
 
 
 @cache
-def _template() -> Any:
+def _template() -> Template:
     env = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     return env.from_string((files("trimtab.drill") / "page.html.j2").read_text(encoding="utf-8"))

@@ -8,18 +8,22 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
-from typing import Any
+from typing import TYPE_CHECKING
 
+if TYPE_CHECKING:
+    from trimtab.drill.trial import Run
+
+MIN_RECALL = 0.8
 FOUND, OTHERWISE, MISSED, NA, NOT_RUN = "found", "found otherwise", "missed", "not applicable", "not run"
 
 
 class NotApplicableError(Exception):
-    """A fault has no place in this training; says why."""
+    """A fault does not apply to this training; the message says why."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fault:
-    """A trouble that can be put into any training.
+    """A fault that can be injected into any training.
 
     `names` are the findings that name it rightly. `inject(run)` is called at the beginning of the step at which the
     fault begins: the onset, or the first one where it is `from_start`. `silent` marks what does its harm where the
@@ -30,7 +34,7 @@ class Fault:
     group: str
     what: str
     names: tuple[str, ...]
-    inject: Callable[[Any], None]
+    inject: Callable[[Run], None]
     from_start: bool = False
     silent: bool = False
 
@@ -47,11 +51,11 @@ class Task:
     mode: str = "observe"
     guarded: bool = True
     cost: bool = False
-    theirs: bool | None = None
+    steps_itself: bool | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Told:
+class Alarm:
     """A finding: what was said, about which step, and in which step of the loop it was said."""
 
     code: str
@@ -64,18 +68,18 @@ class Told:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
-    """What became of one run. `sick` lists what was not finite at its end; `mark` is a fingerprint of its weights.
+    """What became of one run. `nonfinite` lists what was not finite at its end; `mark` is a fingerprint of its weights.
 
     `broken` says that nothing could be read any more, as after an assertion on a GPU.
     """
 
     losses: tuple[float, ...] = ()
-    told: tuple[Told, ...] = ()
+    alarms: tuple[Alarm, ...] = ()
     error: str = ""
-    sick: tuple[str, ...] = ()
+    nonfinite: tuple[str, ...] = ()
     mark: str = ""
     rejected: int = 0
-    theirs: bool = False
+    steps_itself: bool = False
     reused: bool = False
     broken: bool = False
     reason: str = ""
@@ -110,6 +114,42 @@ class Row:
     latency: int | None = None
     reason: str = ""
 
+    @property
+    def ran(self) -> bool:
+        """Whether the fault could be injected."""
+        return self.status in (FOUND, OTHERWISE, MISSED)
+
+    @property
+    def tone(self) -> str:
+        """`good`, `bad`, or `unclear` where it hardly matters."""
+        if self.status == FOUND:
+            return "good"
+        return "bad" if self.harmful else "unclear"
+
+    @property
+    def found_by(self) -> str:
+        """Which finding named the fault.
+
+        Example:
+            >>> Row(fault="bit-flip", group="numerics", what="", seed=0, status=MISSED).found_by
+            'MISSED'
+        """
+        if self.status == MISSED:
+            return "MISSED"
+        return self.by if self.status == FOUND else f"MISSED (said: {self.by})"
+
+    @property
+    def after(self) -> str:
+        """How many steps after its onset."""
+        return "" if self.latency is None or self.status != FOUND else str(self.latency)
+
+    @property
+    def unguarded(self) -> str:
+        """What became of the unguarded run."""
+        if self.hidden:
+            return f"hidden: {self.harm}"
+        return self.harm if self.harmful else f"harmless here ({self.harm})"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
@@ -121,7 +161,7 @@ class Report:
     onset: int
     seeds: tuple[int, ...]
     rows: tuple[Row, ...]
-    false_alarms: tuple[Told, ...]
+    false_alarms: tuple[Alarm, ...]
     clean_steps: int
     clean_end: float
     cost_percent: float | None
@@ -130,6 +170,81 @@ class Report:
     cpu_time: bool
     cost_reason: str
     seconds: float
+
+    @property
+    def ran(self) -> list[Row]:
+        """The rows of faults that could be injected."""
+        return [row for row in self.rows if row.ran]
+
+    @property
+    def not_applicable(self) -> list[tuple[str, str]]:
+        """Faults that do not apply to this training: the reason, and which ones."""
+        return self._set_aside(NA)
+
+    @property
+    def not_run(self) -> list[tuple[str, str]]:
+        """Faults that ran out of time, or whose process broke: the reason, and which ones."""
+        return self._set_aside(NOT_RUN)
+
+    def _set_aside(self, status: str) -> list[tuple[str, str]]:
+        reasons: dict[str, list[str]] = {}
+        for row in self.rows:
+            if row.status == status and row.fault not in reasons.setdefault(row.reason, []):
+                reasons[row.reason].append(row.fault)
+        return [(reason, ", ".join(names)) for reason, names in reasons.items()]
+
+    @property
+    def alarms(self) -> list[str]:
+        """The findings of clean runs, one line each."""
+        return [f"{a.code} {a.name} at step {a.step}: {a.message}" for a in self.false_alarms]
+
+    @property
+    def score(self) -> Score:
+        """The drill in numbers."""
+        return score(self.rows, len(self.false_alarms))
+
+    def holds(self, min_recall: float = MIN_RECALL) -> bool:
+        """Whether there was no false alarm, and enough of the harmful faults were found."""
+        got = self.score
+        return not self.false_alarms and (got.num_harmful == 0 or got.recall_harmful >= min_recall)
+
+    @property
+    def sentence(self) -> str:
+        """The whole drill in one line."""
+        got = self.score
+        parts = [f"Found {got.found_harmful} of {got.num_harmful} harmful faults"]
+        if (num := got.median_latency) is not None:
+            after = f"median {num:g} step{'' if num == 1 else 's'} after onset"
+            parts.append("median in the step they began" if num == 0 else after)
+        alarms = got.num_false_alarms
+        parts.append(f"{alarms} false alarm{'s' if alarms != 1 else ''} in {self.clean_steps} clean steps")
+        if self.cost_percent is not None:
+            parts.append(f"cost {self.cost_percent:.1f} % of a step")
+        elif not self.cost_reason:
+            parts.append("cost not measurable")
+        return "; ".join(parts)
+
+    @property
+    def counts(self) -> str:
+        """What the sentence leaves out: all faults, harmless ones, and those that were not run."""
+        got = self.score
+        parts = [f"of all {got.num_faults} faults {got.num_found} were found", f"{got.num_harmless} did no harm here"]
+        if got.num_not_applicable:
+            parts.append(f"{got.num_not_applicable} do not apply here")
+        if got.num_not_run:
+            parts.append(f"{got.num_not_run} were not run")
+        text = "; ".join(parts)
+        return f"{text[0].upper()}{text[1:]}."
+
+    @property
+    def cost(self) -> str:
+        """What the guard costs, or why that is not known."""
+        if self.cost_reason:
+            return f"not measured ({self.cost_reason})"
+        if self.cost_percent is None:
+            return f"not measurable: the noise is {self.noise_percent:.0f} % of a step of {self.step_ms:.3g} ms"
+        how = " (of CPU time: the machine is busy)" if self.cpu_time else ""
+        return f"{self.cost_percent:.1f} % of a step of {self.step_ms:.3g} ms{how}"
 
 
 HARM = 1.25
@@ -170,9 +285,9 @@ def judge(fault: Fault, seed: int, onset: int, clean: Result, run: Result, ungua
     row = replace(row, harmful=harm.worse or hidden, hidden=hidden, harm=harm.text)
     if unguarded is not None:
         row = replace(row, kept=harm_of(clean, run, onset).text)
-    heard = {(told.name, told.step) for told in clean.told}
-    new = [told for told in run.told if told.said_at >= onset and (told.name, told.step) not in heard]
-    right = [told for told in new if told.name in fault.names]
+    known = {(alarm.name, alarm.step) for alarm in clean.alarms}
+    new = [alarm for alarm in run.alarms if alarm.said_at >= onset and (alarm.name, alarm.step) not in known]
+    right = [alarm for alarm in new if alarm.name in fault.names]
     if not new:
         return replace(row, status=MISSED)
     first = (right or new)[0]
@@ -181,7 +296,7 @@ def judge(fault: Fault, seed: int, onset: int, clean: Result, run: Result, ungua
         status=FOUND if right else OTHERWISE,
         by=first.name,
         code=first.code,
-        others=tuple(dict.fromkeys(told.name for told in new if told.name != first.name)),
+        others=tuple(dict.fromkeys(alarm.name for alarm in new if alarm.name != first.name)),
         latency=first.said_at - onset,
     )
 
@@ -205,12 +320,12 @@ def harm_of(clean: Result, run: Result, onset: int) -> Harm:
     if run.error:
         return Harm(text=f"stopped at step {len(run.losses)}: {run.error}", worse=True, changed=True)
     lost = next((i for i, loss in enumerate(run.losses) if i >= onset and not math.isfinite(loss)), None)
-    sick = [part for part in run.sick if part not in clean.sick]
+    nonfinite = [part for part in run.nonfinite if part not in clean.nonfinite]
     end, good = end_loss(run.losses), end_loss(clean.losses)
     if lost is not None and not math.isfinite(end):
         return Harm(text=f"loss not finite from step {lost} on", worse=True, changed=True)
-    if sick:
-        return Harm(text=f"not finite at the end: {', '.join(sick)}", worse=True, changed=True)
+    if nonfinite:
+        return Harm(text=f"not finite at the end: {', '.join(nonfinite)}", worse=True, changed=True)
     start = clean.losses[0] if clean.losses else good
     bound = good + min((HARM - 1) * abs(good), GIVEN_BACK * abs(start - good))
     worse = end > bound and end - good > SAME * abs(good)
@@ -234,7 +349,7 @@ def _alike(one: Sequence[float], two: Sequence[float]) -> bool:
 def score(rows: Iterable[Row], num_false_alarms: int = 0) -> Score:
     """Count. What is not applicable or was not run is in no ratio."""
     rows = tuple(rows)
-    ran = [row for row in rows if row.status in (FOUND, OTHERWISE, MISSED)]
+    ran = [row for row in rows if row.ran]
     found = [row for row in ran if row.status == FOUND]
     hurt = [row for row in ran if row.harmful]
     hurt_found = [row for row in found if row.harmful]
@@ -252,23 +367,3 @@ def score(rows: Iterable[Row], num_false_alarms: int = 0) -> Score:
         median_latency=float(median(latencies)) if latencies else None,
         num_false_alarms=num_false_alarms,
     )
-
-
-def sentence(report: Report) -> str:
-    """The whole drill in one line."""
-    got = score(report.rows, len(report.false_alarms))
-    parts = [f"Found {got.found_harmful} of {got.num_harmful} harmful faults"]
-    if got.median_latency is not None:
-        num = got.median_latency
-        parts.append("median in the step they began" if num == 0 else f"median {num:g} {_steps(num)} after onset")
-    alarms = got.num_false_alarms
-    parts.append(f"{alarms} false alarm{'s' if alarms != 1 else ''} in {report.clean_steps} clean steps")
-    if report.cost_percent is not None:
-        parts.append(f"cost {report.cost_percent:.1f} % of a step")
-    elif not report.cost_reason:
-        parts.append("cost not measurable")
-    return "; ".join(parts)
-
-
-def _steps(num: float) -> str:
-    return "step" if num == 1 else "steps"

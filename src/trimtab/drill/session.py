@@ -12,7 +12,7 @@ from queue import SimpleQueue
 
 from trimtab.core.errors import InputError
 from trimtab.drill.faults import fairly
-from trimtab.drill.score import Fault, Report, Result, Row, Task, Told, judge
+from trimtab.drill.score import Alarm, Fault, Report, Result, Row, Task, judge
 from trimtab.drill.worker import Child
 
 COST_STEPS = 60
@@ -30,9 +30,18 @@ def drill(
     budget_s: float = 300.0,
     on_row: Progress = lambda row: None,
 ) -> Report:
-    """Put every fault into the training that `task` names, and count what the guard says.
+    """Inject every fault into the training that `task` names, one at a time, and count what the guard reports.
 
-    Raises InputError where the training does not run by itself: then there is nothing to hold a fault against.
+    Args:
+        task: The training, the length of a run, the step at which faults begin, and the guard's mode.
+        faults: The faults to inject.
+        seeds: How many runs there are of every fault, each with a different seed.
+        jobs: How many runs are made at the same time, each in a child process.
+        budget_s: Seconds for all of it; faults that do not fit are reported as not run.
+        on_row: Called with the row of each fault as soon as it is known.
+
+    Raises:
+        InputError: The training does not run without a fault, so that there is nothing to compare with.
     """
     _check(task, seeds, jobs, budget_s)
     began = time.perf_counter()
@@ -41,27 +50,27 @@ def drill(
         return budget_s - (time.perf_counter() - began)
 
     with ExitStack() as stack:
-        crew: SimpleQueue[Child] = SimpleQueue()
+        free: SimpleQueue[Child] = SimpleQueue()
         children = [stack.enter_context(Child(_env(jobs))) for _ in range(jobs)]
         for child in children:
-            crew.put(child)
+            free.put(child)
         pool = stack.enter_context(ThreadPoolExecutor(jobs))
 
         def ask(one: Task, timeout_s: float) -> Result:
-            child = crew.get()
+            child = free.get()
             try:
                 return child.ask(one, timeout_s)
             finally:
-                crew.put(child)
+                free.put(child)
 
-        cleans, alarms, slowest = {}, list[Told](), 0.0
+        cleans, alarms, slowest = {}, list[Alarm](), 0.0
         for seed in range(seeds):
             clean = _clean(ask(replace(task, seed=seed), left()), task, seed)
-            task = replace(task, theirs=clean.theirs)
-            alarms += clean.told
+            task = replace(task, steps_itself=clean.steps_itself)
+            alarms += clean.alarms
             if task.mode != "observe":  # what a guard that acts changed is no measure of harm
                 clean = replace(
-                    _clean(ask(replace(task, seed=seed, guarded=False), left()), task, seed), told=clean.told
+                    _clean(ask(replace(task, seed=seed, guarded=False), left()), task, seed), alarms=clean.alarms
                 )
             cleans[seed], slowest = clean, max(slowest, clean.seconds)
 
@@ -73,7 +82,7 @@ def drill(
         pairs = [(fault, seed) for fault in fairly(faults) for seed in range(seeds)]
         try:
             rows = list(pool.map(lambda pair: one_fault(*pair), pairs))
-        except BaseException:  # interrupted: nobody waits for what is still to come
+        except BaseException:  # interrupted: do not wait for the rest
             pool.shutdown(wait=False, cancel_futures=True)
             for child in children:
                 child.close()
@@ -130,7 +139,7 @@ def _clean(result: Result, task: Task, seed: int) -> Result:
     if result.error:
         raise InputError(
             f"{task.target} raised without any fault at step {len(result.losses)} (seed {seed}): {result.error}; "
-            f"mend it first, `trimtab doctor {task.target}` says more"
+            f"fix it first, `trimtab doctor {task.target}` says more"
         )
     if not any(loss == loss for loss in result.losses):
         raise InputError(f"{task.target} gave no finite loss without any fault; try `trimtab doctor {task.target}`")

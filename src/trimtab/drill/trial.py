@@ -16,19 +16,20 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, SupportsFloat
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from trimtab.core.contain import Contained
 from trimtab.core.errors import InputError, TrainingStopped
 from trimtab.core.types import Finding
-from trimtab.doctor.batch_tensors import mark
+from trimtab.doctor.batch_tensors import tensor_hash
 from trimtab.doctor.observed_step import Options, amp_dtype, as_loss, update_schedule_and_ema
-from trimtab.doctor.target import Target, endless, raw_loss
-from trimtab.drill.score import Fault, NotApplicableError, Result, Task, Told
+from trimtab.doctor.target import Target, backward, endless, raw_loss
+from trimtab.drill.score import Alarm, Fault, NotApplicableError, Result, Task
 from trimtab.guard.guard import Guard
 from trimtab.run.discover import marks_of
 from trimtab.run.patch_training import Losses, wrap_clip_grad_norm
@@ -43,11 +44,11 @@ class Run:
         self.target, self.task, self.fault = target, task, fault
         self.model, self.optimizers, self.scaler = target.model, target.optimizers, target.scaler
         self.onset = 0 if fault is not None and fault.from_start else task.onset
-        self.theirs = task.theirs  # whether step_fn steps by itself; None until the first step has shown it
+        self.steps_itself = task.steps_itself  # whether step_fn steps by itself; None until the first step has shown it
         self.step, self.accumulate = 0, 1
-        self.extra: dict[str, Any] = {}  # what a fault wants to remember
-        self.losses: list[Any] = []
-        self.told: list[Told] = []
+        self.last_stepped: dict[int, int] = {}  # by optimizer: the step of the loop that it stepped in last
+        self.losses: list[object] = []
+        self.alarms: list[Alarm] = []
         self.guard: Guard | None = None
         self._batches = endless(target)
         self._amp = amp_dtype(target, Options())
@@ -55,14 +56,19 @@ class Run:
         self._undo: list[Callable[[], object]] = []
 
     def begin(self) -> None:
-        """Make everything ready, the guard at last; a fault of the wiring is there before it."""
+        """Prepare the run; a fault that is there from the start is injected before the guard is attached."""
         self.model.train()
         if self.fault is not None and self.fault.from_start:
             self.fault.inject(self)
         if self.task.guarded:
             kept = {"scaler": self.scaler, "ema": self.target.ema, "loader": self.target.loader}
             self.guard = Guard.attach(
-                self.model, self.target.optimizer, mode=self.task.mode, run_dir=False, on_finding=self._hear, **kept
+                self.model,
+                self.target.optimizer,
+                mode=self.task.mode,
+                run_dir=False,
+                on_finding=self._note_alarm,
+                **kept,
             )
 
     def train(self) -> Result:
@@ -84,20 +90,21 @@ class Run:
             with suppress(RuntimeError):  # a device that has failed may fail again
                 if self.guard is not None:
                     self.guard.__exit__(type(raised), raised, raised.__traceback__)
-        result = Result(error=error, reason=reason, theirs=bool(self.theirs), broken=True)
+        result = Result(error=error, reason=reason, steps_itself=bool(self.steps_itself), broken=True)
         with suppress(RuntimeError):
             self.end()
-            result = replace(result, broken=False, sick=tuple(sick(self.target)), mark=fingerprint(self.model))
+            nonfinite, mark = tuple(nonfinite_parts(self.target)), fingerprint(self.model)
+            result = replace(result, broken=False, nonfinite=nonfinite, mark=mark)
         return replace(
             result,
             losses=tuple(number_of(loss) for loss in self.losses),
-            told=tuple(self.told),
+            alarms=tuple(self.alarms),
             rejected=0 if self.guard is None else self.guard.rejected,
             seconds=time.perf_counter() - began,
         )
 
     def end(self) -> None:
-        """Take leave: the guard judges what is still under way."""
+        """Close the guard, which judges the steps that are still pending."""
         self.unlisten()
         if self.guard is not None:
             self.guard.close()
@@ -108,13 +115,13 @@ class Run:
         """Draw, forward, backward, step: or all of it by the user's own function."""
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            if self.theirs is None and self.target.step_fn is None:
-                self.theirs = False
-            if self.by_closure and self.theirs is False:
+            if self.steps_itself is None and self.target.step_fn is None:
+                self.steps_itself = False
+            if self.by_closure and self.steps_itself is False:
                 self._one_closure()
-            elif self.theirs is None:
+            elif self.steps_itself is None:
                 self._first()
-            elif self.theirs:
+            elif self.steps_itself:
                 self._whole(self.draw())
             else:
                 self._one()
@@ -125,10 +132,10 @@ class Run:
             batch = self.draw()
             loss = self.forward(batch)
             self.backward(loss)
-            self.tell(loss, batch)
+            self.observe(loss, batch)
         self.losses.append(loss.detach())
         self.update()
-        self.follow()
+        self.after_step()
 
     def _one_closure(self) -> None:
         batch, seen = self.draw(), list[Tensor]()
@@ -145,7 +152,7 @@ class Run:
         for one in self.optimizers:
             one.step(closure)
         self.losses.append(seen[0])
-        self.follow()
+        self.after_step()
 
     def _first(self) -> None:
         """The first call of a `step_fn`: what it leaves behind says whether backward and step are its own."""
@@ -157,17 +164,17 @@ class Run:
         finally:
             hook.remove()
         grads = (p.grad for p in params_of(*self.optimizers))
-        self.theirs = bool(stepped) or any(grad is not None for grad in grads)
-        if not self.theirs:
+        self.steps_itself = bool(stepped) or any(grad is not None for grad in grads)
+        if not self.steps_itself:
             self.unlisten()
             if not isinstance(loss, Tensor) or loss.numel() != 1 or not loss.requires_grad:
                 raise InputError("step_fn returned no loss with a gradient and made no step; expected one or the other")
             self.backward(loss)
-            self.tell(loss, batch)
+            self.observe(loss, batch)
             self.update()
-            self.follow()
+            self.after_step()
 
-    def _whole(self, batch: Any) -> Any:
+    def _whole(self, batch: object) -> object:
         if not self._undo:
             self._listen()
         if self.guard is not None:
@@ -178,22 +185,21 @@ class Run:
 
     # -- parts ---------------------------------------------------------------------------------------------------
 
-    def draw(self) -> Any:
+    def draw(self) -> object:
         """The next batch."""
         return next(self._batches)
 
-    def forward(self, batch: Any) -> Any:
+    def forward(self, batch: object) -> Any:
         """The loss of a batch."""
         with self._precision():
             return as_loss(raw_loss(self.target, batch))
 
     def backward(self, loss: Tensor) -> None:
         """Gradients, scaled where there is a scaler."""
-        whole = loss if self.scaler is None else self.scaler.scale(loss)
-        whole.backward()
+        backward(loss if self.scaler is None else self.scaler.scale(loss))
 
-    def tell(self, loss: Tensor, batch: Any) -> None:
-        """Tell the guard what hooks cannot see."""
+    def observe(self, loss: Tensor, batch: object) -> None:
+        """Pass to the guard what hooks cannot see."""
         if self.guard is not None:
             self.guard.observe(loss=loss, batch=batch)
 
@@ -213,16 +219,23 @@ class Run:
         for one in self.optimizers:
             one.zero_grad()
 
-    def follow(self) -> None:
+    def after_step(self) -> None:
         """Move the schedule and the average."""
         update_schedule_and_ema(self.target)
 
     # -- listening -----------------------------------------------------------------------------------------------
 
-    def _hear(self, finding: Finding) -> None:
-        severity = finding.severity.name.lower()
-        what = {"code": finding.code, "name": finding.name, "message": finding.message, "severity": severity}
-        self.told.append(Told(step=finding.step, said_at=self.step, **what))
+    def _note_alarm(self, finding: Finding) -> None:
+        self.alarms.append(
+            Alarm(
+                code=finding.code,
+                name=finding.name,
+                step=finding.step,
+                said_at=self.step,
+                severity=finding.severity.name.lower(),
+                message=finding.message,
+            )
+        )
 
     def _listen(self) -> None:
         """Hear the losses and the norms of a loop that is not ours, as `trimtab run` does."""
@@ -235,11 +248,11 @@ class Run:
         self._undo = [losses.remove, hook.remove, wrap_clip_grad_norm(self._clipped, contained)]
 
     def unlisten(self) -> None:
-        """Hear no more of a loop that is not ours; the next step listens again."""
+        """Stop listening to a loop that is not ours; the next step listens again."""
         while self._undo:
             self._undo.pop()()
 
-    def _pass_on(self, losses: Losses, optimizer: Any) -> None:
+    def _pass_on(self, losses: Losses, optimizer: Optimizer) -> None:
         if self.guard is not None and any(optimizer is one for one in self.optimizers):
             for loss in losses.take(id(optimizer), id(self.guard)):
                 self.guard.observe(loss=loss)
@@ -266,26 +279,28 @@ def place(error: BaseException) -> str:
     return f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""
 
 
-def number_of(loss: Any) -> float:
+def number_of(loss: object) -> float:
     """A loss as a number; NaN where it is none."""
+    if not isinstance(loss, SupportsFloat):
+        return math.nan
     try:
         return float(loss)
     except (TypeError, ValueError, RuntimeError):
         return math.nan
 
 
-def sick(target: Target) -> Iterator[str]:
+def nonfinite_parts(target: Target) -> Iterator[str]:
     """What holds a number that is not finite.
 
     Example:
         >>> model = nn.Linear(1, 1)
         >>> _ = nn.init.constant_(model.bias, math.nan)
         >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        >>> list(sick(Target(model=model, optimizer=optimizer, loader=[])))
+        >>> list(nonfinite_parts(Target(model=model, optimizer=optimizer, loader=[])))
         ['weights']
     """
     states = [entry for one in target.optimizers for entry in getattr(one, "state", {}).values()]
-    parts: dict[str, list[Any]] = {
+    parts: dict[str, list[object]] = {
         "weights": list(target.model.parameters()),
         "buffers": list(target.model.buffers()),
         "optimizer state": [v for entry in states if isinstance(entry, dict) for v in entry.values()],
@@ -298,8 +313,8 @@ def sick(target: Target) -> Iterator[str]:
 
 
 def fingerprint(model: nn.Module) -> str:
-    """A few letters that are others as soon as one weight is."""
-    return hashlib.sha256(" ".join(str(mark(p)) for p in model.parameters()).encode()).hexdigest()[:16]
+    """A short hash of all weights."""
+    return hashlib.sha256(" ".join(str(tensor_hash(p)) for p in model.parameters()).encode()).hexdigest()[:16]
 
 
 WARM_UP = 8
@@ -357,7 +372,7 @@ def added_cost(unguarded: Sequence[float], guarded: Sequence[float]) -> tuple[fl
 
 
 def is_busy() -> bool:
-    """Whether more wants to run here than there are cores: then a clock on the wall measures the others, too."""
+    """Whether more processes want to run than there are cores: then wall-clock time includes other processes."""
     load = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
     return load > (os.cpu_count() or 1)
 

@@ -1,7 +1,7 @@
-"""The child processes that runs are made in, started when needed, waited for only so long, and always ended.
+"""The child processes that runs are made in: started when needed, stopped after a time limit, and always ended.
 
 `Child` is the side that asks. `main` is what the process runs: one task as a line of JSON in, one result out, until
-nobody asks any more.
+its input ends.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from torch import nn
 from trimtab.core.errors import TrimtabError
 from trimtab.doctor.target import Target, load_target
 from trimtab.drill.faults import FAULTS
-from trimtab.drill.score import Result, Task, Told
+from trimtab.drill.score import Alarm, Result, Task
 from trimtab.drill.trial import Run, measure_cost, place
 
 TAIL = 600
@@ -46,12 +46,12 @@ class Child:
     def ask(self, task: Task, timeout_s: float) -> Result:
         """Have one run made. What came of it is always an answer: an overrun and a crash are, too."""
         result = self._ask(task, timeout_s)
-        if result.reused:  # the target gives the same objects again: only another process builds it anew
+        if result.reused:  # the target returns the same objects again: only another process builds new ones
             self.close()
             result = self._ask(task, timeout_s)
             self.single = not task.cost
         if self.single or result.broken or result.could_not:
-            self.close()  # an accelerator that has failed once fails for ever in its process
+            self.close()  # an accelerator that has failed once stays broken in its process
         return result
 
     def _ask(self, task: Task, timeout_s: float) -> Result:
@@ -101,7 +101,7 @@ class Child:
                 try:
                     pipe.close()
                 except OSError:
-                    continue  # what it was never told does not matter any more
+                    continue  # the process is gone: what was not sent to it does not matter
 
     def __enter__(self) -> Child:
         return self
@@ -122,16 +122,16 @@ def _read_all(process: subprocess.Popen[str], lines: queue.Queue[str | None]) ->
         lines.put(None)
 
 
-def read(data: Mapping[str, Any]) -> Result:
+def read(data: dict[str, Any]) -> Result:
     """A result as it came over the wire.
 
     Example:
-        >>> read({"losses": [1.0], "told": []}).losses
+        >>> read({"losses": [1.0], "alarms": []}).losses
         (1.0,)
     """
-    told = tuple(Told(**one) for one in data["told"])
-    lists = {key: tuple(value) for key, value in data.items() if isinstance(value, list) and key != "told"}
-    return Result(**{**data, **lists, "told": told})
+    alarms = tuple(Alarm(**one) for one in data["alarms"])
+    lists = {key: tuple(value) for key, value in data.items() if isinstance(value, list) and key != "alarms"}
+    return Result(**{**data, **lists, "alarms": alarms})
 
 
 Kept = weakref.ref[nn.Module]
@@ -148,7 +148,7 @@ def main(asked: TextIO, answers: TextIO) -> None:
 
 
 def answer(task: Task, kept: list[Kept]) -> Result:
-    """Do what a task asks; `kept` knows the model built last, to see whether the next one is another."""
+    """Do what a task asks; `kept` has the model built last, to see whether the next one is new."""
     try:
         target = build(task)
         reused = any(target.model is one() for one in kept)
@@ -168,7 +168,7 @@ def answer(task: Task, kept: list[Kept]) -> Result:
 
 
 def build(task: Task) -> Target:
-    """The training anew, with all chance seeded before and after: how much of it building takes must not matter."""
+    """A new training, with every generator seeded before and after, however many numbers building it draws."""
     _seed(task.seed)
     target = load_target(task.target)
     _seed(task.seed)
@@ -181,7 +181,7 @@ def _seed(seed: int) -> None:
     torch.manual_seed(seed)
 
 
-def _own_stdout() -> Any:
+def _own_stdout() -> TextIO:
     """The way back to who asked; what the training prints goes to stderr from now on."""
     ours = os.dup(1)
     os.dup2(2, 1)

@@ -7,12 +7,12 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-import torch
 from torch import nn
+from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.optimizer import Optimizer
 
 from trimtab.core.errors import InputError
-from trimtab.doctor.doctor_report import Report
+from trimtab.doctor.checklist import Report
 from trimtab.doctor.examine import examine_seen
 from trimtab.doctor.observed_step import Options, failure_of
 from trimtab.doctor.probe import Probe
@@ -38,17 +38,17 @@ class Preflight:
         self.options = options
         self.watch: Watch | None = None
         self.model: nn.Module | None = None
-        self.optimizers: list[Any] = []
+        self.optimizers: list[Optimizer] = []
         self._census = Census()
         self._stack = contextlib.ExitStack()
         self._steps = 0
-        self._schedulers: list[Any] = []
+        self.schedulers: list[LRScheduler] = []
 
     def take_off(self) -> None:
         """Put everything in place."""
         self._stack.callback(self._census.take())
         self._stack.callback(wrap_attribute(Optimizer, "__init__", self._built))
-        self._stack.callback(wrap_attribute(torch.optim.lr_scheduler.LRScheduler, "__init__", self._scheduled))
+        self._stack.callback(wrap_attribute(LRScheduler, "__init__", self._scheduled))
         hook = nn.modules.module.register_module_forward_pre_hook(self._called)
         self._stack.callback(hook.remove)
 
@@ -64,7 +64,7 @@ class Preflight:
 
     def _scheduled(self, inner: Callable[..., Any], scheduler: Any, *args: Any, **kwargs: Any) -> None:
         inner(scheduler, *args, **kwargs)
-        self._schedulers.append(scheduler)
+        self.schedulers.append(scheduler)
 
     def _called(self, module: nn.Module, args: Any) -> None:
         """The first call of the model that the optimizers move."""
@@ -77,15 +77,12 @@ class Preflight:
         self.model = owners_of(params, self._census.modules())[-1]
         if not any(part is module for part in self.model.modules()):
             self.model = module
-        self.watch = Watch(self.model, tuple(self._schedulers))
-        self.watch.gate = self._gate
-        for one in self.optimizers:
-            self.watch.know(one)
+        self.watch = Watch(self.model, self.optimizers, self.schedulers, before_forward=self._before_forward)
         self.watch.begin()
         self._stack.enter_context(self.watch.listening())
-        self.watch._enter(module, args)  # it came too late to be called by PyTorch this time
+        self.watch.enter(module, args)  # PyTorch calls the hook only from the next forward pass on
 
-    def _gate(self) -> None:
+    def _before_forward(self) -> None:
         """A forward pass begins: after a step that is a new call, and after enough of them the end."""
         assert self.watch is not None
         stepped = [e for e in self.watch.now.events if e.kind in ("step", "scaler-step")]
@@ -125,5 +122,5 @@ def examine_script(
         raise InputError(f"{program.target} stepped no PyTorch optimizer; expected a script that trains")
     if failure is not None:
         watch.now.failure = failure_of(failure, watch.now, watch)
-    probe = Probe.of_recording(model, flight.optimizers, watch, options, tuple(flight._schedulers))
+    probe = Probe.of_recording(model, flight.optimizers, watch, options, flight.schedulers)
     return examine_seen(probe, select=select, ignore=ignore), probe.target

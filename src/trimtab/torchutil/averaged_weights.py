@@ -1,4 +1,4 @@
-"""Where an average of weights (EMA, SWA) keeps them, and what of it has to be copied to put it back.
+"""Where an average of weights (EMA, SWA) keeps them, and what to copy of it to put it back.
 
 - `averaged_weights`: the weights by name, in the places where averages are known to keep them.
 - `averaged_state`: all tensors by name that make up its state.
@@ -13,6 +13,11 @@ from torch import Tensor, nn
 
 from trimtab.torchutil.undo import Memory
 
+AVERAGES = ("ema_model", "shadow", "shadow_params")
+"""Attributes that hold averages in every known class, whatever is kept beside them (often the live model)."""
+AVERAGED_MODELS = ("module", "model", "ema")
+"""Attributes that hold an averaged model in classes that have none of the above."""
+
 
 def averaged_weights(average: object) -> list[tuple[str, Tensor]]:
     """The weights of an averaged model, a module, a mapping, or an object that keeps shadow parameters.
@@ -22,14 +27,17 @@ def averaged_weights(average: object) -> list[tuple[str, Tensor]]:
         >>> averaged_weights({"weight": torch.zeros(1)})
         [('weight', tensor([0.]))]
     """
+    named = _held_under_known_names(average)
+    if named is not None:
+        return named
     if isinstance(average, nn.Module):
         inner = getattr(average, "module", None)
         return list((inner if isinstance(inner, nn.Module) else average).named_parameters())
-    for attribute in ("ema_model", "module", "model", "ema"):
-        if isinstance(getattr(average, attribute, None), nn.Module):
-            return averaged_weights(getattr(average, attribute))
-    shadows = (getattr(average, attribute, None) for attribute in ("shadow", "shadow_params", "params"))
-    return _named_tensors(next((v for v in shadows if v is not None), average))
+    for held in (getattr(average, name, None) for name in AVERAGED_MODELS):
+        if isinstance(held, nn.Module):
+            return averaged_weights(held)
+    params = getattr(average, "params", None)
+    return _named_tensors(average if params is None else params)
 
 
 def averaged_state(average: object) -> list[tuple[str, Tensor]]:
@@ -40,9 +48,15 @@ def averaged_state(average: object) -> list[tuple[str, Tensor]]:
 
 
 def search_averaged_weights(average: object) -> list[Tensor]:
-    """Every weight that can be reached from an average of any class; the model's own may be among them."""
+    """Every weight that can be reached from an average of any class.
+
+    The model's own may be among them, except where the averages have a name of `AVERAGES`.
+    """
     if average is None:
         return []
+    named = _held_under_known_names(average)
+    if named is not None:
+        return [t for _, t in named if t.is_floating_point() and not t.is_meta]
     if isinstance(average, nn.Module):
         return [p for p in average.parameters() if not p.is_meta]
     found: list[Tensor] = [t for m in Memory(average).modules for t in m.parameters(recurse=False)]
@@ -57,6 +71,15 @@ def average_mark(average: object) -> float | None:
     if not tensors:
         return None
     return sum(float(t.detach().double().abs().sum()) + float(t.detach().double().sum()) for t in tensors)
+
+
+def _held_under_known_names(average: object) -> list[tuple[str, Tensor]] | None:
+    for held in (getattr(average, name, None) for name in AVERAGES):
+        if isinstance(held, nn.Module):
+            return averaged_weights(held)
+        if isinstance(held, Mapping | list | tuple):
+            return _named_tensors(held)
+    return None
 
 
 def _named_tensors(held: object) -> list[tuple[str, Tensor]]:

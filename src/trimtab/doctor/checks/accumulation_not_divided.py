@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import ClassVar
 
 from trimtab.doctor.checklist import Line, failed, not_applicable, passed
@@ -11,7 +10,6 @@ from trimtab.doctor.probe import Probe
 from trimtab.doctor.recording import Event
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class AccumulationNotDivided:
     """Several losses are added up for one step without being divided.
 
@@ -21,7 +19,7 @@ class AccumulationNotDivided:
 
     ## How it is checked
     The factor that each mean loss enters its backward pass with is read from autograd itself. Several losses of one
-    forward pass, and the passes of two players, are meant to be added.
+    forward pass, and those of two adversarial models, are meant to be added.
 
     ## What to try
     1. `(loss / num_micro_batches).backward()`.
@@ -37,7 +35,7 @@ class AccumulationNotDivided:
         if twice := _same_loss_twice(probe):
             yield failed(
                 self,
-                "backward() runs twice on the same loss: its gradient counts double.",
+                "backward() runs twice on the same loss: its gradient is counted twice.",
                 f"in {twice} of {len(probe.events('step'))} steps",
                 "loss.backward()  # once",
                 ("loss",),
@@ -65,7 +63,7 @@ class AccumulationNotDivided:
     @staticmethod
     def _rounds(probe: Probe) -> list[list[float]]:
         """For every step on several passes, each with a forward pass of its own: their factors, where all are known."""
-        if len(probe.optimizers) != 1 or probe.ours:
+        if len(probe.optimizers) != 1 or probe.doctor_steps:
             return []
         passes = probe.watch.pending.backwards
         order = [e for c in probe.calls for e in c.events]

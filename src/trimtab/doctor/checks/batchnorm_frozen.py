@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import ClassVar
 
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from trimtab.core.window import listed
 from trimtab.doctor.checklist import Line, failed, not_applicable, passed
-from trimtab.doctor.experiments.gradient_reach import learns
+from trimtab.doctor.gradient_reach import learns
 from trimtab.doctor.probe import Probe
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class BatchnormFrozen:
     """A BatchNorm layer that learns does not follow its batches.
 
@@ -37,12 +35,12 @@ class BatchnormFrozen:
     causes: ClassVar[tuple[str, ...]] = ()
 
     def run(self, probe: Probe) -> Iterator[Line]:
-        """Report BatchNorm layers that stand still."""
+        """Report BatchNorm layers that do not follow their batches."""
         layers = {n: m for n, m in probe.model.named_modules() if isinstance(m, _BatchNorm)}
         if not layers:
             yield not_applicable(self, "there is no BatchNorm")
             return
-        modes = {n: [c.modules[id(m)] for c in probe.calls if id(m) in c.modules] for n, m in layers.items()}
+        modes = {n: probe.modes_of(m) for n, m in layers.items()}
         off = tuple(
             n
             for n, seen in modes.items()
@@ -61,7 +59,7 @@ class BatchnormFrozen:
                 self,
                 f"{len(off)} of {len(layers)} BatchNorm layers are in evaluation mode in a training step.",
                 f"{listed(off)}; their weights are trainable",
-                "model.train()  # or freeze their weights too, if they are meant to stand still",
+                "model.train()  # or freeze their weights too, if they are meant to stay",
                 off[:8],
             )
         elif still:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from statistics import median
 from typing import ClassVar
 
@@ -15,13 +14,12 @@ from trimtab.doctor.probe import Probe
 MOST = 3_000.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class ChronicClipping:
     """Clipping leaves next to nothing of the gradient.
 
     ## What it means
     A threshold thousands of times below the usual norm is a hidden factor on the learning rate, and with Adam the
-    gradient drowns in its epsilon.
+    gradient is far below its epsilon.
 
     ## How it is checked
     The norm at each clipping against its threshold.
@@ -43,21 +41,21 @@ class ChronicClipping:
             return
         ratios = sorted(e.facts["norm"] / max(e.facts["max_norm"], 1e-30) for e in clips)
         typical, usual = ratios[len(ratios) // 2], median(e.facts["norm"] for e in clips)
-        told = f"norm {clips[0].facts['norm']:.3g} against {clips[0].facts['max_norm']:g}, {len(clips)} times"
+        evidence = f"norm {clips[0].facts['norm']:.3g} against {clips[0].facts['max_norm']:g}, {len(clips)} times"
         if ratios[0] > MOST and not _first_loss_is_far(probe):
             yield failed(
                 self,
                 f"clipping leaves one part in {typical:.0f} of the gradient.",
-                told,
+                evidence,
                 f"clip_grad_norm_(model.parameters(), {fair_limit(usual)})  # twice the usual norm",
                 ("clip_grad_norm_",),
                 ratio=typical,
             )
         else:
-            yield passed(self, told)
+            yield passed(self, evidence)
 
 
 def _first_loss_is_far(probe: Probe) -> bool:
-    """Whether the gradient is large because the first loss is: then that is the trouble, and clipping the help."""
+    """Whether the gradient is large because the first loss is: then clipping helps."""
     first, chance = first_loss(probe.facts), chance_of(probe.facts)
     return first is not None and chance is not None and first > FAR_FROM_CHANCE * chance

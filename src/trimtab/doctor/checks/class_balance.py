@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import ClassVar
 
 from trimtab.doctor.checklist import Line, failed, not_applicable, passed, warned
 from trimtab.doctor.probe import Probe
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class ClassBalance:
     """One class makes up nearly all of the data.
 
@@ -32,7 +30,7 @@ class ClassBalance:
     causes: ClassVar[tuple[str, ...]] = ()
 
     def run(self, probe: Probe) -> Iterator[Line]:
-        """Report a class that drowns the others."""
+        """Report a class that makes up nearly all labels."""
         facts, scan = probe.facts, probe.scan
         paths = [p for p in probe.roles.targets if scan.leaves[p].counts] if scan.batches else []
         most = facts.num_classes
@@ -45,7 +43,7 @@ class ClassBalance:
             yield not_applicable(self, f"{total} labels are too few for {most} classes")
             return
         top, num = max(counts.items(), key=lambda item: item[1])
-        told = ", ".join(f"{v}: {n / total:.0%}" for v, n in sorted(counts.items(), key=lambda item: -item[1])[:5])
+        shares = ", ".join(f"{v}: {n / total:.0%}" for v, n in sorted(counts.items(), key=lambda item: -item[1])[:5])
         leaf = scan.leaves[paths[0]]
         mixed = 1.0 - sum((n / total) ** 2 for n in counts.values())
         if total >= 64 and mixed > 0.2 and leaf.runs < 0.2 * mixed * (total - 1):
@@ -60,10 +58,10 @@ class ClassBalance:
             yield warned(
                 self,
                 f"{num / total:.1%} of the labels are class {top}.",
-                f"{total} labels: {told}",
+                f"{total} labels: {shares}",
                 "CrossEntropyLoss(weight=1 / counts)",
                 (paths[0],),
                 share=num / total,
             )
         else:
-            yield passed(self, f"{total} labels: {told}")
+            yield passed(self, f"{total} labels: {shares}")

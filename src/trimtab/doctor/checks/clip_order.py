@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import ClassVar
 
 from trimtab.doctor.checklist import Line, failed, not_applicable, passed
 from trimtab.doctor.probe import Probe
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class ClipOrder:
     """Clipping has no effect.
 
     ## What it means
-    `clip_grad_norm_` before `backward()`, or after `optimizer.step()`, clips gradients that nobody uses.
+    `clip_grad_norm_` before `backward()`, or after `optimizer.step()`, clips gradients that no step uses.
 
     ## How it is checked
     What comes after each clipping: the step must, before the gradients change or are cleared.

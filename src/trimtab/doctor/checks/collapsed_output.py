@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import ClassVar
 
 from trimtab.doctor.checklist import Line, failed, not_applicable, passed
@@ -13,12 +12,11 @@ from trimtab.sample.transfer import number
 SAME = 1e-6
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class CollapsedOutput:
     """The output is the same for every sample.
 
     ## What it means
-    Whatever comes in, the same goes out: dead units, a pooling over the batch, a head that sees only a constant.
+    The output does not depend on the input: dead units, a pooling over the batch, a head that sees only a constant.
 
     ## How it is checked
     After some steps, so that a head that begins at zero has moved: the output of a batch of different samples must
@@ -34,8 +32,8 @@ class CollapsedOutput:
     causes: ClassVar[tuple[str, ...]] = ("not-learning", "targets-do-not-predict")
 
     def run(self, probe: Probe) -> Iterator[Line]:
-        """Report outputs that say one thing only."""
-        why = probe.no_steps or probe.too_slow
+        """Report outputs that do not depend on the sample."""
+        why = probe.no_experiments
         seen = [] if why else [c.output for c in probe.varied if c.output is not None and c.failure is None]
         size = probe.scan.size or 0
         rows = [o for o in seen[-3:] if o.dim() >= 1 and o.shape[0] == size >= 4 and o.is_floating_point()]

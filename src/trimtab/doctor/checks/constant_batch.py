@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import ClassVar
 
 from trimtab.doctor.checklist import Line, failed, not_applicable, passed
@@ -13,13 +12,12 @@ MIN_ROWS = 8
 """With fewer samples being equal may be chance."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class ConstantBatch:
     """All samples are the same, or all targets are.
 
     ## What it means
-    There is nothing to tell apart: a data set that returns one item for ever, a picture that was never filled, a label
-    column that was read wrongly, data sorted by class so that each batch holds one class only.
+    There is nothing to learn from: a data set that always returns the same item, a picture that was never filled, a
+    label column that was read wrongly, data sorted by class so that each batch holds one class only.
 
     ## How it is checked
     Every batch the loader gave. Of several inputs one that differs is enough (masks and positions are often constant).

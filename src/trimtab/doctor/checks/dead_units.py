@@ -1,9 +1,8 @@
-"""ACT001: most units of a layer say nothing, whatever the input."""
+"""ACT001: most units of a layer output 0 for every input."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import ClassVar
 
 from trimtab.doctor.checklist import Line, failed, not_applicable, passed, warned
@@ -14,9 +13,8 @@ MIN_ROWS = 32
 DEAD, MANY = 0.95, 0.8
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class DeadUnits:
-    """Most units of a layer say nothing, whatever the input.
+    """Most units of a layer output 0 for every input.
 
     ## What it means
     A ReLU whose input is always negative passes neither value nor gradient: a large negative bias, a bad initialisation
@@ -43,18 +41,20 @@ class DeadUnits:
     )
 
     def run(self, probe: Probe) -> Iterator[Line]:
-        """Report layers that are silent."""
+        """Report layers whose units are always 0."""
         found = [a for a in probe.facts.activations if a.kind == "relu" and a.num_rows >= MIN_ROWS]
         if not found:
             yield not_applicable(self, "no ReLU with enough samples is in the graph of the loss")
             return
         worst = max(found, key=lambda a: a.dead_frac)
-        told = f"{worst.dead_frac:.0%} of the units of an output of shape {worst.shape} are 0 for all of its samples"
+        evidence = (
+            f"{worst.dead_frac:.0%} of the units of an output of shape {worst.shape} are 0 for all of its samples"
+        )
         if worst.dead_frac >= DEAD:
             yield failed(
                 self,
                 "nearly all units of a ReLU layer are dead.",
-                told,
+                evidence,
                 "nn.init.zeros_(layer.bias); nn.init.kaiming_normal_(layer.weight)",
                 ("relu",),
                 share=worst.dead_frac,
@@ -63,7 +63,7 @@ class DeadUnits:
             yield warned(
                 self,
                 "most units of a ReLU layer are dead.",
-                told,
+                evidence,
                 "nn.init.zeros_(layer.bias); nn.init.kaiming_normal_(layer.weight)",
                 ("relu",),
                 share=worst.dead_frac,

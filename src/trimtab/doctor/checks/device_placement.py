@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import ClassVar
 
 from torch import Tensor
@@ -13,7 +12,6 @@ from trimtab.doctor.checklist import Line, failed, passed
 from trimtab.doctor.probe import Probe
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class DevicePlacement:
     """Parts of the training are on different devices.
 

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
 from typing import ClassVar
 
+import torch
 from torch.nn.modules.dropout import _DropoutNd
+from torch.overrides import TorchFunctionMode
 
 from trimtab.core.window import listed
+from trimtab.doctor.batch_tensors import fresh
 from trimtab.doctor.checklist import Line, failed, not_applicable, passed, warned
-from trimtab.doctor.experiments.gradient_reach import learns
-from trimtab.doctor.experiments.operation_trace import dropout_in_eval
+from trimtab.doctor.gradient_reach import learns
 from trimtab.doctor.probe import Probe
+from trimtab.doctor.target import raw_loss
+
+DROPS = ("dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout", "feature_alpha_dropout")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class DropoutInactive:
     """Dropout does nothing in training, or goes on in evaluation.
 
@@ -47,7 +50,7 @@ class DropoutInactive:
     def run(self, probe: Probe) -> Iterator[Line]:
         """Report Dropout in the wrong mode."""
         layers = {n: m for n, m in probe.model.named_modules() if isinstance(m, _DropoutNd) and m.p > 0}
-        modes = {n: [c.modules[id(m)] for c in probe.calls if id(m) in c.modules] for n, m in layers.items()}
+        modes = {n: probe.modes_of(m) for n, m in layers.items()}
         off = tuple(
             n
             for n, seen in modes.items()
@@ -81,3 +84,46 @@ class DropoutInactive:
             yield not_applicable(self, "there is no Dropout layer")
         else:
             yield passed(self, f"{len(layers)} layers drop in training, none in evaluation")
+
+
+class _Drops(TorchFunctionMode):
+    """Notes every functional dropout that is really drawn."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[str] = []
+
+    def __torch_function__(
+        self,
+        func: Callable[..., object],
+        types: object,
+        args: Sequence[object] = (),
+        kwargs: dict[str, object] | None = None,
+    ) -> object:
+        kwargs = kwargs or {}
+        name = getattr(func, "__name__", "")
+        if name in DROPS:
+            p = kwargs.get("p", args[1] if len(args) > 1 else 0.5)
+            training = kwargs.get("training", kwargs.get("train", args[2] if len(args) > 2 else True))
+            if p and training:
+                self.seen.append(f"F.{name} with p = {p} and training = {training}")
+        elif name == "scaled_dot_product_attention":
+            p = kwargs.get("dropout_p", args[4] if len(args) > 4 else 0.0)
+            if p:
+                self.seen.append(f"scaled_dot_product_attention with dropout_p = {p}")
+        return func(*args, **kwargs)
+
+
+def dropout_in_eval(probe: Probe) -> list[str]:
+    """Dropout that is drawn though the model is in evaluation mode; nothing where that could not be tried."""
+    if not probe.through or not probe.doctor_steps:
+        return []
+    mode = _Drops()
+    try:
+        with probe.trial(rates=False):
+            probe.model.eval()
+            with torch.no_grad(), mode:
+                raw_loss(probe.target, fresh(probe.batch(0)))
+            return mode.seen if not any(m.training for m in probe.model.modules()) else []
+    except Exception:
+        return []

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import ClassVar
 
 from trimtab.doctor.checklist import Line
@@ -11,7 +10,6 @@ from trimtab.doctor.observed_step import failure_lines
 from trimtab.doctor.probe import Probe
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class DtypeMismatch:
     """Tensors of types that do not fit meet in one operation.
 

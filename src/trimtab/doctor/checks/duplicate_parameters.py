@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import ClassVar
 
 from trimtab.core.window import listed
@@ -12,7 +11,6 @@ from trimtab.doctor.probe import Probe
 from trimtab.torchutil.param_groups import groups_of, params_of
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class DuplicateParameters:
     """An optimizer holds a parameter more than once.
 

@@ -1,11 +1,10 @@
-"""EMA002: the averaged weights stand still, or are no copy."""
+"""EMA002: the averaged weights do not change, or are not a copy."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, ClassVar
+from typing import ClassVar, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
@@ -15,10 +14,12 @@ from trimtab.doctor.probe import Probe
 from trimtab.torchutil.averaged_weights import search_averaged_weights
 from trimtab.torchutil.patch import wrap_on_object
 
+P = ParamSpec("P")
+R = TypeVar("R")
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+
 class EmaNotMoving:
-    """The averaged weights stand still, or are no copy.
+    """The averaged weights do not change, or are not a copy.
 
     ## What it means
     What will be evaluated or shipped is an untrained model: an update that is never called, a decay of 1, an average of
@@ -53,7 +54,7 @@ class EmaNotMoving:
         elif shared and len(shared) == len(tensors):
             yield failed(
                 self,
-                "the average shares its memory with the model: it is no average.",
+                "the average shares its memory with the model: it is the model itself.",
                 f"{len(shared)} of {len(tensors)} tensors are the model's own",
                 "ema = torch.optim.swa_utils.AveragedModel(model)  # it copies",
                 ("ema",),
@@ -76,7 +77,7 @@ class EmaNotMoving:
             yield failed(
                 self,
                 "the averaged weights do not move while the model does.",
-                f"unchanged to the bit in {len(probe.through) + (0 if probe.too_slow else len(probe.varied))} steps",
+                f"bit-identical after {len(probe.through) + (0 if probe.too_slow else len(probe.varied))} steps",
                 "ema.update_parameters(model)  # after optimizer.step(), with a decay below 1",
                 ("ema",),
             )
@@ -90,7 +91,7 @@ class EmaNotMoving:
             return 0
         changes: list[bool] = []
 
-        def watched(inner: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        def watched(inner: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
             before = [t.detach().clone() for t in tensors]
             out = inner(*args, **kwargs)
             changes.append(any(not torch.equal(a, t) for a, t in zip(before, tensors, strict=True)))

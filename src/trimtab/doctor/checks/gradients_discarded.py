@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import ClassVar
 
 from trimtab.doctor.checklist import Line, failed, not_applicable, passed
 from trimtab.doctor.probe import Probe
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class GradientsDiscarded:
     """Gradients are cleared before a step has used them.
 
@@ -40,9 +38,9 @@ class GradientsDiscarded:
     )
 
     def run(self, probe: Probe) -> Iterator[Line]:
-        """Report backward passes in vain."""
+        """Report backward passes that no step uses."""
         total = len(probe.watch.pending.backwards)
-        if probe.ours or not total or not probe.num_steps:
+        if probe.doctor_steps or not total or not probe.num_steps:
             yield not_applicable(self, probe.no_steps or "doctor itself clears the gradients here")
             return
         lost = probe.watch.pending.discarded()

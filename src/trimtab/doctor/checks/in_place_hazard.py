@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 
@@ -16,7 +15,6 @@ from trimtab.doctor.target import raw_loss
 from trimtab.torchutil.inplace import check_inplace_operations
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class InPlaceHazard:
     """A value that the backward pass needs was changed in place.
 
@@ -30,7 +28,7 @@ class InPlaceHazard:
     reported.
 
     ## What to try
-    1. `x = x + y` in the place of `x += y`; `F.relu(x)` in the place of `x.relu_()`.
+    1. `x = x + y` instead of `x += y`; `F.relu(x)` instead of `x.relu_()`.
     2. Clone the tensor before it is changed.
     """
 
@@ -50,12 +48,12 @@ class InPlaceHazard:
             )
             return
         hazards = _hazards(probe)
-        told = hazards[0] if hazards else failure.text[:240]
+        what = hazards[0] if hazards else failure.text[:240]
         yield failed(
             self,
-            f"the backward pass needs a value that was changed in place: {told}",
+            f"the backward pass needs a value that was changed in place: {what}",
             f"{failure.kind} at {failure.where}",
-            "x = x + y  # in the place of x += y; or x = x.clone() before it",
+            "x = x + y  # instead of x += y; or x = x.clone() before it",
             tuple(hazards[1:3]),
         )
 
@@ -64,10 +62,12 @@ def _hazards(probe: Probe) -> tuple[str, ...]:
     """The sentence, and the modules that saved and changed it; empty where it could not be seen again."""
     target, batch = probe.target, fresh(probe.batch(len(probe.calls) - 1))
 
-    def step() -> Any:
+    def step() -> object:
         loss = as_loss(raw_loss(target, batch))
         # A step that has gone back by itself leaves nothing to go back through.
-        return loss if probe.ours else torch.zeros((), requires_grad=True, dtype=torch.float32, device="cpu") * 1.0
+        return (
+            loss if probe.doctor_steps else torch.zeros((), requires_grad=True, dtype=torch.float32, device="cpu") * 1.0
+        )
 
     try:
         with probe.trial(rates=False):

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
 
 from trimtab.doctor.checklist import Line, not_applicable, passed, warned
-from trimtab.doctor.experiments.overfit_batch import course
 from trimtab.doctor.loss_graph import FAR_FROM_CHANCE, chance_of, first_loss
 from trimtab.doctor.probe import Probe
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class InitialLoss:
     """The first loss is far above that of guessing.
 
@@ -44,21 +41,21 @@ class InitialLoss:
         if first is None or chance is None:
             yield not_applicable(self, "no chance level is known for this loss")
             return
-        told = f"{first:.4g}; guessing gives {chance:.4g}"
+        evidence = f"{first:.4g}; guessing gives {chance:.4g}"
         if first <= 2.0 * chance + 1.0 or not math.isfinite(first):
-            yield passed(self, told, loss=first, chance=chance)
+            yield passed(self, evidence, loss=first, chance=chance)
             return
         if _tied(probe):
-            yield passed(self, f"{told}; the output layer is an embedding, whose scale is that of its tokens")
+            yield passed(self, f"{evidence}; the output layer is an embedding, whose scale is that of its tokens")
             return
-        here = None if probe.too_slow else course(probe)
+        here = None if probe.too_slow else probe.overfit()
         if here is not None and first < FAR_FROM_CHANCE * chance and here.last < 0.7 * here.first:
-            yield passed(self, f"{told}; it falls to {here.last:.4g} within {here.num} steps on one batch")
+            yield passed(self, f"{evidence}; it falls to {here.last:.4g} within {here.num} steps on one batch")
             return
         yield warned(
             self,
             "the first loss is far above that of guessing.",
-            told + (f"; {here.last:.4g} after {here.num} steps on one batch" if here is not None else ""),
+            evidence + (f"; {here.last:.4g} after {here.num} steps on one batch" if here is not None else ""),
             "nn.init.normal_(head.weight, std=0.02); nn.init.zeros_(head.bias)",
             ("loss",),
             loss=first,

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import ClassVar
 
 from trimtab.doctor.checklist import Line, not_applicable, passed, warned
 from trimtab.doctor.probe import Probe
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class InputScale:
     """Inputs are far from the scale that layers are made for.
 
@@ -39,7 +37,7 @@ class InputScale:
             yield not_applicable(self, "the inputs are no floats")
             return
         worst = max(floats, key=lambda leaf: max(abs(leaf.low), abs(leaf.high)))
-        told = f"from {worst.low:.4g} to {worst.high:.4g}"
+        evidence = f"from {worst.low:.4g} to {worst.high:.4g}"
         first = next((m for m in probe.model.modules() if not list(m.children())), None)
         normed = first is not None and "Norm" in type(first).__name__
         image = len(worst.shape) == 4
@@ -49,10 +47,10 @@ class InputScale:
             yield warned(
                 self,
                 "the inputs are far from unit scale.",
-                told,
+                evidence,
                 "x = (x - x.mean()) / x.std()",
                 (worst.path,),
                 high=worst.high,
             )
         else:
-            yield passed(self, told)
+            yield passed(self, evidence)

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
 from typing import ClassVar
 
-from trimtab.doctor.accelerator import is_lost, out_of_range
+from torch import nn
+
 from trimtab.doctor.batch_tensors import holds, leaves
 from trimtab.doctor.checklist import Line, failed, not_applicable, passed
+from trimtab.doctor.loader_scan import Leaf
+from trimtab.doctor.observed_step import is_lost
 from trimtab.doctor.probe import Probe
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class LabelRange:
     """A label or a token is out of range.
 
@@ -21,7 +22,7 @@ class LabelRange:
     with some losses only a silently wrong number.
 
     ## How it is checked
-    The number of classes is read from the loss itself, that of tokens from the embedding; every batch is held against
+    The number of classes is read from the loss itself, that of tokens from the embedding; every batch is compared with
     it. Probabilities for a binary cross-entropy must lie between 0 and 1.
 
     ## What to try
@@ -58,7 +59,7 @@ class LabelRange:
             yield not_applicable(self, "the loss does not say how many classes there are")
 
     def after_assertion(self, probe: Probe) -> Iterator[Line]:
-        """Report what can be told after a kernel of the GPU gave up."""
+        """Report what is known after an assertion in a GPU kernel."""
         found = out_of_range(probe.model, probe.scan.leaves)
         whole = [
             f"tensor {path} of the batch goes from {leaf.low:.0f} to {leaf.high:.0f}"
@@ -68,7 +69,7 @@ class LabelRange:
         yield failed(
             self,
             "an assertion in a kernel of the GPU failed: nearly always a label or a token out of range.",
-            "; ".join([told for _, told in found] or whole or ["no whole numbers in the batch"]),
+            "; ".join([evidence for _, evidence in found] or whole or ["no whole numbers in the batch"]),
             "assert 0 <= y.min() and y.max() < num_classes",
             tuple(path for path, _ in found) or ("targets",),
         )
@@ -122,4 +123,27 @@ def _token_tables(probe: Probe) -> list[tuple[str, int, str]]:
         for module, given in probe.calls[0].lookups if probe.calls else ():
             if holds(tensor, given):
                 found.append((path, module.num_embeddings, probe.module_names.get(id(module), "an embedding")))
+    return found
+
+
+def out_of_range(model: nn.Module, leaves: Mapping[str, Leaf]) -> list[tuple[str, str]]:
+    """Tensors of a batch with numbers that no table and no layer of the model has a place for, and why.
+
+    A kernel's assertion does not say what it was about, and nothing on the device can be read after it: this uses what
+    the scan of the loader noted before.
+    """
+    tables = [(n, m.num_embeddings) for n, m in model.named_modules() if isinstance(m, nn.Embedding)]
+    widths = [(n, m.out_features) for n, m in model.named_modules() if isinstance(m, nn.Linear)]
+    places = tables + widths[-1:]
+    found = []
+    for path, leaf in leaves.items():
+        if not (leaf.label_like and leaf.counts):
+            continue
+        low, high = min(v for v in leaf.counts if v != -100) if set(leaf.counts) - {-100} else 0, max(leaf.counts)
+        evidence = f"tensor {path} of the batch goes from {low} to {high}"
+        if low < 0:
+            found.append((path, evidence))
+        elif places and all(high >= size for _, size in places):
+            name, size = max(places, key=lambda one: one[1])
+            found.append((path, f"{evidence}, and {name} has {size} places"))
     return found

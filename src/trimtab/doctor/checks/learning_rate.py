@@ -1,14 +1,12 @@
-"""OPT001: the learning rate is not one a run can learn with."""
+"""OPT001: the learning rate is 0, far too low or far too high."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import ClassVar
 
 from trimtab.doctor.checklist import Line, failed, not_applicable, passed
-from trimtab.doctor.experiments.overfit_batch import course
 from trimtab.doctor.probe import Probe
 from trimtab.torchutil.param_groups import groups_of
 
@@ -17,15 +15,14 @@ SMALL, TINY = 1e-7, 1e-7
 HIGH, RISEN = 10.0, 1.5
 """How far above its start the loss of one batch may go: by chance, and with steps as large as the weights."""
 FAR = 10.0
-"""A step of so many times the size of the weights throws them away."""
+"""A step of this many times the size of the weights overwrites them."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class LearningRate:
-    """The learning rate is not one a run can learn with.
+    """The learning rate is 0, far too low or far too high.
 
     ## What it means
-    At 0 nothing moves; far too high, each step throws the model away.
+    At 0 nothing moves; far too high, each step overwrites what the model has learned.
 
     ## How it is checked
     By what the steps do: on one batch, with one seed, the loss must fall under the training's own optimizer. Where it
@@ -39,67 +36,71 @@ class LearningRate:
 
     code: ClassVar[str] = "OPT001"
     name: ClassVar[str] = "learning-rate"
-    title: ClassVar[str] = "the learning rate is one to learn with"
+    title: ClassVar[str] = "the learning rate lets the loss fall"
     causes: ClassVar[tuple[str, ...]] = ("weights-unchanged", "not-learning", "nonfinite-weight", "initial-loss")
 
     def run(self, probe: Probe) -> Iterator[Line]:
         """Report rates that move nothing or too much."""
         peaks = [r for rates in probe.peak_rates for r in rates]
-        told = _told(probe)
+        settings = _settings(probe)
         used = [r for e in probe.events("step") for r in e.facts["rates"]]  # a loop may set them itself
         bad = [r for r in peaks if not math.isfinite(r) or r < 0]
         if bad:
-            yield self._wrong(f"the learning rate is {bad[0]}.", told, bad[0])
+            yield self._wrong(f"the learning rate is {bad[0]}.", settings, bad[0])
         elif not peaks:
             yield not_applicable(self, "the optimizer has no learning rate")
         elif idle := _idle_groups(probe):
-            yield self._wrong("a group that gets gradients has a learning rate of 0.", f"{told}; {idle}", 0.0)
+            yield self._wrong("a group that gets gradients has a learning rate of 0.", f"{settings}; {idle}", 0.0)
         elif max([*peaks, *used]) == 0 or _stays_zero(probe):
-            yield self._wrong("every learning rate is 0, and no schedule is stepped that would raise it.", told, 0.0)
-        elif probe.too_slow or probe.no_steps:
+            yield self._wrong(
+                "every learning rate is 0, and no schedule is stepped that would raise it.", settings, 0.0
+            )
+        elif probe.no_experiments:
             high = max(peaks) > 1.0 and any("betas" in g for g in groups_of(*probe.optimizers))
             if high:
                 yield self._wrong(
-                    f"a learning rate of {max(peaks):.3g} moves every weight by as much.", told, max(peaks)
+                    f"a learning rate of {max(peaks):.3g} moves every weight by as much.", settings, max(peaks)
                 )
             else:
-                yield passed(self, told)
+                yield passed(self, settings)
         else:
-            yield from self._by_effect(probe, told, max([*peaks, *(r for r in used if math.isfinite(r))]))
+            yield from self._by_effect(probe, settings, max([*peaks, *(r for r in used if math.isfinite(r))]))
 
-    def _by_effect(self, probe: Probe, told: str, top: float) -> Iterator[Line]:
-        leaps = [e.facts["leap"] for c in (*probe.calls, *probe.fixed) for e in c.of("step")]
-        leap = max((v for v in leaps if math.isfinite(v)), default=0.0)
-        here = course(probe)
-        if leap > FAR:
-            evidence = f"{told}; one step moves the weights by {leap:.3g} times their own size"
-            yield self._wrong(f"a learning rate of {top:.3g} is too high: a step replaces the weights.", evidence, top)
+    def _by_effect(self, probe: Probe, settings: str, top: float) -> Iterator[Line]:
+        ratios = [e.facts["update_ratio"] for c in (*probe.calls, *probe.fixed) for e in c.of("step")]
+        largest = max((v for v in ratios if math.isfinite(v)), default=0.0)
+        here = probe.overfit()
+        if largest > FAR:
+            evidence = f"{settings}; one step moves the weights by {largest:.3g} times their own size"
+            cause = f"a learning rate of {top:.3g} is too high: one step overwrites the weights."
+            yield self._wrong(cause, evidence, top)
             return
         if here is None or len(probe.optimizers) > 1:
-            yield passed(self, told)
+            yield passed(self, settings)
             return
-        if here.peak > HIGH or (here.peak > RISEN and here.leap > 1.0):
-            slower = course(probe, 0.01)
+        if here.peak > HIGH or (here.peak > RISEN and here.largest_ratio > 1.0):
+            slower = probe.overfit(0.01)
             if slower is not None and slower.fell and slower.peak < RISEN:
                 evidence = (
-                    f"{told}; on one batch the loss went from {here.first:.4g} to {here.peak * here.first:.4g}, at a "
-                    f"hundredth of the rate down to {slower.last:.4g}; a step moves the weights by {here.leap:.0%}"
+                    f"{settings}; on one batch the loss went from {here.first:.4g} to {here.peak * here.first:.4g}, "
+                    f"at a hundredth of the rate down to {slower.last:.4g}; "
+                    f"a step moves the weights by {here.largest_ratio:.0%}"
                 )
-                yield self._wrong(f"a learning rate of {top:.3g} is too high: the loss leaps up.", evidence, top)
+                yield self._wrong(f"a learning rate of {top:.3g} is too high: the loss jumps up.", evidence, top)
                 return
-        faster = course(probe, 1e-3 / top) if top < SMALL else None
-        if faster is not None and faster.fell and (not here.fell or here.ratio < TINY):
-            evidence = f"{told}; a step moves weights by {here.ratio:.1e} of their size"
-            yield self._wrong(f"a learning rate of {top:.3g} is too low to learn anything with.", evidence, top)
+        faster = probe.overfit(1e-3 / top) if top < SMALL else None
+        if faster is not None and faster.fell and (not here.fell or here.median_ratio < TINY):
+            evidence = f"{settings}; a step moves weights by {here.median_ratio:.1e} of their size"
+            yield self._wrong(f"a learning rate of {top:.3g} is too low to learn anything.", evidence, top)
             return
-        yield passed(self, told)
+        yield passed(self, settings)
 
     def _wrong(self, cause: str, evidence: str, rate: float) -> Line:
         return failed(self, cause, evidence, "trimtab tune lr module:function  # then lr=...", ("lr",), lr=rate)
 
 
-def _told(probe: Probe) -> str:
-    """The settings of every group, as they are."""
+def _settings(probe: Probe) -> str:
+    """The learning rate of every group, and its peak where a schedule raises it."""
     parts = []
     for optimizer, peaks in zip(probe.optimizers, probe.peak_rates, strict=True):
         for group, peak in zip(optimizer.param_groups, peaks, strict=True):
@@ -112,7 +113,7 @@ def _told(probe: Probe) -> str:
 def _stays_zero(probe: Probe) -> bool:
     """A warm-up from 0 that the step never moves."""
     rates = [r for e in probe.events("step") for r in e.facts["rates"]]
-    return not probe.ours and bool(rates) and max(rates) == 0 and not probe.events("schedule")
+    return not probe.doctor_steps and bool(rates) and max(rates) == 0 and not probe.events("schedule")
 
 
 def _idle_groups(probe: Probe) -> str:

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import ClassVar
 
 from trimtab.doctor.checklist import Line, failed, not_applicable, passed
 from trimtab.doctor.probe import Probe
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class LoaderException:
     """The loader raises an exception.
 
@@ -18,7 +16,7 @@ class LoaderException:
     An item of the data set cannot be read or put into a batch. Training ends when it comes to that item.
 
     ## How it is checked
-    The loader is gone through as far as time allows.
+    The loader is read as far as time allows.
 
     ## What to try
     1. Go to the line that is named. Items of different size need a `collate_fn` that pads them.

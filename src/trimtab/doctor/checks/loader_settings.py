@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import ClassVar
 
 from trimtab.doctor.checklist import Line, not_applicable, passed, warned
@@ -12,7 +11,6 @@ from trimtab.doctor.probe import Probe
 WAITS = 0.3
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class LoaderSettings:
     """The loader is not set up to feed a GPU.
 
@@ -45,15 +43,15 @@ class LoaderSettings:
         if probe.scan.leaves and all(leaf.device.type == "cuda" for leaf in probe.scan.leaves.values()):
             yield not_applicable(self, "batches are on the GPU when they leave the loader")
             return
-        told = f"pin_memory {loader.pin_memory}, num_workers {getattr(loader, 'num_workers', 0)}"
+        evidence = f"pin_memory {loader.pin_memory}, num_workers {getattr(loader, 'num_workers', 0)}"
         if not loader.pin_memory:
             yield warned(
-                self, "batches are not in pinned memory.", told, "DataLoader(..., pin_memory=True)", ("loader",)
+                self, "batches are not in pinned memory.", evidence, "DataLoader(..., pin_memory=True)", ("loader",)
             )
             return
         read_s = probe.scan.seconds / max(probe.scan.num, 1)
-        told += f", {1000 * read_s:.1f} ms to read a batch, {1000 * probe.step_s:.1f} ms for a step"
+        evidence += f", {1000 * read_s:.1f} ms to read a batch, {1000 * probe.step_s:.1f} ms for a step"
         if not getattr(loader, "num_workers", 0) and read_s > WAITS * probe.step_s > 0:
-            yield warned(self, "no worker reads ahead.", told, "DataLoader(..., num_workers=4)", ("loader",))
+            yield warned(self, "no worker reads ahead.", evidence, "DataLoader(..., num_workers=4)", ("loader",))
         else:
-            yield passed(self, told)
+            yield passed(self, evidence)

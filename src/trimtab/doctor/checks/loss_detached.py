@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import ClassVar
 
 from trimtab.doctor.checklist import Line, failed, not_applicable, passed
 from trimtab.doctor.probe import Probe
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class LossDetached:
     """The loss has no connection to the weights.
 
@@ -23,7 +21,7 @@ class LossDetached:
 
     ## What to try
     1. Pass the model's output itself to the loss; log `loss.item()` beside it, not in its place.
-    2. Do not wrap a value in `torch.tensor(...)`: that makes a new tensor without a past.
+    2. Do not wrap a value in `torch.tensor(...)`: that makes a new tensor without a graph.
     """
 
     code: ClassVar[str] = "WIRE002"
@@ -41,9 +39,9 @@ class LossDetached:
     )
 
     def run(self, probe: Probe) -> Iterator[Line]:
-        """Report losses without a way back."""
+        """Report losses that are not connected to the weights."""
         if not probe.trainable:
-            yield not_applicable(self, "no parameter wants a gradient")
+            yield not_applicable(self, "no parameter requires a gradient")
             return
         if probe.failed_as == self.name:
             why = probe.failure.text[:120] if probe.failure else ""
@@ -53,7 +51,7 @@ class LossDetached:
             yield not_applicable(self, probe.no_steps)
             return
         call = probe.through[0]
-        if not probe.ours:
+        if not probe.doctor_steps:
             backwards = call.of("backward")
             cut = backwards and call.facts.num_nodes == 0 and not call.reached
             if cut:

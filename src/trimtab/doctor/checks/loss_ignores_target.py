@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
 
 from trimtab.doctor.checklist import Line, failed, not_applicable, passed
-from trimtab.doctor.experiments.batch_perturbation import other_targets
+from trimtab.doctor.input_target import other_targets
 from trimtab.doctor.probe import Probe
-from trimtab.doctor.recording import Call
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class LossIgnoresTarget:
     """The loss does not depend on the targets.
 
@@ -38,9 +35,9 @@ class LossIgnoresTarget:
     def run(self, probe: Probe) -> Iterator[Line]:
         """Report losses that stay the same with other targets."""
         facts = probe.facts
-        if probe.too_slow or probe.no_steps or probe.target.step_fn is not None or not facts.kind:
+        if probe.no_experiments or probe.target.step_fn is not None or not facts.kind:
             why = "it is not known which part of the batch is the target, or whether the loss compares with it"
-            yield not_applicable(self, probe.no_steps or probe.too_slow or why)
+            yield not_applicable(self, probe.no_experiments or why)
             return
         own = facts.target
         made = own is not None and own.dim() == 1 and torch.equal(own, torch.arange(len(own), device=own.device))
@@ -51,7 +48,7 @@ class LossIgnoresTarget:
         plain, other = probe.once(probe.batch(0)), probe.once(changed)
         if plain.failure is not None or other.failure is not None or plain.loss is None or other.loss is None:
             yield not_applicable(self, "a step with other targets ended with an exception")
-        elif plain.loss == other.loss and _norms(plain) == _norms(other) and any(_norms(plain)):
+        elif plain.loss == other.loss and plain.grad_norms == other.grad_norms and any(plain.grad_norms):
             yield failed(
                 self,
                 "the loss is the same whatever the targets are.",
@@ -61,7 +58,3 @@ class LossIgnoresTarget:
             )
         else:
             yield passed(self, f"{plain.loss:.4g} with its own targets, {other.loss:.4g} with others")
-
-
-def _norms(call: Call) -> list[float]:
-    return [v for e in call.of("step") for v in e.facts["gradients"].present.values()]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import ClassVar
 
 from trimtab.doctor.checklist import Line, failed, not_applicable, passed
@@ -12,7 +11,6 @@ from trimtab.doctor.probe import Probe
 from trimtab.sample.transfer import number
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class LossInput:
     """The loss is given something else than it expects.
 

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import ClassVar
 
 from trimtab.doctor.checklist import Line, failed, not_applicable, passed
 from trimtab.doctor.probe import Probe
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class LossNotScalar:
     """The loss is not one number.
 
@@ -42,8 +40,8 @@ class LossNotScalar:
             yield not_applicable(self, "no step was made")
             return
         call = probe.calls[0]
-        several = call.loss_shape is not None and any(n != 1 for n in call.loss_shape) and probe.ours
-        if call.loss_kind == "NoneType" and probe.ours and call.failure is None:
+        several = call.loss_shape is not None and any(n != 1 for n in call.loss_shape) and probe.doctor_steps
+        if call.loss_kind == "NoneType" and probe.doctor_steps and call.failure is None:
             yield failed(
                 self,
                 "the step returns nothing, and runs no backward pass.",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import ClassVar
 
 from trimtab.doctor.checklist import Line, failed, not_applicable, passed, warned
@@ -12,7 +11,6 @@ from trimtab.doctor.probe import Probe
 LOW, HIGH = 1e-4, 1e3
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class LossScale:
     """The loss is multiplied by a very large or very small factor.
 
@@ -44,29 +42,29 @@ class LossScale:
         """Report odd factors."""
         passes = [e for e in probe.events("backward") if e.facts.get("kind") and e.facts.get("factors")]
         if not passes:
-            yield not_applicable(self, "the loss is none whose scale is known")
+            yield not_applicable(self, "the scale of this loss is not known")
             return
         first = passes[0].facts
         factor = abs(first["factors"][0]) / first["scale"]
-        leap = max((e.facts["leap"] for e in probe.events("step")), default=0.0)
-        told = f"the {first['kind']} loss ({first['reduction'] or 'unknown'}) enters with a factor of {factor:.3g}"
+        largest = max((e.facts["update_ratio"] for e in probe.events("step")), default=0.0)
+        evidence = f"the {first['kind']} loss ({first['reduction'] or 'unknown'}) enters with a factor of {factor:.3g}"
         if first["reduction"] == "mean" and factor > 0 and not LOW < factor < HIGH:
             yield failed(
                 self,
                 f"the loss is multiplied by {factor:.3g}.",
-                told,
+                evidence,
                 "loss = loss_fn(output, y)  # without a factor",
                 ("loss",),
                 factor=factor,
             )
-        elif first["reduction"] == "sum" and first["kind"] == "nll" and factor > 0.5 and leap > 0.05:
+        elif first["reduction"] == "sum" and first["kind"] == "nll" and factor > 0.5 and largest > 0.05:
             yield warned(
                 self,
                 "the loss is a sum over the batch: steps grow with the batch size.",
-                f"{told}; a step moves the weights by {leap:.0%} of their size",
+                f"{evidence}; a step moves the weights by {largest:.0%} of their size",
                 'F.cross_entropy(output, y, reduction="mean")',
                 ("loss",),
                 factor=factor,
             )
         else:
-            yield passed(self, told)
+            yield passed(self, evidence)

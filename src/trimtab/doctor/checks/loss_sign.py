@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import ClassVar
 
 from trimtab.doctor.checklist import Line, failed, not_applicable, passed
@@ -11,16 +10,15 @@ from trimtab.doctor.probe import Probe
 from trimtab.torchutil.param_groups import groups_of
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class LossSign:
     """The loss is made larger instead of smaller.
 
     ## What it means
-    Its sign is turned, or `maximize` is set: the model learns to be wrong.
+    Its sign is flipped, or `maximize` is set: the model learns to be wrong.
 
     ## How it is checked
     The factor with which a cross-entropy or squared error enters the backward pass, as autograd knows it, and the
-    optimizer's `maximize`. With two players each may want its own sign.
+    optimizer's `maximize`. Two adversarial models may each have their own sign.
 
     ## What to try
     1. `loss.backward()`, not `(-loss).backward()`; `maximize=False`.
@@ -32,10 +30,10 @@ class LossSign:
     causes: ClassVar[tuple[str, ...]] = ("not-learning", "learning-rate", "optimizer-settings", "initial-loss")
 
     def run(self, probe: Probe) -> Iterator[Line]:
-        """Report a turned sign."""
+        """Report a flipped sign."""
         passes = [e for e in probe.events("backward") if e.facts.get("kind") and e.facts.get("factors")]
         if not passes or len(probe.optimizers) != 1:
-            yield not_applicable(self, "the loss is none whose sign is known, or several optimizers pull at it")
+            yield not_applicable(self, "the sign of this loss is not known, or several optimizers share it")
             return
         up = any(g.get("maximize") for g in groups_of(*probe.optimizers))
         factor = passes[0].facts["factors"][0]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
@@ -12,7 +11,6 @@ from trimtab.doctor.checklist import Line, not_applicable, passed, warned
 from trimtab.doctor.probe import Probe
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryPeak:
     """The first steps come close to the end of the GPU's memory.
 
@@ -38,8 +36,10 @@ class MemoryPeak:
             return
         peak = torch.cuda.max_memory_allocated(probe.device)
         whole = torch.cuda.get_device_properties(probe.device).total_memory
-        told = f"peak {peak / 2**30:.2f} GiB of {whole / 2**30:.1f} GiB"
+        evidence = f"peak {peak / 2**30:.2f} GiB of {whole / 2**30:.1f} GiB"
         if peak > 0.95 * whole:
-            yield warned(self, "the first steps fill nearly all of the memory.", told, "batch_size //= 2", ("memory",))
+            yield warned(
+                self, "the first steps fill nearly all of the memory.", evidence, "batch_size //= 2", ("memory",)
+            )
         else:
-            yield passed(self, told, peak=float(peak))
+            yield passed(self, evidence, peak=float(peak))

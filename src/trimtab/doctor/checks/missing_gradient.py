@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import ClassVar
 
 from trimtab.core.window import listed
 from trimtab.doctor.checklist import Line, failed, not_applicable, passed
-from trimtab.doctor.experiments.gradient_reach import active, never, ran_without_grad, was_called, without_routed
+from trimtab.doctor.gradient_reach import active, never, ran_without_grad, was_called, without_routed
 from trimtab.doctor.probe import Probe
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class MissingGradient:
     """Parameters that should learn get no gradient at all.
 
@@ -39,7 +37,7 @@ class MissingGradient:
         if not probe.trainable:
             yield failed(
                 self,
-                "no parameter of the model wants a gradient: everything is frozen.",
+                "no parameter of the model requires a gradient: everything is frozen.",
                 f"requires_grad is False for all {sum(1 for _ in probe.model.parameters())} parameters",
                 "model.requires_grad_(True)",
                 tuple(n for n, _ in probe.model.named_parameters())[:8],

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import ClassVar
 
 from trimtab.core.window import listed
@@ -12,7 +11,6 @@ from trimtab.doctor.checklist import Line, failed, not_applicable, passed
 from trimtab.doctor.probe import Probe
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class NonfiniteGradient:
     """A gradient is NaN or Inf while the loss is finite.
 
@@ -40,7 +38,7 @@ class NonfiniteGradient:
     )
 
     def run(self, probe: Probe) -> Iterator[Line]:
-        """Report gradients that are no numbers."""
+        """Report gradients that are NaN or Inf."""
         sound = [c for c in probe.through if c.loss is None or math.isfinite(c.loss)]
         steps = [e for c in sound for e in c.of("step") if not e.facts["in_scaler"]]
         if not steps:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import ClassVar
 
 from trimtab.doctor.checklist import Line, failed, not_applicable, passed
@@ -12,7 +11,6 @@ from trimtab.doctor.loader_scan import Leaf
 from trimtab.doctor.probe import Probe
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class NonfiniteInput:
     """The data hold NaN or Inf.
 
@@ -21,7 +19,7 @@ class NonfiniteInput:
     of every normalisation layer.
 
     ## How it is checked
-    Every float tensor of every batch is searched. Masks of 0 and -inf are meant so. Targets may hold NaN where the loss
+    Every float tensor of every batch is searched. Masks of 0 and -inf are allowed. Targets may hold NaN where the loss
     is seen to leave them out.
 
     ## What to try
@@ -35,7 +33,7 @@ class NonfiniteInput:
     causes: ClassVar[tuple[str, ...]] = ("*",)
 
     def run(self, probe: Probe) -> Iterator[Line]:
-        """Report values that are no numbers."""
+        """Report NaN and Inf in the batches."""
         scan = probe.scan
         bad = [leaf for leaf in scan.leaves.values() if leaf.nan or (leaf.inf and not leaf.mask_like)]
         floats = [leaf.path for leaf in scan.leaves.values() if leaf.is_float]
@@ -67,5 +65,5 @@ class NonfiniteInput:
         if leaf.path not in probe.roles.targets or first >= len(probe.scan.batches):
             return False
         call = probe.once(probe.scan.batches[first])
-        norms = [v for e in call.of("step") for v in e.facts["gradients"].present.values()]
+        norms = call.grad_norms
         return call.loss is not None and math.isfinite(call.loss) and bool(norms) and all(map(math.isfinite, norms))

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import ClassVar
 
 from trimtab.doctor.checklist import Line, failed, not_applicable, passed
 from trimtab.doctor.probe import Probe
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class NonfiniteLoss:
     """The loss is NaN or Inf.
 
@@ -33,13 +31,13 @@ class NonfiniteLoss:
     causes: ClassVar[tuple[str, ...]] = ("*",)
 
     def run(self, probe: Probe) -> Iterator[Line]:
-        """Report losses that are no numbers."""
+        """Report losses that are NaN or Inf."""
         seen = [c.loss for c in probe.through if c.loss is not None]
         bad = [i for i, v in enumerate(seen) if not math.isfinite(v)]
         if not seen:
             yield not_applicable(self, probe.no_steps or "the step returns no loss")
         elif bad and any(not math.isfinite(r) for rates in probe.peak_rates for r in rates):
-            yield not_applicable(self, "a learning rate is no number: see there")
+            yield not_applicable(self, "a learning rate is not finite: see learning-rate")
         elif bad and bad[0] > 0 and not probe.too_slow and self._by_rate(probe):
             yield not_applicable(self, "the first losses are finite, and at a thousandth of the rate they stay so")
         elif bad:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import ClassVar
 
 from trimtab.core.window import listed
@@ -11,7 +10,6 @@ from trimtab.doctor.checklist import Line, failed, passed
 from trimtab.doctor.probe import Probe
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class NonfiniteWeight:
     """Weights or buffers hold NaN or Inf before the first step.
 
@@ -19,7 +17,7 @@ class NonfiniteWeight:
     A damaged checkpoint, memory that was never initialised (`torch.empty`), or an initialisation that divides by zero.
 
     ## How it is checked
-    Every parameter and buffer, before anything is run. Masks of 0 and -inf are meant so.
+    Every parameter and buffer, before anything is run. Masks of 0 and -inf are allowed.
 
     ## What to try
     1. Initialise the tensor, or load a checkpoint that is sound (`trimtab checkpoint verify`).
@@ -31,7 +29,7 @@ class NonfiniteWeight:
     causes: ClassVar[tuple[str, ...]] = ("*",)
 
     def run(self, probe: Probe) -> Iterator[Line]:
-        """Report numbers that are none."""
+        """Report NaN and Inf in parameters and buffers."""
         bad = probe.nonfinite_at_start
         if bad:
             yield failed(

@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import ClassVar
 
 from trimtab.doctor.checklist import Line, failed, not_applicable, passed
-from trimtab.doctor.experiments.overfit_batch import course
 from trimtab.doctor.probe import Probe
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class NotLearning:
     """The loss of a single batch does not fall.
 
     ## What it means
-    A model that cannot learn one batch by heart cannot learn anything: something between data, loss and weights is
-    wired wrongly.
+    A model that cannot overfit one batch cannot learn anything: something between data, loss and weights is wired
+    wrongly.
 
     ## How it is checked
     The training's own step, again and again on one batch, with one seed, at the highest rate of its schedule. The loss
@@ -31,25 +28,25 @@ class NotLearning:
 
     code: ClassVar[str] = "LOSS004"
     name: ClassVar[str] = "not-learning"
-    title: ClassVar[str] = "one batch can be learned by heart"
+    title: ClassVar[str] = "the model can overfit one batch"
     causes: ClassVar[tuple[str, ...]] = ()
 
     def run(self, probe: Probe) -> Iterator[Line]:
         """Report a loss that stays where it is."""
-        if probe.too_slow or probe.no_steps:
-            yield not_applicable(self, probe.no_steps or probe.too_slow)
+        if probe.no_experiments:
+            yield not_applicable(self, probe.no_experiments)
             return
-        here = course(probe)
+        here = probe.overfit()
         if here is None:
             yield not_applicable(self, "the step returns no loss, or ended with an exception")
         elif len(probe.optimizers) > 1:
-            yield not_applicable(self, f"{len(probe.optimizers)} optimizers pull at one loss, each its own way")
+            yield not_applicable(self, f"{len(probe.optimizers)} optimizers share the loss: it need not fall")
         elif here.fell:
             yield passed(self, f"from {here.first:.4g} to {here.last:.4g} in {here.num} calls on one batch")
         elif here.first == 0 or here.num_steps < 2:
             yield not_applicable(self, f"the loss is {here.first:.4g}; {here.num_steps} steps were made")
         else:
-            slower = course(probe, 0.01)
+            slower = probe.overfit(0.01)
             if slower is not None and slower.fell:
                 yield passed(self, f"from {slower.first:.4g} to {slower.last:.4g} at a hundredth of the rate")
                 return

@@ -3,32 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
 
-from trimtab.doctor.accelerator import in_order, may_reorder
 from trimtab.doctor.checklist import Line, failed, not_applicable, passed, warned
-from trimtab.doctor.experiments.repeatability import two_builds_agree
+from trimtab.doctor.observed_step import in_order, may_reorder
 from trimtab.doctor.probe import Probe
+from trimtab.doctor.repeatability import two_builds_agree
 
 ROUNDING = 1e-5
 ORDERED = ", with algorithms of a fixed order; without them the GPU adds in any order"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class NotReproducible:
     """Two runs from the same state, with the same seed and data, differ.
 
     ## What it means
     Something draws random numbers of its own that no seed reaches, uses the time, or runs an operation whose order is
-    not fixed. A bug cannot be found twice, and a gain cannot be told from luck.
+    not fixed. You cannot reproduce a bug, nor tell an improvement from luck.
 
     ## How it is checked
     The same few steps twice, from the same weights, moments, batches and seeds of Python, numpy and PyTorch: losses and
-    weights must agree to the bit. Where they do not, the training is built twice and tried again. A GPU adds in any
-    order: there algorithms of a fixed order are switched on, and what differs by rounding alone is let pass.
+    weights must be bit-identical. Where they are not, the training is built twice and tried again. A GPU adds in any
+    order: there algorithms of a fixed order are switched on, and differences by rounding alone pass.
 
     ## What to try
     1. Draw from generators that are seeded: `torch.Generator().manual_seed(seed)`.
@@ -42,8 +40,8 @@ class NotReproducible:
 
     def run(self, probe: Probe) -> Iterator[Line]:
         """Report runs that cannot be repeated."""
-        if probe.no_steps or probe.too_slow:
-            yield not_applicable(self, probe.no_steps or probe.too_slow)
+        if probe.no_experiments:
+            yield not_applicable(self, probe.no_experiments)
             return
         num = probe.affordable(4, least=2, seconds=1.0)
         first, second, same = _twice(probe, num)
@@ -54,9 +52,9 @@ class NotReproducible:
         nan = any(v is None or v != v for v in first)
         if same or nan:
             yield (
-                passed(self, f"{num} steps twice: losses and weights agree to the bit" + (ORDERED if ordered else ""))
+                passed(self, f"{num} steps twice: losses and weights are bit-identical" + (ORDERED if ordered else ""))
                 if same
-                else not_applicable(self, "the losses are no numbers")
+                else not_applicable(self, "the losses are not finite")
             )
             return
         apart = [
@@ -69,8 +67,8 @@ class NotReproducible:
             yield passed(self, f"{num} steps twice: losses agree to {most:.0e}; not every operation has a fixed order")
             return
         again = probe.again
-        if again is not None and two_builds_agree(again, probe.options, probe.ours, probe.reseed, 3):
-            yield passed(self, "two runs of the training, built anew with one seed, agree")
+        if again is not None and two_builds_agree(again, probe.options, probe.doctor_steps, probe.reseed, 3):
+            yield passed(self, "two runs of the training, built twice with one seed, agree")
             return
         cause = "two runs from the same state, with the same seed, differ."
         evidence = f"losses {first[-1]:.8g} and {second[-1]:.8g} after {num} steps"
@@ -80,7 +78,7 @@ class NotReproducible:
 
 
 def _twice(probe: Probe, num: int) -> tuple[list[float | None], list[float | None], bool]:
-    """The losses of the same steps, made twice, and whether these and the weights agree to the bit."""
+    """The losses of the same steps, made twice, and whether these and the weights are bit-identical."""
     runs = []
     for _ in range(2):
         with probe.trial(rates=False):

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import ClassVar
 
 from trimtab.core.window import listed
 from trimtab.doctor.checklist import Line, failed, not_applicable, passed
-from trimtab.doctor.experiments.gradient_reach import hidden_leaves
+from trimtab.doctor.gradient_reach import hidden_leaves
 from trimtab.doctor.probe import Probe
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class OptimizerMissesParameters:
     """Parameters get gradients that no optimizer uses.
 
@@ -20,8 +18,8 @@ class OptimizerMissesParameters:
     They stay as they were initialised, while the rest learns around them.
 
     ## How it is checked
-    Parameters that want a gradient, get one in a backward pass, are in no optimizer that is known or was seen to step,
-    and do not move. Parameters meant to be frozen get no gradient (`requires_grad_(False)`), and are left alone.
+    Parameters that require a gradient, get one in a backward pass, are in no optimizer that is known or was seen to
+    step, and do not move. Parameters meant to be frozen get no gradient (`requires_grad_(False)`), and are left alone.
 
     ## What to try
     1. Give the optimizer `model.parameters()`, or add what is missing as a group.
@@ -34,7 +32,7 @@ class OptimizerMissesParameters:
     causes: ClassVar[tuple[str, ...]] = ("weights-unchanged", "not-learning")
 
     def run(self, probe: Probe) -> Iterator[Line]:
-        """Report gradients that nobody uses."""
+        """Report gradients that no optimizer uses."""
         if not probe.calls:
             yield not_applicable(self, "no step was made")
             return
@@ -56,7 +54,7 @@ class OptimizerMissesParameters:
         if hidden:
             yield failed(
                 self,
-                f"{len(hidden)} tensors that want a gradient belong neither to the model nor to an optimizer.",
+                f"{len(hidden)} tensors that require a gradient belong neither to the model nor to an optimizer.",
                 f"in the graph of the loss: {listed(tuple(hidden))}",
                 "self.blocks = nn.ModuleList(blocks)  # or nn.Parameter(...): a plain list or tensor is not registered",
                 tuple(hidden)[:8],

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, SupportsFloat
+
+from torch.optim import Optimizer
 
 from trimtab.doctor.checklist import Line, failed, passed
 from trimtab.doctor.probe import Probe
@@ -16,7 +17,6 @@ SWAMPED = 100.0
 """How many times the gradient a weight decay that is added to it may be."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class OptimizerSettings:
     """An optimizer setting that no training is meant to have.
 
@@ -39,7 +39,7 @@ class OptimizerSettings:
 
     def run(self, probe: Probe) -> Iterator[Line]:
         """Report settings that cannot work."""
-        told: list[str] = []
+        settings: list[str] = []
         for optimizer, peaks in zip(probe.optimizers, probe.peak_rates, strict=True):
             for group, rate in zip(optimizer.param_groups, peaks, strict=True):
                 wrong = self._wrong(probe, optimizer, group, rate)
@@ -47,10 +47,12 @@ class OptimizerSettings:
                     cause, evidence, fix = wrong
                     yield failed(self, cause, f"{type(optimizer).__name__}: {evidence}", fix, ("optimizer",))
                     return
-                told.append(settings_of(optimizer, group))
-        yield passed(self, "; ".join(dict.fromkeys(told)))
+                settings.append(settings_of(optimizer, group))
+        yield passed(self, "; ".join(dict.fromkeys(settings)))
 
-    def _wrong(self, probe: Probe, optimizer: Any, group: dict[str, Any], rate: float) -> tuple[str, str, str] | None:
+    def _wrong(
+        self, probe: Probe, optimizer: Optimizer, group: dict[str, Any], rate: float
+    ) -> tuple[str, str, str] | None:
         decay, momentum = float(group.get("weight_decay") or 0.0), float(group.get("momentum") or 0.0)
         betas = tuple(float(b) for b in group.get("betas") or ())
         if momentum >= 1.0:
@@ -68,12 +70,12 @@ class OptimizerSettings:
         ratio = decay_against_gradient(probe, group, decay)
         if not decoupled and ratio > SWAMPED:
             evidence = f"weight_decay {decay:g} times the weights is {ratio:.0f} times the gradient"
-            return "the weight decay drowns the gradient.", evidence, "weight_decay=1e-4"
+            return "the weight decay is far larger than the gradient.", evidence, "weight_decay=1e-4"
         return None
 
 
-def settings_of(optimizer: Any, group: dict[str, Any]) -> str:
-    """One group in words."""
+def settings_of(optimizer: Optimizer, group: dict[str, Any]) -> str:
+    """The settings of one group in one line."""
     keys = ("lr", "momentum", "betas", "eps", "weight_decay", "nesterov", "amsgrad")
     parts = [
         f"{k} {_short(group[k])}" for k in keys if (k in group and group[k] not in (None, False, 0, 0.0)) or k == "lr"
@@ -81,8 +83,8 @@ def settings_of(optimizer: Any, group: dict[str, Any]) -> str:
     return f"{type(optimizer).__name__} with {len(group['params'])} parameters: {', '.join(parts)}"
 
 
-def _short(value: Any) -> str:
-    return f"{float(value):g}" if isinstance(value, int | float) or hasattr(value, "item") else str(value)
+def _short(value: object) -> str:
+    return f"{float(value):g}" if isinstance(value, SupportsFloat) else str(value)
 
 
 def decay_against_gradient(probe: Probe, group: dict[str, Any], decay: float) -> float:

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import ClassVar
 
 from trimtab.doctor.checklist import Line, failed, not_applicable, passed
 from trimtab.doctor.probe import Probe
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class OptimizerStateLost:
     """Every step is made by a new optimizer.
 
     ## What it means
     An optimizer that is built inside the loop begins each step without moments: Adam becomes the sign of a gradient,
-    momentum never builds up, and a scheduler moves the rate of an optimizer that nobody steps.
+    momentum never builds up, and a scheduler changes the rate of an optimizer that is never stepped.
 
     ## How it is checked
     Which optimizers step: those that were given never do, and no two calls are stepped by the same one.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
@@ -12,7 +11,6 @@ from trimtab.doctor.checklist import Line, not_applicable, passed, warned
 from trimtab.doctor.probe import Probe
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class RandomNumbersRepeat:
     """Each step begins with the same random numbers.
 
@@ -21,8 +19,8 @@ class RandomNumbersRepeat:
     what should vary is a constant.
 
     ## How it is checked
-    A step on one batch, begun with two different seeds. Where the generator ends in the same state both times, somebody
-    has set it in between.
+    A step on one batch, begun with two different seeds. Where the generator ends in the same state both times, the
+    step has set the seed in between.
 
     ## What to try
     1. `torch.manual_seed(seed)` once, before the loop.
@@ -36,7 +34,7 @@ class RandomNumbersRepeat:
 
     def run(self, probe: Probe) -> Iterator[Line]:
         """Report a seed that is set in every step."""
-        why = probe.no_steps or probe.too_slow
+        why = probe.no_experiments
         if why:
             yield not_applicable(self, why)
             return
@@ -48,7 +46,7 @@ class RandomNumbersRepeat:
         if calls[-1].failure is None and torch.equal(*ends):
             yield warned(
                 self,
-                "the seed is set anew inside the step: every step draws the same random numbers.",
+                "the seed is set again inside the step: every step draws the same random numbers.",
                 "begun with two different seeds, the generator ends a step in the same state",
                 "torch.manual_seed(0)  # once, before the loop",
                 ("torch.manual_seed",),

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import ClassVar
 
 from trimtab.doctor.checklist import Line, failed, not_applicable, passed
 from trimtab.doctor.probe import Probe
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class RepeatedBatch:
     """The loader gives the same batch again and again.
 
@@ -19,7 +17,7 @@ class RepeatedBatch:
     read the same part of a stream.
 
     ## How it is checked
-    A fingerprint of every tensor of every batch of one pass through the loader. A loader of one batch is meant so.
+    A fingerprint of every tensor of every batch of one pass through the loader. A loader of one batch is allowed.
 
     ## What to try
     1. Build the iterator once per epoch, not `next(iter(loader))` in each step.

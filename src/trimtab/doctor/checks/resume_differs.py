@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import ClassVar
 
 from trimtab.doctor.checklist import Line, failed, not_applicable, passed
-from trimtab.doctor.experiments.repeatability import resumed
 from trimtab.doctor.probe import Probe
+from trimtab.doctor.repeatability import resumed
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class ResumeDiffers:
     """A training that is saved and resumed goes on differently.
 
@@ -19,8 +17,8 @@ class ResumeDiffers:
     The state of the optimizer, the scheduler, the scaler or the average is not all in its `state_dict`.
 
     ## How it is checked
-    As for the round trip of the model, with the states of all of them: the weights after the next step must be the same
-    to the bit.
+    As for the round trip of the model, with the states of all of them: the weights after the next step must be
+    bit-identical.
 
     ## What to try
     1. Save and load `optimizer`, `scheduler`, `scaler` and `ema` as well; `trimtab.Checkpointer` does all of it.
@@ -33,16 +31,16 @@ class ResumeDiffers:
 
     def run(self, probe: Probe) -> Iterator[Line]:
         """Report a different next step."""
-        why = probe.no_steps or probe.too_slow or (probe.failed_as and "a step ended with an exception")
+        why = probe.no_experiments or (probe.failed_as and "a step ended with an exception")
         found = None if why else resumed(probe)
         if found is None or found.error or found.loss is None or found.loss != found.again:
-            yield not_applicable(self, why or "the model itself does not come back the same")
+            yield not_applicable(self, why or "the model itself is not restored exactly")
         elif found.same_weights:
-            yield passed(self, "the weights after the next step are the same to the bit")
+            yield passed(self, "the weights after the next step are bit-identical")
         else:
             yield failed(
                 self,
-                "after a resume the next step is another one.",
+                "the next step after a resume differs.",
                 f"{found.num_different} parameters differ after it, at most by {found.difference:.2g}",
                 "torch.save({'optimizer': optimizer.state_dict(), ...})  # or trimtab.Checkpointer",
                 ("optimizer",),

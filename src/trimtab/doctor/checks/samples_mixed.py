@@ -1,10 +1,9 @@
-"""WIRE041: what the model says about one sample depends on the others of its batch."""
+"""WIRE041: the output for one sample depends on the other samples of its batch."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any, ClassVar
+from collections.abc import Iterator, Mapping, Sequence
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -18,12 +17,11 @@ from trimtab.sample.transfer import number
 
 VISIBLE = 1e-3
 """Part of an output's size: products of other shapes differ by less."""
-Given = tuple[nn.Module, tuple[Any, ...], dict[str, Any]]
+Given = tuple[nn.Module, Sequence[object], Mapping[str, object]]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class SamplesMixed:
-    """What the model says about one sample depends on the others of its batch.
+    """The output for one sample depends on the other samples of its batch.
 
     ## What it means
     A softmax, a mean or a recurrence runs over the samples instead of over features or time (`dim=0`, a recurrent or
@@ -35,7 +33,7 @@ class SamplesMixed:
 
     ## What to try
     1. `batch_first=True`, or `x.transpose(0, 1)` before the layer.
-    2. `dim=-1` in softmax and mean; `x.flatten(1)` in the place of a reshape.
+    2. `dim=-1` in softmax and mean; `x.flatten(1)` instead of a reshape.
     """
 
     code: ClassVar[str] = "WIRE041"
@@ -45,7 +43,7 @@ class SamplesMixed:
 
     def run(self, probe: Probe) -> Iterator[Line]:
         """Report outputs that move with another sample."""
-        why = probe.no_steps or probe.too_slow or _unsure(probe)
+        why = probe.no_experiments or _unsure(probe)
         if why:
             yield not_applicable(self, why)
             return
@@ -54,18 +52,18 @@ class SamplesMixed:
             given = [one for one in _given(probe) if _by_sample(probe, one, size)]
             probe.model.eval()
             shares = {probe.module_names[id(one[0])]: _share(probe, one, size) for one in given}
-        told = {name: share for name, share in shares.items() if share is not None}
-        mixed = [name for name, share in told.items() if share and share > VISIBLE]
+        moved = {name: share for name, share in shares.items() if share is not None}
+        mixed = [name for name, share in moved.items() if share and share > VISIBLE]
         if mixed:
             yield failed(
                 self,
-                "what the model says about one sample depends on the others of its batch.",
-                f"another first sample moves others in {', '.join(mixed)} by {told[mixed[0]]:.2g} of their spread",
+                "the output for one sample depends on the other samples of its batch.",
+                f"another first sample moves others in {', '.join(mixed)} by {moved[mixed[0]]:.2g} of their spread",
                 "batch_first=True  # and dim=-1 in softmax and mean: dimension 0 counts samples",
                 tuple(mixed),
             )
-        elif told:
-            yield passed(self, f"another first sample changes no other output of {', '.join(list(told)[:3])}")
+        elif moved:
+            yield passed(self, f"another first sample changes no other output of {', '.join(list(moved)[:3])}")
         else:
             yield not_applicable(self, "no output with one row per sample was seen")
 
@@ -87,17 +85,17 @@ def _given(probe: Probe) -> list[Given]:
     found: list[Given] = []
     inside: list[nn.Module] = []
 
-    def enter(module: nn.Module, args: Any, kwargs: Any) -> None:
+    def enter(module: nn.Module, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
         if id(module) in probe.module_names:
             if not inside and all(module is not one[0] for one in found):
                 found.append((module, args, kwargs))
             inside.append(module)
 
-    def leave(module: nn.Module, args: Any, output: Any) -> None:
+    def leave(module: nn.Module, args: object, output: object) -> None:
         if inside and inside[-1] is module:
             inside.pop()
 
-    # Global hooks are not told keyword arguments: those of the model's own modules are.
+    # Global hooks get no keyword arguments; hooks of the model's own modules do.
     hooks = [m.register_forward_pre_hook(enter, with_kwargs=True) for m in probe.model.modules()]
     hooks.append(modules.register_module_forward_hook(leave))
     try:
@@ -124,18 +122,18 @@ def _share(probe: Probe, one: Given, size: int) -> float | None:
     module, args, kwargs = one
     try:
         plain, again = (_output(module, args, kwargs, size) for _ in range(2))
-        other = _output(module, _swapped(args), _swapped(kwargs), size)
+        other = _output(module, [_swapped(v) for v in args], {k: _swapped(v) for k, v in kwargs.items()}, size)
     except Exception:  # it cannot be called alone: nothing can be said
         return None
     if plain is None or again is None or other is None or plain.shape != other.shape:
         return None
     scale = number((plain - plain.mean(0)).abs().max())
     if not scale > 0 or number((plain - again).abs().max()) > 0.1 * VISIBLE * scale:
-        return None  # it remembers, or throws dice of its own: the same input gives something else anyway
+        return None  # it keeps state or draws random numbers: the same input gives another output anyway
     return number((plain[2:] - other[2:]).abs().max()) / scale
 
 
-def _output(module: nn.Module, args: Any, kwargs: Any, size: int) -> Tensor | None:
+def _output(module: nn.Module, args: Sequence[object], kwargs: Mapping[str, object], size: int) -> Tensor | None:
     torch.manual_seed(0)
     with torch.no_grad():
         rows = [t for _, t in leaves([module(*args, **kwargs)]) if t.dim() and t.is_floating_point()]
@@ -145,8 +143,8 @@ def _output(module: nn.Module, args: Any, kwargs: Any, size: int) -> Tensor | No
     return found.detach().double().reshape(size, -1)
 
 
-def _swapped(value: Any) -> Any:
-    """The same with the second sample in the place of the first."""
+def _swapped(value: object) -> object:
+    """An argument with the second sample instead of the first."""
 
     def change(path: str, tensor: Tensor) -> Tensor:
         if not tensor.dim():
@@ -155,4 +153,4 @@ def _swapped(value: Any) -> Any:
         new[0] = new[1]
         return new
 
-    return mapped(value, change)
+    return mapped(value, change, depth=1)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import ClassVar
 
 from trimtab.doctor.checklist import Line, failed, not_applicable, passed
@@ -12,7 +11,6 @@ from trimtab.doctor.probe import Probe
 ENDS = 0.8
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class SaturatedUnits:
     """Nearly all outputs of a sigmoid or tanh lie at its ends.
 
@@ -40,10 +38,10 @@ class SaturatedUnits:
             yield not_applicable(self, "no hidden sigmoid or tanh is in the graph of the loss")
             return
         worst = max(found, key=lambda a: a.saturated_frac)
-        told = f"{worst.saturated_frac:.0%} of a {worst.kind} of shape {worst.shape} is within 0.001 of its ends"
+        evidence = f"{worst.saturated_frac:.0%} of a {worst.kind} of shape {worst.shape} is within 0.001 of its ends"
         if worst.saturated_frac >= ENDS:
             yield failed(
-                self, f"a {worst.kind} is saturated.", told, "nn.init.xavier_uniform_(layer.weight)", (worst.kind,)
+                self, f"a {worst.kind} is saturated.", evidence, "nn.init.xavier_uniform_(layer.weight)", (worst.kind,)
             )
         else:
             yield passed(self, f"{len(found)} outputs, at most {worst.saturated_frac:.0%} at the ends")

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import ClassVar
 
 from trimtab.doctor.checklist import Line, failed, not_applicable, passed
 from trimtab.doctor.probe import Probe
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class ScalerOrder:
     """The GradScaler is left out of one of its places.
 
@@ -19,7 +17,7 @@ class ScalerOrder:
     scaled gives gradients divided by 65536; a plain `optimizer.step()` makes steps that are 65536 times too long.
 
     ## How it is checked
-    Which losses were scaled, which gradients still are when a step uses them, and by whom the step is made.
+    Which losses were scaled, which gradients still are when a step uses them, and what makes the step.
 
     ## What to try
     1. `scaler.scale(loss).backward(); scaler.unscale_(optimizer); clip; scaler.step(optimizer); scaler.update()`.
@@ -42,7 +40,7 @@ class ScalerOrder:
     )
 
     def run(self, probe: Probe) -> Iterator[Line]:
-        """Report what went round the scaler."""
+        """Report losses and steps that bypass the scaler."""
         through = probe.events("scaler-step")
         raw = [e for e in probe.events("step") if e.facts["scaled"]]
         backwards = probe.events("backward")
@@ -50,7 +48,7 @@ class ScalerOrder:
             yield self._wrong(f"the scaler refuses: {probe.failure.text[:160]}", f"at {probe.failure.where}")
         elif raw:
             yield self._wrong(
-                "optimizer.step() is called on scaled gradients, past the scaler.",
+                "optimizer.step() is called on scaled gradients and bypasses the scaler.",
                 f"{len(raw)} of {len(probe.events('step'))} steps used gradients that still hold the scale",
             )
         elif through and backwards and not any(e.facts["scaled"] for e in backwards):

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import ClassVar
 
 from trimtab.doctor.checklist import Line, failed, not_applicable, passed
-from trimtab.doctor.experiments.schedule_preview import half_way
-from trimtab.doctor.probe import Probe
+from trimtab.doctor.probe import Probe, current_rates
 from trimtab.torchutil.optimizer_argument import innermost
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulerOrder:
     """The schedule is stepped at the wrong place, or for the wrong optimizer.
 
@@ -49,7 +47,7 @@ class SchedulerOrder:
                     "scheduler = Scheduler(optimizer)  # after the optimizer is built",
                 )
                 return
-        if probe.ours or not probe.through or not probe.num_steps:
+        if probe.doctor_steps or not probe.through or not probe.num_steps:
             yield passed(
                 self, f"{', '.join(type(s).__name__ for s in probe.schedulers)}; doctor steps it after the optimizer"
             )
@@ -84,3 +82,34 @@ class SchedulerOrder:
 
     def _wrong(self, cause: str, evidence: str, fix: str) -> Line:
         return failed(self, cause, evidence, fix, ("scheduler",))
+
+
+def _highest(probe: Probe) -> float:
+    return max((rate for rates in current_rates(probe.optimizers) for rate in rates), default=0.0)
+
+
+def half_way(probe: Probe) -> float | None:
+    """The learning rate half an epoch ahead, as a part of its peak; None where the length of an epoch is not known."""
+    try:
+        num = len(probe.target.loader) // 2  # type: ignore[arg-type]
+    except TypeError:
+        num = probe.scan.num // 2 if probe.scan.complete else 0
+    if num < 4:
+        return None
+    probe.rewind()
+    top = _highest(probe)
+    last = top
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            for _ in range(num):
+                for scheduler in probe.schedulers:
+                    if not hasattr(scheduler, "num_bad_epochs"):
+                        scheduler.step()
+                last = _highest(probe)
+                top = max(top, last)
+        except Exception:
+            return None
+        finally:
+            probe.rewind()
+    return last / top if top > 0 else None

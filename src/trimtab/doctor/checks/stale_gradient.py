@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import ClassVar
 
 from trimtab.doctor.checklist import Line, failed, not_applicable, passed
 from trimtab.doctor.probe import Probe
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class StaleGradient:
     """Gradients of an earlier step are still there in the next.
 
@@ -20,7 +18,7 @@ class StaleGradient:
 
     ## How it is checked
     Each gradient is followed from the backward pass that made it. After a step it must be cleared before another
-    backward pass adds to it. Several passes before one step (accumulation) are meant so; a pass that already served
+    backward pass adds to it. Several passes before one step (accumulation) are allowed; a pass that already served
     another optimizer is not.
 
     ## What to try

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import ClassVar
 
 from trimtab.core.window import listed
@@ -11,7 +10,6 @@ from trimtab.doctor.checklist import Line, failed, passed
 from trimtab.doctor.probe import Probe
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class StaleOptimizer:
     """The optimizer holds parameters the model no longer has.
 
@@ -20,7 +18,7 @@ class StaleOptimizer:
     ones are kept alive for nothing.
 
     ## How it is checked
-    The parameters of the optimizers are held against those of the model: some that it has are in no optimizer, while
+    The parameters of the optimizers are compared with those of the model: some that it has are in no optimizer, while
     the optimizer has others that got no gradient.
 
     ## What to try

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import ClassVar
 
 from trimtab.doctor.checklist import Line, failed, not_applicable, passed
 from trimtab.doctor.probe import Probe
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class StepException:
     """The training step ends with an exception.
 
@@ -49,6 +47,6 @@ class StepException:
                 self,
                 f"the {failure.phase} pass raised {failure.kind}{where}: {failure.text[:200]}",
                 f"call {len(probe.calls) - 1}, at {failure.where or 'an unknown place'}",
-                f"# mend {failure.where}" if failure.where else "# see the traceback with --json",
+                f"# fix {failure.where}" if failure.where else "# see the traceback with --json",
                 (failure.module,) if failure.module else (),
             )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
@@ -18,7 +17,6 @@ EQUAL = 1e-6
 KINDS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class SymmetricUnits:
     """All units of a layer are the same, and stay so.
 
@@ -51,7 +49,7 @@ class SymmetricUnits:
 
     def run(self, probe: Probe) -> Iterator[Line]:
         """Report layers whose units nothing tells apart."""
-        why = probe.no_steps or probe.too_slow
+        why = probe.no_experiments
         layers = {n: m for n, m in probe.model.named_modules() if isinstance(m, KINDS) and _counts(probe, m.weight)}
         suspects = {n: m for n, m in layers.items() if _alike(m.weight)}
         if why or not suspects:

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import ClassVar
 
 from trimtab.doctor.checklist import Line, failed, not_applicable, passed
-from trimtab.doctor.experiments.input_target import sees_ahead, shift_of_tokens
+from trimtab.doctor.input_target import sees_ahead, shift_of_tokens
 from trimtab.doctor.probe import Probe
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class TargetLeak:
     """The model sees the tokens that it has to predict.
 
@@ -35,10 +33,10 @@ class TargetLeak:
     def run(self, probe: Probe) -> Iterator[Line]:
         """Report a view of the future."""
         shift = shift_of_tokens(probe) if probe.calls and probe.scan.batches else None
-        if shift is None or shift.by != 1 or probe.too_slow or probe.no_steps:
+        if shift is None or shift.by != 1 or probe.no_experiments:
             yield not_applicable(self, "targets are not the next tokens of the input")
             return
-        ahead = None if shift.tokens is None else sees_ahead(probe, shift.module, shift.tokens)
+        ahead = None if shift.lookup is None else sees_ahead(probe, *shift.lookup)
         if ahead is None:
             yield not_applicable(self, "the output has no position for each token")
         elif ahead > 0:

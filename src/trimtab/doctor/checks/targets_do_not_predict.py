@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import ClassVar
 
 from trimtab.doctor.checklist import Line, failed, not_applicable, passed
-from trimtab.doctor.experiments.input_target import Relation, misplaced, relation, shift_of_tokens, shifted_rows
+from trimtab.doctor.input_target import Relation, misplaced, relation, shift_of_tokens, shifted_rows
 from trimtab.doctor.probe import Probe
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class TargetsDoNotPredict:
     """Inputs and targets do not belong together.
 
@@ -20,7 +18,7 @@ class TargetsDoNotPredict:
     themselves, or those before. The loss falls to what guessing gives, or to 0 by copying, and nothing is learned.
 
     ## How it is checked
-    What the loss was given is held against the batch: the same targets in another order are out of step. For tokens,
+    What the loss was given is compared with the batch: the same targets in another order are out of step. For tokens,
     the shift between inputs and targets is measured; a causal model must be given the next token. For samples in their
     stored order, whether targets follow from the inputs beside them and not from their own. Where neither a regression
     nor nearest neighbours find any relation, the model is trained on some batches, and the loss of others compared with
@@ -58,7 +56,7 @@ class TargetsDoNotPredict:
             yield self._wrong(
                 f"each target belongs to the sample {rows.by:+d} places on.",
                 f"targets follow from inputs with a score of {rows.here:.2f}, shifted of {rows.there:.2f}",
-                f"y = torch.roll(y, {rows.by})  # or mend the way pairs are made",
+                f"y = torch.roll(y, {rows.by})  # or fix the way pairs are made",
             )
         elif shift is not None:
             yield (

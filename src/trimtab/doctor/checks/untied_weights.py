@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import ClassVar
 
 from trimtab.core.window import listed
@@ -11,7 +10,6 @@ from trimtab.doctor.checklist import Line, failed, not_applicable, passed
 from trimtab.doctor.probe import Probe
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class UntiedWeights:
     """Two weights that were one are two now.
 

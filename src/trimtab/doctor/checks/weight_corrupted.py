@@ -5,11 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
+from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from torch.utils.hooks import RemovableHandle
 
 from trimtab.doctor.checklist import Line, failed, not_applicable, passed
 from trimtab.doctor.probe import Probe
@@ -21,7 +23,6 @@ BOUNDS = ((0.03, 5.0), (0.1, 2.0))
 """Part of their size, times what the step did: clamps, norms and decay by hand move weights by less than that."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class WeightCorrupted:
     """Weights are changed between steps, and not by the optimizer.
 
@@ -49,8 +50,8 @@ class WeightCorrupted:
     )
 
     def run(self, probe: Probe) -> Iterator[Line]:
-        """Report weights that somebody else moves."""
-        why = probe.no_steps or probe.too_slow
+        """Report weights that something else than the optimizer changes."""
+        why = probe.no_experiments
         if why:
             yield not_applicable(self, why)
             return
@@ -105,7 +106,7 @@ class Tape:
     between: dict[int, list[Between]] = field(default_factory=dict)
     _at: dict[tuple[int, int], tuple[Tensor, Tensor]] = field(default_factory=dict)
     _begun: dict[int, dict[int, Tensor]] = field(default_factory=dict)
-    _hooks: list[Any] = field(default_factory=list)
+    _hooks: list[RemovableHandle] = field(default_factory=list)
 
     def __enter__(self) -> Tape:
         self._hooks = [register_optimizer_step_pre_hook(self._before), register_optimizer_step_post_hook(self._after)]
@@ -115,7 +116,7 @@ class Tape:
         for hook in self._hooks:
             hook.remove()
 
-    def _before(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+    def _before(self, optimizer: Optimizer, args: object, kwargs: object) -> None:
         if id(optimizer) in self._begun:
             return
         now = {id(p): p.detach().clone() for p in params_of(optimizer) if not p.is_meta}
@@ -130,7 +131,7 @@ class Tape:
                 undone = own > 0 and torch.equal(value, began)
                 self.between.setdefault(key, []).append(Between(own=own / size, outside=outside / size, undone=undone))
 
-    def _after(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+    def _after(self, optimizer: Optimizer, args: object, kwargs: object) -> None:
         began = self._begun.pop(id(optimizer), {})
         for p in params_of(optimizer):
             if id(p) in began:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import ClassVar
 
 from trimtab.doctor.checklist import Line, failed, not_applicable, passed
@@ -11,7 +10,6 @@ from trimtab.doctor.probe import Probe
 from trimtab.torchutil.param_groups import params_of
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class WeightsUnchanged:
     """Steps are made, and the weights do not change.
 
@@ -20,7 +18,7 @@ class WeightsUnchanged:
     rounding.
 
     ## How it is checked
-    Weights are compared to the bit before and after each call; what the optimizer holds must move where there is a
+    Weights are compared exactly before and after each call; what the optimizer holds must move where there is a
     gradient and a learning rate. A rate that a schedule is about to raise counts as raised.
 
     ## What to try
@@ -35,12 +33,12 @@ class WeightsUnchanged:
     causes: ClassVar[tuple[str, ...]] = ("not-learning", "ema-not-moving")
 
     def run(self, probe: Probe) -> Iterator[Line]:
-        """Report weights that stand still."""
+        """Report weights that do not change."""
         if not probe.through:
             yield not_applicable(self, probe.no_steps or "no step was made")
             return
         if not probe.num_steps:
-            if probe.ours:
+            if probe.doctor_steps:
                 yield not_applicable(self, "there was no loss to step on")
                 return
             yield failed(
@@ -84,15 +82,15 @@ class WeightsUnchanged:
             )
         elif not live:
             yield not_applicable(self, "no parameter had a gradient at its step")
-        elif not moved and stepped:  # only watched: each step says how far it went, nobody looked from call to call
-            leaps = sorted(e.facts["leap"] for e in stepped)
-            typical = leaps[len(leaps) // 2]
-            told = (
+        elif not moved and stepped:  # a recording has the size of each step, but not the change from call to call
+            ratios = sorted(e.facts["update_ratio"] for e in stepped)
+            typical = ratios[len(ratios) // 2]
+            evidence = (
                 f"{len(stepped)} of {probe.num_steps} steps moved the weights, typically by {typical:.1e} of their size"
             )
-            yield passed(self, told, update_ratio=typical)
+            yield passed(self, evidence, update_ratio=typical)
         elif not moved:
-            yield not_applicable(self, "nobody looked how far the weights went")
+            yield not_applicable(self, "the change of the weights was not measured")
         else:
             ratios = sorted(by / size for c in calls for key, (by, size) in c.changes.items() if by > 0 and size > 0)
             typical = ratios[len(ratios) // 2] if ratios else 0.0
@@ -105,7 +103,7 @@ class WeightsUnchanged:
 
 def _never_stepped(probe: Probe) -> str:
     """An optimizer of the target that no call steps, though some backward pass gave it gradients."""
-    if probe.ours or probe.failure is not None:
+    if probe.doctor_steps or probe.failure is not None:
         return ""
     stepped = {e.who for e in (*probe.events("step"), *probe.events("scaler-step"))}
     reached = {key for c in probe.calls for key in c.reached}

@@ -16,8 +16,7 @@ from trimtab.compat.monitors.setup_validation import validate_training_setup
 from trimtab.compat.monitors.training_health import TrainingHealthMonitor, format_health_report
 from trimtab.core.errors import TrainingStopped
 from trimtab.core.types import Record, Sample
-from trimtab.doctor.checklist import Status
-from trimtab.doctor.doctor_report import environment
+from trimtab.doctor.checklist import Status, environment
 from trimtab.doctor.examine import examine
 from trimtab.doctor.observed_step import Options
 from trimtab.doctor.target import check_target

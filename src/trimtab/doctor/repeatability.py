@@ -10,8 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trimtab.doctor.accelerator import in_order, may_reorder
-from trimtab.doctor.observed_step import Options, make_call
+from trimtab.doctor.observed_step import Options, in_order, make_call, may_reorder
 from trimtab.doctor.probe import Probe
 from trimtab.doctor.recording import Watch
 from trimtab.doctor.target import Target
@@ -40,8 +39,7 @@ class Resumed:
 
 def resumed(probe: Probe) -> Resumed:
     """Make some steps, save, go on; come back, load, go on again."""
-    found: Resumed = probe.cached("resumed", lambda: _try(probe))
-    return found
+    return probe.cached("resumed", lambda: _try(probe))
 
 
 def _try(probe: Probe) -> Resumed:
@@ -109,9 +107,9 @@ def _plain_tensors(probe: Probe) -> dict[str, Tensor]:
 
 
 def two_builds_agree(
-    build: Callable[[], Target], options: Options, ours: bool, seed: Callable[[], None], num: int
+    build: Callable[[], Target], options: Options, doctor_steps: bool, seed: Callable[[], None], num: int
 ) -> bool:
-    """Whether the losses of the first steps are the same, to the bit."""
+    """Whether the losses of the first steps are bit-identical."""
     seen: list[list[float | None]] = []
     for _ in range(2):
         seed()
@@ -120,7 +118,7 @@ def two_builds_agree(
         watch, losses = Watch(target.model), list[float | None]()
         with watch.listening():
             for _, batch in zip(range(num), target.loader, strict=False):
-                call, _ = make_call(target, batch, watch, options, ours=ours)
+                call, _ = make_call(target, batch, watch, options, doctor_steps=doctor_steps)
                 losses.append(call.loss)
         seen.append(losses)
     return seen[0] == seen[1]

@@ -64,14 +64,14 @@ def _is_depth(name: str, lacking: Mapping[str, Tensor], names: tuple[str, ...]) 
 
 def ran_without_grad(probe: Probe, name: str) -> bool:
     """Whether the module of a parameter was only ever called with gradients off."""
-    return _seen(probe, name, lambda training, grad: not grad)
+    modes = probe.modes_of(probe.model.get_submodule(name.rpartition(".")[0]))
+    return bool(modes) and not any(grad for _, grad in modes)
 
 
 def was_called(probe: Probe, name: str) -> bool:
     """Whether the module of a parameter was called at all, or is none that is called."""
     module = probe.model.get_submodule(name.rpartition(".")[0])
-    calls = (c.modules for c in probe.calls)
-    return any(id(module) in c for c in calls) or not _callable(module)
+    return bool(probe.modes_of(module)) or type(module).forward is torch.nn.Module.forward
 
 
 def learns(model: torch.nn.Module, name: str) -> bool:
@@ -84,19 +84,8 @@ def learns(model: torch.nn.Module, name: str) -> bool:
         at = at.rpartition(".")[0]
 
 
-def _callable(module: torch.nn.Module) -> bool:
-    return type(module).forward is not torch.nn.Module.forward
-
-
-def _seen(probe: Probe, name: str, fits: Callable[[bool, bool], bool]) -> bool:
-    path = name.rpartition(".")[0]
-    module = probe.model.get_submodule(path)
-    found = [c.modules[id(module)] for c in probe.calls if id(module) in c.modules]
-    return bool(found) and all(fits(*one) for one in found)
-
-
 def hidden_leaves(probe: Probe) -> list[str]:
-    """Tensors in the graph of the loss that want a gradient, outlive a step, and belong to nobody."""
+    """Tensors in the graph of the loss that require a gradient, outlive a step, and are in no model or optimizer."""
     calls = [c for c in probe.calls if c.facts.leaves]
     if len(calls) < 2:
         return []

@@ -1,13 +1,12 @@
-"""Whether inputs and targets belong together, and whether anything leads from one to the other."""
+"""Inputs and targets: whether they belong together, whether one predicts the other, and batches with one replaced."""
 
 from __future__ import annotations
 
 import time
 from dataclasses import dataclass
-from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from trimtab.doctor.batch_tensors import is_label_like, leaves, mapped, same_values
 from trimtab.doctor.probe import Probe
@@ -28,8 +27,7 @@ class Shift:
     share: float
     wrong: bool
     cause: str = ""
-    module: Any = None
-    tokens: Tensor | None = None
+    lookup: tuple[nn.Embedding, Tensor] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,8 +81,7 @@ def _same_rows(a: Tensor, b: Tensor) -> bool:
 
 def shift_of_tokens(probe: Probe) -> Shift | None:
     """By how many places targets and input tokens are apart; None where targets are no tokens of the input."""
-    found: Shift | None = probe.cached("shift", lambda: _shift(probe))
-    return found
+    return probe.cached("shift", lambda: _shift(probe))
 
 
 def _shift(probe: Probe) -> Shift | None:
@@ -124,24 +121,23 @@ def _best(tokens: Tensor, target: Tensor, dim: int, ignore: int) -> tuple[int, f
     return (by, shares[by]) if shares[by] > CLEAR else None
 
 
-def _judged(probe: Probe, by: int, share: float, module: Any, tokens: Tensor) -> Shift:
+def _judged(probe: Probe, by: int, share: float, module: nn.Embedding, tokens: Tensor) -> Shift:
     if by == 1:
-        return Shift(by=1, share=share, wrong=False, module=module, tokens=tokens)
+        return Shift(by=1, share=share, wrong=False, lookup=(module, tokens))
     if by == 0:
-        ahead = None if probe.too_slow or probe.no_steps else sees_ahead(probe, module, tokens)
+        ahead = None if probe.no_experiments else sees_ahead(probe, module, tokens)
         cause = "the targets are the input tokens themselves, not the next ones: copying is all there is to learn."
         return Shift(by=0, share=share, wrong=ahead == 0.0, cause=cause)
     cause = f"the targets are the tokens {abs(by)} places {'on' if by > 0 else 'back'}, not the next ones."
     return Shift(by=by, share=share, wrong=True, cause=cause)
 
 
-def sees_ahead(probe: Probe, module: Any, tokens: Tensor) -> float | None:
+def sees_ahead(probe: Probe, module: nn.Embedding, tokens: Tensor) -> float | None:
     """The share of outputs before a changed token that change with it; None where outputs have no positions."""
-    found: float | None = probe.cached("ahead", lambda: _ahead(probe, module, tokens))
-    return found
+    return probe.cached("ahead", lambda: _ahead(probe, module, tokens))
 
 
-def _ahead(probe: Probe, module: Any, tokens: Tensor) -> float | None:
+def _ahead(probe: Probe, module: nn.Embedding, tokens: Tensor) -> float | None:
     if tokens.dim() == 2 and is_label_like(tokens):
         changed = _with_one_changed(probe.batch(0), tokens, module.num_embeddings)
         if changed is None:
@@ -164,7 +160,7 @@ def _ahead(probe: Probe, module: Any, tokens: Tensor) -> float | None:
     return None
 
 
-def _with_one_changed(batch: Any, tokens: Tensor, size: int) -> Any:
+def _with_one_changed(batch: object, tokens: Tensor, size: int) -> object:
     """The batch with the middle one of its tokens replaced, for every sample."""
     done: list[str] = []
     at = tokens.shape[1] // 2
@@ -203,7 +199,7 @@ def shifted_rows(probe: Probe) -> Rows | None:
 def _stored(probe: Probe) -> tuple[Tensor, Tensor] | None:
     """Inputs and targets in the order they are stored in, as numbers."""
     dataset = getattr(probe.target.loader, "dataset", None)
-    items: list[Any] = []
+    items: list[dict[str, Tensor]] = []
     if dataset is not None and hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__"):
         began = time.perf_counter()
         for i in range(min(len(dataset), NUM_ROWS)):
@@ -296,10 +292,10 @@ class Relation:
 
 def relation(probe: Probe) -> Relation | None:
     """What leads from inputs to targets; None where it cannot be asked: few samples, no numbers, too slow."""
-    if probe.no_steps or probe.too_slow or len(probe.scan.batches) < 4 or not _one_input(probe):
+    if probe.no_experiments or len(probe.scan.batches) < 4 or not _one_input(probe):
         return None
     if not _structured([dict(leaves(b))[probe.roles.inputs[0]] for b in probe.scan.batches]):
-        return None  # inputs drawn at random: somebody tries his code, and knows that there is nothing to learn
+        return None  # random inputs: a trial of the code, with nothing to learn on purpose
     try:
         pairs = _stored(probe)
     except Exception:  # an item that cannot be read is another check's business
@@ -355,13 +351,13 @@ def _trained(probe: Probe, line: float, near: float) -> Relation | None:
     return Relation(model=(number(null.mean()) - own) / spread, neighbours=near, line=line, num_steps=num)
 
 
-def _losses(probe: Probe, batches: list[Any]) -> float | None:
+def _losses(probe: Probe, batches: list[object]) -> float | None:
     calls = probe.run(batches, seeds=[0] * len(batches))
     losses = [c.loss for c in calls if c.loss is not None and c.failure is None]
     return sum(losses) / len(losses) if len(losses) == len(batches) else None
 
 
-def _reordered(probe: Probe, batch: Any, seed: int) -> Any:
+def _reordered(probe: Probe, batch: object, seed: int) -> object:
     def change(path: str, tensor: Tensor) -> Tensor:
         if path not in probe.roles.targets or not tensor.dim():
             return tensor
@@ -385,3 +381,56 @@ def _neighbours(x: Tensor, y: Tensor) -> float:
     null = torch.stack([distance(torch.randperm(len(y), generator=generator, device="cpu")) for _ in range(40)])
     spread = number(null.std())
     return (number(null.mean()) - number(distance(torch.arange(len(y), device="cpu")))) / spread if spread > 0 else 0.0
+
+
+def other_inputs(probe: Probe) -> object:
+    """The first batch with the inputs of other samples; None where nothing could be changed."""
+    return _replaced(probe, probe.roles.inputs)
+
+
+def other_targets(probe: Probe) -> object:
+    """The first batch with one target for all its samples; None where nothing could be changed."""
+    changed: list[str] = []
+
+    def change(path: str, tensor: Tensor) -> Tensor:
+        if path not in probe.roles.targets or tensor.numel() < 2 or not bool((tensor != tensor.reshape(-1)[0]).any()):
+            return tensor
+        changed.append(path)
+        return torch.zeros_like(tensor) + tensor.reshape(-1)[0]
+
+    out = mapped(probe.batch(0), change)
+    return out if changed else None
+
+
+def _replaced(probe: Probe, paths: tuple[str, ...]) -> object:
+    batch = probe.batch(0)
+    other = dict(leaves(probe.batch(1))) if len(probe.scan.batches) > 1 else {}
+    changed: list[str] = []
+
+    def change(path: str, tensor: Tensor) -> Tensor:
+        if path not in paths:
+            return tensor
+        new = _another(tensor, other.get(path))
+        if new is not tensor:
+            changed.append(path)
+        return new
+
+    out = mapped(batch, change)
+    return out if changed else None
+
+
+def _another(tensor: Tensor, other: Tensor | None) -> Tensor:
+    if tensor.numel() == 0 or tensor.is_meta:
+        return tensor
+    if tensor.is_floating_point() and tensor.numel() > 1:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(1)
+            size = tensor.detach().float().std(correction=0)
+            size = size if bool(torch.isfinite(size)) and bool(size > 0) else torch.ones_like(size)
+            noise = torch.randn(tensor.shape, dtype=torch.float32, device="cpu") * size.cpu()
+        return (tensor + noise.to(tensor.device, tensor.dtype)).detach()
+    if is_label_like(tensor) or tensor.dtype is torch.uint8:
+        for new in (tensor.roll(1, 0), other, tensor.flip(-1) if tensor.dim() else None):
+            if new is not None and new.shape == tensor.shape and not torch.equal(new, tensor):
+                return new
+    return tensor

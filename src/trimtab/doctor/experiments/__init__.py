@@ -1,1 +1,0 @@
-"""What checks try out on a training; everything is undone afterwards."""
