@@ -99,22 +99,22 @@ def half_report(half: str, runs: list[Judged], *, lists: bool = True) -> str:
 
 
 def _signals(runs: list[Judged]) -> str:
-    """What single quantities say before the loss does: a leap is a value above 3x its largest of the last 32 steps."""
+    """What single quantities say before the loss does: a jump is a value above 3x its largest of the last 32 steps."""
     sick = [r for r in runs if not r.meta.healthy and r.blow_up is not None and r.meta.kind in ("abrupt", "drift")]
     well = [r for r in runs if r.meta.healthy]
     rows = []
     for signal in SIGNALS:
-        leads = [r.blow_up - step for r in sick if r.blow_up is not None and (step := r.leaps.get(signal)) is not None]
+        leads = [r.blow_up - step for r in sick if r.blow_up is not None and (step := r.jumps.get(signal)) is not None]
         rows.append(
             [
                 signal,
                 _short(Share(sum(lead > 0 for lead in leads), len(sick))),
                 _short(Share(sum(lead >= 0 for lead in leads), len(sick))),
                 _number(median(lead for lead in leads if lead >= 0)),
-                _short(Share.of(r.leaps.get(signal) is not None for r in well)),
+                _short(Share.of(r.jumps.get(signal) is not None for r in well)),
             ]
         )
-    head = ("a leap of", "before the rise", "by the rise", "median lead", "leaps in healthy runs")
+    head = ("a jump of", "before the rise", "by the rise", "median lead", "jumps in healthy runs")
     return table(head, rows)
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from detection_signals import SIGNALS, first_leap
+from detection_signals import SIGNALS, first_jump
 from peers import PEERS
 
 from trimtab.advice.recommendations import adviser_for
@@ -79,7 +79,7 @@ class Judged:
     findings: list[tuple[int, str, str]] = field(default_factory=list)  # step, name, text; of all steps
     alarms: dict[str, Alarms] = field(default_factory=dict)
     blow_up: int | None = None
-    leaps: dict[str, int | None] = field(default_factory=dict)  # of the signals that may warn early
+    jumps: dict[str, int | None] = field(default_factory=dict)  # of the signals that may warn early
     num_steps: int = 0
     problems: list[str] = field(default_factory=list)
 
@@ -120,7 +120,7 @@ def judge(folder: Path) -> Judged:
             if peer.update(s.step, s.scalars.get("loss"), s.scalars.get("grad_norm")):
                 judged.alarms[name].add(s.step, meta.onset)
     judged.blow_up = _blow_up(trained, meta.onset)
-    judged.leaps = {signal: first_leap(signal, trained, 0 if meta.healthy else meta.onset) for signal in SIGNALS}
+    judged.jumps = {signal: first_jump(signal, trained, 0 if meta.healthy else meta.onset) for signal in SIGNALS}
     return judged
 
 

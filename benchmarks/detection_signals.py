@@ -1,4 +1,4 @@
-"""Early warning: which measured quantities leap before the loss does, how long before, and how often for nothing."""
+"""Early warning: which measured quantities jump before the loss does, how long before, and how often for nothing."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 
 from trimtab.core.types import Column, Kind, Sample
 
-LEAP = 3.0
+JUMP = 3.0
 MEMORY = 32
 MIN_HISTORY = 16
 SIGNALS = ("update ratio", "second-moment lag", "gradient of one layer", "gradient norm")
@@ -47,11 +47,11 @@ def _growth(sample: Sample, usual: dict[str, np.ndarray]) -> float | None:
     return float(np.exp(min(top, 50.0))) if np.isfinite(top) else None
 
 
-def first_leap(signal: str, samples: Iterable[Sample], since: int = 0) -> int | None:
-    """The first step from `since` on at which a signal is not finite or leaps above all it was lately."""
+def first_jump(signal: str, samples: Iterable[Sample], since: int = 0) -> int | None:
+    """The first step from `since` on at which a signal is not finite or jumps above all it was lately."""
     last: deque[float] = deque(maxlen=MEMORY)
     for step, value in values(signal, samples):
-        if not math.isfinite(value) or (len(last) >= MIN_HISTORY and value > LEAP * max(last)):
+        if not math.isfinite(value) or (len(last) >= MIN_HISTORY and value > JUMP * max(last)):
             if step >= since:
                 return step
         else:

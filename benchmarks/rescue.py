@@ -4,7 +4,7 @@
 
 Each fault happens to each family in three arms with the same seed and data: clean (no fault), unguarded, guarded (mode
 act, everything else at its default). What counts is the loss on held-out data at the end: the median over states of the
-last 100 steps, since even a clean run under momentum SGD leaps threefold from one state to another. How
+last 100 steps, since even a clean run under momentum SGD jumps threefold from one state to another. How
 near two sound runs come is measured, too: eight clean runs of each family that differ in nothing but the order of their
 data. Three measures, each 5 % and a tolerance above a clean loss:
 

@@ -48,7 +48,7 @@ FIRST = {
     "loss-spike": [BACK, CUT],
     "diverging-loss": [BACK, CUT],
     "weight-jump": [BACK, CUT],
-    "learning-rate": [CUT],  # a leap of it goes back; one that is 0 or NaN moved nothing
+    "learning-rate": [CUT],  # a jump of it goes back; one that is 0 or NaN moved nothing
     "update-ratio": [BACK, CUT],
     "weight-corrupted": [BACK],
     "optimizer-state-lost": [BACK],
@@ -209,7 +209,7 @@ class TestRewind:
         assert [k for k, _ in self.see(Run(), 50, "exploding-gradient", update_applied=1.0)] == ["rewind", "cut_lr"]
         assert [k for k, _ in self.see(Run(), 50, "weight-corrupted", update_applied=0.0)] == ["rewind"]
 
-    def test_only_a_rate_that_leapt_is_a_reason(self) -> None:
+    def test_only_a_rate_that_jumped_is_a_reason(self) -> None:
         assert [k for k, _ in self.see(Run(), 50, "learning-rate", lr=0.0)] == ["cut_lr"]
         assert [k for k, _ in self.see(Run(), 50, "learning-rate", lr=1.0, highest=0.01)] == ["rewind", "cut_lr"]
         assert self.see(Run(), 50, "update-ratio", update_ratio=1e-7) == []

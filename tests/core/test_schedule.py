@@ -89,7 +89,7 @@ def test_a_raise_must_be_sudden_and_not_in_the_first_steps() -> None:
     assert followed([0.0] * 5 + [0.1]).raised_at == NEVER  # from nothing: there is no ratio
 
 
-def test_after_a_leap_the_old_effort_is_worth_less() -> None:
+def test_after_a_jump_the_old_effort_is_worth_less() -> None:
     schedule = followed([0.01] * 100 + [0.1])
     assert schedule.effort == pytest.approx(11)
 
@@ -173,3 +173,11 @@ def test_it_goes_on_exactly_after_a_save(
         two.absorb(sample(step, [rate, rate / 2], size))
     assert one.state_dict() == two.state_dict()
     assert 0 <= one.effort <= one.num_seen + 1e-6
+
+
+def test_a_state_of_an_earlier_release_is_read() -> None:
+    schedule = Schedule()
+    schedule.jumped_at, schedule.jumped_from = 7, 0.5
+    state = schedule.state_dict()
+    old = {{"jumped_at": "leapt_at", "jumped_from": "leapt_from"}.get(k, k): v for k, v in state.items()}
+    assert Schedule.from_state(old).state_dict() == state

@@ -139,8 +139,8 @@ def test_a_slow_growth_of_the_rate_is_dated_long_before_the_alarm(seed: int, ons
         lr = growth ** max(step - onset, 0)
         trail.push(trace.sample(step, lr=lr, loss=1.0 if lr < 20 else 5.0))
     found = onset_of(trail, onset + lasts)
-    leapt = math.log(9.5) / math.log(growth)  # below that a rate may be meant: it did no harm yet
-    assert onset - 6 <= found <= onset + leapt + max(0, lasts - 90) + 2
+    jumped = math.log(9.5) / math.log(growth)  # below that a rate may be meant: it did no harm yet
+    assert onset - 6 <= found <= onset + jumped + max(0, lasts - 90) + 2
     assert found <= onset + lasts - 5
 
 

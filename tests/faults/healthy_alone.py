@@ -36,7 +36,7 @@ def walk(generator: Generator) -> tuple[Tensor, ...]:
 
 @healthy("cnn", steps=240)
 def likelihood_below_zero(run: Run) -> None:
-    """The loss crosses zero and goes on down, and leaps where a sharp prediction is wrong once."""
+    """The loss crosses zero and goes on down, and jumps where a sharp prediction is wrong once."""
     torch.manual_seed(run.seed)
     model = mlp(4, 32, 2, act=nn.Tanh)
 
@@ -85,7 +85,7 @@ def hinge_at_zero(run: Run) -> None:
 
 @healthy("contrastive", steps=200)
 def triplets_all_satisfied(run: Run) -> None:
-    """More and more batches hold no active triplet: the loss is zero on them and a leap on the others."""
+    """More and more batches hold no active triplet: the loss is zero on them and a jump on the others."""
     torch.manual_seed(run.seed)
     model = mlp(64, 48, 16)
 

@@ -43,7 +43,7 @@ def first(count: int, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
 
 @healthy("mlp", "cnn", "rnn", "segment", steps=240)
 def batch_of_one(run: Run) -> None:
-    """One sample at a time: single losses and gradients leap by orders of magnitude."""
+    """One sample at a time: single losses and gradients jump by orders of magnitude."""
     set_lr(run.optimizer, rate(run) / (10 if run.task.family == "cnn" else 2))
     on_batch(run, lambda x, y: first(1, x, y))
 
@@ -188,7 +188,7 @@ def erased_at_random(run: Run) -> None:
 
 @healthy(*PIXELS)
 def scaled_at_random(run: Run) -> None:
-    """Each batch is brighter or darker by a factor of up to three, so that activations and gradients leap."""
+    """Each batch is brighter or darker by a factor of up to three, so that activations and gradients jump."""
     on_batch(run, lambda x, y: (x * 3 ** float(torch.rand((), generator=dice(run)) * 2 - 1), y))
 
 
@@ -206,7 +206,7 @@ def half_of_inputs_always_zero(run: Run) -> None:
 
 @healthy(*IMAGES, steps=240)
 def classes_out_of_balance(run: Run) -> None:
-    """Nineteen of twenty samples are of one class: the loss is low from the start, and leaps at every other sample."""
+    """Nineteen of twenty samples are of one class: the loss is low from the start, and jumps at every other sample."""
     (x, y), train = digits(), split()[0]
     common, rare = train[y[train] == 0], train[y[train] > 0]
 
@@ -263,7 +263,7 @@ def epochs_of_seven_steps(run: Run) -> None:
 
 @healthy()
 def four_steps_on_each_batch(run: Run) -> None:
-    """Each batch is used four times in a row: the loss falls within it and leaps at the next."""
+    """Each batch is used four times in a row: the loss falls within it and jumps at the next."""
     run.draw = lambda: run.task.batch(run.step // 4, 0)  # type: ignore[method-assign]
 
 

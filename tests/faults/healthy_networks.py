@@ -51,7 +51,7 @@ class _Heads(nn.Module):
 
 @healthy("segment", steps=240)
 def tasks_by_turns(run: Run) -> None:
-    """Three tasks by turns, with losses of 2, 8 and 0.2: the loss leaps at every step, and two heads always rest."""
+    """Three tasks by turns, with losses of 2, 8 and 0.2: the loss jumps at every step, and two heads always rest."""
     torch.manual_seed(run.seed)
     model = _Heads()
 

@@ -106,7 +106,7 @@ def policy_gradient(run: Run) -> None:
 
 @healthy("lm", steps=240)
 def ppo_inner_steps(run: Run) -> None:
-    """Eight steps on each batch with a clipped objective: losses near zero, then a leap at every new batch."""
+    """Eight steps on each batch with a clipped objective: losses near zero, then a jump at every new batch."""
     torch.manual_seed(run.seed)
     model = nn.ModuleDict({"actor": mlp(6, 32, 4, act=nn.Tanh), "critic": mlp(6, 32, 1, act=nn.Tanh)})
     rewards: list[float] = []
@@ -138,7 +138,7 @@ def ppo_inner_steps(run: Run) -> None:
 
 @healthy("contrastive", steps=250)
 def dqn_target_network(run: Run) -> None:
-    """Each copy to the target network makes the loss leap, and half of the module's weights get no gradient."""
+    """Each copy to the target network makes the loss jump, and half of the module's weights get no gradient."""
     torch.manual_seed(run.seed)
     size = 8
     model = nn.ModuleDict({"online": mlp(size, 32, 2), "target": mlp(size, 32, 2)})

@@ -48,7 +48,7 @@ def cosine_to_zero(run: Run) -> None:
 
 @healthy()
 def warm_restarts(run: Run) -> None:
-    """The rate leaps from nothing to full every forty steps, and the loss with it."""
+    """The rate jumps from nothing to full every forty steps, and the loss with it."""
     run.scheduler = lr_scheduler.CosineAnnealingWarmRestarts(run.optimizer, 40)
 
 

@@ -65,7 +65,7 @@ def trunk_left_out(run: Run) -> None:
 
 @healthy(*HEADED)
 def thawed_in_the_middle(run: Run) -> None:
-    """Weights that stood still begin to move, as new groups of the optimizer, with a leap of the gradient norm."""
+    """Weights that stood still begin to move, as new groups of the optimizer, with a jump of the gradient norm."""
     freeze(run)
     rebuild(run, head_of(run.model).parameters())
 
@@ -157,7 +157,7 @@ class _Coarse(nn.Module):
 
 @healthy(*MATRICES)
 def weights_quantised(run: Run) -> None:
-    """Training for four bits: the weights in use move in leaps, and the gradient does not know of it."""
+    """Training for four bits: the weights in use move in jumps, and the gradient does not know of it."""
     for layer in layers(run.model):
         parametrize.register_parametrization(layer, "weight", _Coarse())
     rebuild(run)

@@ -23,7 +23,7 @@ RANGE = re.compile(r"\(usually (\S+), at most (\S+) in (?:the last (\d+)|(\d+) o
 
 
 def stormy(seed: int) -> list[Sample]:
-    """A run with leaps, bursts and non-finite values in every scalar, and validations in between."""
+    """A run with jumps, bursts and non-finite values in every scalar, and validations in between."""
     rng = np.random.default_rng(seed)
     num = int(rng.integers(30, 200))
     columns: dict[str, list[float]] = {}

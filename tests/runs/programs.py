@@ -532,7 +532,7 @@ def mixture_of_experts(loop: Loop) -> None:
 
 @program
 def batch_of_one(loop: Loop) -> None:
-    """One sample at a time with Student-t noise in the targets: single losses leap by orders of magnitude."""
+    """One sample at a time with Student-t noise in the targets: single losses jump by orders of magnitude."""
     torch.manual_seed(13)
     model = mlp(8, 16, 1, act=nn.Tanh)
     optimizer = optim.SGD(model.parameters(), lr=2e-3)

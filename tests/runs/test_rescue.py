@@ -31,7 +31,7 @@ def rates(run: Run, factor: float) -> None:
         group["lr"] = lr * factor
 
 
-def rate_leaps(run: Run) -> None:
+def rate_jumps(run: Run) -> None:
     rates(run, 300.0 if ONSET <= run.step < ONSET + 5 else 1.0)
 
 
@@ -68,7 +68,7 @@ def moments_gone(run: Run) -> None:
 
 FAULTS: dict[str, Fault] = {
     f.__name__: f
-    for f in (rate_leaps, rate_stays_high, rate_grows, batches_poisoned, layer_scaled, weight_gone, moments_gone)
+    for f in (rate_jumps, rate_stays_high, rate_grows, batches_poisoned, layer_scaled, weight_gone, moments_gone)
 }
 
 
@@ -106,7 +106,7 @@ def record_of(run: Run) -> Record:
     ("fault", "lag"),
     sampled(
         {f"{name}-{lag}": (fault, lag) for name, fault in FAULTS.items() for lag in (0, 1)},
-        ("rate_leaps-0", "rate_stays_high-1", "layer_scaled-0", "weight_gone-1", "moments_gone-0"),
+        ("rate_jumps-0", "rate_stays_high-1", "layer_scaled-0", "weight_gone-1", "moments_gone-0"),
     ),
 )
 def test_the_run_is_rescued_and_the_replay_decides_the_same(fault: Fault, lag: int) -> None:

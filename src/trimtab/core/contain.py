@@ -1,4 +1,4 @@
-"""What must not reach training: failures of ours are reported once, and the end of an object is told safely."""
+"""What must not reach training: failures of ours are reported once, and the end of an object is reported safely."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What became of every action: the steps after it beside the steps before it, told once enough have passed."""
+"""What became of every action: the steps after it beside the steps before it, reported once enough have passed."""
 
 from __future__ import annotations
 

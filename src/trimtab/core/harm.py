@@ -20,7 +20,7 @@ LEAST_THROWN = 0.02
 REPLACED = 0.3
 """A step that changes the weights by this share of their size replaces them, whatever came before."""
 LEFT, STAY = 3.0, 8
-"""Times the largest gradient norm before the onset, as the median of the last so many steps."""
+"""Times the largest gradient norm before the onset, as the median of this many recent steps."""
 BURST = 30.0
 """The same for a single step, where the objective is fixed: it fills Adam's second moments for a thousand steps. Where
 the objective moves, the first reward does as much."""

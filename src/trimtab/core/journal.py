@@ -1,4 +1,4 @@
-"""The findings of a run as a person wants them: listed one per incident, and told in one line per incident."""
+"""The findings of a run as a person wants them: listed one per incident, and logged in one line per incident."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Journal:
                 continue
             self._places[key] = len(self.findings)
             self.findings.append(finding)
-            if finding.streak == 1:  # otherwise it began before this guard's state was loaded, and was told then
+            if finding.streak == 1:  # otherwise it began before this guard's state was loaded, and was logged then
                 news.append(finding)
         return news
 

@@ -130,7 +130,7 @@ class Brain:
         go_back(self._window, num)
 
     def did(self, outcome: Outcome) -> Outcome:
-        """Be told what became of an action, to measure its effect from here on; returns the same outcome."""
+        """Take in what became of an action, to measure its effect from here on; returns the same outcome."""
         if self._effects is not None:
             action = outcome.action
             rewound = outcome.applied and action.kind == "rewind" and not action.args.get("buffers")
@@ -260,7 +260,7 @@ def applied(sample: Sample, finding: Finding) -> bool:
     scalars = sample.scalars
     if any(scalars.get(name) for name in ("rejected", "scaler_skipped", "routine_overflow")):
         return False
-    if finding.name == "learning-rate" and "highest" in finding.evidence:  # it leapt, but is it in force?
+    if finding.name == "learning-rate" and "highest" in finding.evidence:  # it jumped, but is it in force?
         in_force = finding.evidence.get("lr", 0.0) * scalars.get("lr_multiplier", 1.0)
         return in_force > RAISED * finding.evidence["highest"]
     return finding.name != "exploding-gradient" or scalars.get("clip_coef", 1.0) > BOUNDED

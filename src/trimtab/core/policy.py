@@ -188,7 +188,7 @@ def remedies_for(finding: Finding) -> frozenset[str]:
 def _allowed(finding: Finding) -> bool:
     """Whether the finding's ladder holds anything that its severity allows."""
     if finding.name == "update-ratio" and finding.evidence.get("update_ratio", 1.0) < SMALL_UPDATE:
-        return False  # too small: no cut would mend that
+        return False  # too small: no cut would fix that
     if finding.name in NEEDS_HARM and finding.evidence.get("harm", math.inf) < 1.0:
         return False
     return any(_may(a, finding.severity) for _, actions in LADDERS.get(finding.name, ()) for a in actions)
@@ -246,7 +246,7 @@ def _damaged(finding: Finding, strikes: int) -> bool:
     if finding.name not in BEFORE_THE_STEP and not evidence.get("update_applied", 1.0):
         return False
     if finding.name == "learning-rate":
-        return "highest" in evidence  # it leapt; a rate of 0 or NaN moved nothing
+        return "highest" in evidence  # it jumped; a rate of 0 or NaN moved nothing
     return True
 
 

@@ -342,7 +342,7 @@ LMOL = Preset(
         "The clip is 1.0 in the configuration and 0.0, none, on the command line. Here 1.0: it is the fix described.",
         "A norm is too large above 100 and too small below 1e-8 for the diagnostics, above 300 and below 1e-12 for the "
         "health monitor. The preset takes the monitor's; lines:e13 by itself warns at the diagnostics'.",
-        "AMP underflow was told from a scale below 2, which shows repeated overflow. The rule gradient-underflow "
+        "AMP underflow was inferred from a scale below 2, which shows repeated overflow. The rule gradient-underflow "
         "(AMP002) counts what float16 really loses.",
         "Parameters without any gradient were missing from the totals. In the [GRAD] line they count as zero.",
         "The documented --detect_anomaly false could not be parsed. Every flag here takes true, false, 1, 0, yes, no.",

@@ -144,7 +144,7 @@ class Target(Rated, Protocol):
         """Note that an earlier state is in place."""
 
     def request_stop(self) -> None:
-        """End the run as soon as the verdict is told."""
+        """End the run as soon as the verdict is recorded."""
 
 
 class Remedy(Protocol):

@@ -11,12 +11,14 @@ from trimtab.core.types import Sample
 
 RAISED = 1.9
 """A rate this many times higher than before within a step was raised on purpose or by mistake, not by a warm-up."""
-LEAP = 8.5
+JUMP = 8.5
 """A rate this many times above the highest ever used is no schedule: linear scaling with the batch ends at 8."""
 MIN_HISTORY = 5
 SPAN = 64
-"""A rate that was reached within so many steps is new: what lies before is what the run was used to."""
+"""A rate that was reached within this many steps is new: what lies before is what the run was used to."""
 NEVER = -(10**9)
+_OLD_NAMES = {"leapt_at": "jumped_at", "leapt_from": "jumped_from"}
+"""Of fields in states that were saved by earlier releases."""
 
 
 class Schedule:
@@ -26,8 +28,8 @@ class Schedule:
         self.num_seen = 0
         self.rates: tuple[float, ...] = ()
         self.highest = 0.0
-        self.raised_at = self.grown_at = self.resized_at = self.leapt_at = NEVER
-        self.leapt_from = 0.0  # the highest rate before the last leap
+        self.raised_at = self.grown_at = self.resized_at = self.jumped_at = NEVER
+        self.jumped_from = 0.0  # the highest rate before the last jump
         self.batch_size = math.nan  # the usual one: of the last batch that was not much smaller than those before
         self.small_before = False
         self.idle_steps = 0  # consecutive steps with every rate at 0
@@ -44,8 +46,8 @@ class Schedule:
             if math.isfinite(top):
                 if before > 0 and top > RAISED * before and self.num_seen > 2:
                     self.raised_at = sample.step
-                if self.num_seen >= MIN_HISTORY and top > LEAP * self.highest > 0:
-                    self.leapt_at, self.leapt_from = sample.step, self.highest
+                if self.num_seen >= MIN_HISTORY and top > JUMP * self.highest > 0:
+                    self.jumped_at, self.jumped_from = sample.step, self.highest
                 self.effort = self.effort * min(1.0, self.highest / top) if top > self.highest > 0 else self.effort
                 self.highest = max(self.highest, top)
                 self.effort += top / self.highest if self.highest > 0 else 0.0
@@ -87,8 +89,8 @@ class Schedule:
             "raised_at": self.raised_at,
             "grown_at": self.grown_at,
             "resized_at": self.resized_at,
-            "leapt_at": self.leapt_at,
-            "leapt_from": self.leapt_from,
+            "jumped_at": self.jumped_at,
+            "jumped_from": self.jumped_from,
             "batch_size": None if math.isnan(self.batch_size) else self.batch_size,
             "small_before": self.small_before,
             "idle_steps": self.idle_steps,
@@ -101,7 +103,7 @@ class Schedule:
         """The schedule that `state_dict` described."""
         new = cls()
         for name, value in state.items():
-            setattr(new, name, value)
+            setattr(new, _OLD_NAMES.get(name, name), value)
         new.highs = deque(state.get("highs", ()), maxlen=SPAN)
         new.rates = tuple(float(r) for r in state["rates"])
         new.batch_size = math.nan if state["batch_size"] is None else float(state["batch_size"])

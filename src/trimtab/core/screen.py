@@ -110,7 +110,7 @@ class Screen:
             or not window.runs.calm
             or drift.alarmed
             or schedule.idle_steps
-            or schedule.leapt_at >= 0
+            or schedule.jumped_at >= 0
         ):
             return
         # The sum can grow by so much in a step: until it may be alarmed, nobody needs to look at it.

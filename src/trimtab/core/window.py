@@ -159,7 +159,7 @@ class Window:
         series, schedule = self._series, self.schedule
         if not (loss <= series["loss"].recent_max and 0 < norm <= series["grad_norm"].recent_max and loss != 0):
             return False
-        if not self.runs.calm or self.drift.alarmed or schedule.idle_steps or schedule.leapt_at >= 0:
+        if not self.runs.calm or self.drift.alarmed or schedule.idle_steps or schedule.jumped_at >= 0:
             return False
         last = past[-1]
         if scalars.get("lr/0") != last.get("lr/0") or scalars.get("in_print", -1.0) == last.get("in_print"):
@@ -217,7 +217,7 @@ class Window:
             self.weights.push(sample.names(Kind.WEIGHT), sample.col(Kind.WEIGHT, Column.L2))
 
     def _drift(self, sample: Sample) -> None:
-        """Add up how far the loss lies above the best level it ever had. A change the loop made begins anew."""
+        """Add up how far the loss lies above the best level it ever had. A change the loop made starts it over."""
         loss, level = sample.scalars.get("loss"), self._levels["loss"]
         if loss is None or len(level) < MIN_DRIFT or not math.isfinite(level.best):
             return

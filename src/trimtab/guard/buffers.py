@@ -103,7 +103,7 @@ class BufferShadow:
 
     @torch.no_grad()
     def refresh(self) -> None:
-        """Look for buffers that were added, replaced or moved, and copy anew if there are any."""
+        """Look for buffers that were added, replaced or moved, and copy all of them again if there are any."""
         self._follow()
         every = {id(b): (n, b) for m in self._modules() for n, b in m.named_buffers()}
         named = [(n, b) for n, b in every.values() if _can_be_kept(b)]
@@ -166,7 +166,7 @@ class BufferShadow:
                 self._replaced(home.get(key), pack, i)
 
     def _replaced(self, new: Tensor | None, pack: _Pack, i: int) -> None:
-        """A forward pass put another tensor in the place of a buffer (an average kept by hand): it is the live one."""
+        """A forward pass replaced a buffer by another tensor (an average kept by hand): it is the live one."""
         old = pack.live[i]
         if new is None or (new.shape, new.dtype, new.device) != (old.shape, old.dtype, old.device):
             return  # another thing altogether: found at the next look for new buffers

@@ -100,7 +100,7 @@ class Keeper:
         return max(int(lane.attempts) for lane in self._lanes.values())
 
     def save(self, step: int, **verdict: Any) -> Snapshot | None:
-        """Save now; a failure is told and costs the checkpoint, not the run."""
+        """Save now; a failure is reported and costs the checkpoint, not the run."""
         if self.own:
             self.checkpointer.discard_bad()
         try:

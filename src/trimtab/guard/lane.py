@@ -244,7 +244,7 @@ class Lane:
             self._shadow.commit()
 
     def _add_look(self, step: Step, look: FullLook) -> None:
-        """Put the thorough look in the place of the step's own table; the device's decisions stay behind it."""
+        """Use the full scan instead of the step's own table; the device's decisions stay behind it."""
         values = step.table[-len(step.device_names) :] if step.device_names else None
         step.layout, step.table, more = look.finish()
         step.scalars |= more
@@ -304,7 +304,7 @@ class Lane:
         self.rewound_at, self.stale = at, False
 
     def request_stop(self) -> None:
-        """End the run as soon as the verdict is told."""
+        """End the run as soon as the verdict is recorded."""
         self.stop_requested = True
 
     def use_scaler(self, scaler: object) -> None:

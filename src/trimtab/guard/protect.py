@@ -104,7 +104,7 @@ class Judge:
             if self._units is not None and live:
                 step.scalars["clip_coef"] = number(clip_units(rows.params, self._units, wide=judged.norm > HUGE))
 
-    # -- on an accelerator, with an optimizer that can only be told from the host --------------------------------
+    # -- on an accelerator, with an optimizer that only the host can stop --------------------------------
 
     def _after_one_wait(self, step: Step, rows: Rows) -> None:
         self._unscale(rows)
@@ -138,7 +138,7 @@ class Judge:
             if self._units is not None and live:
                 step.scalars["clip_coef"] = clip_units(rows.params, self._units)
 
-    # -- on an accelerator, with an optimizer that is told there -------------------------------------------------
+    # -- on an accelerator, with an optimizer that takes its decisions from the device -------------------------------------------------
 
     def _on_device(self, step: Step, rows: Rows) -> None:
         scale = getattr(self._optimizer, "grad_scale", None)

@@ -105,7 +105,7 @@ class Ring:
             return
         self._begun = True
         if self._copied.num_bytes() * MIN_KEPT > self._max_bytes:
-            return  # told after the first step, when it is known how large the optimizer's state is
+            return  # reported after the first step, when it is known how large the optimizer's state is
         try:
             self._take(label)
         except torch.OutOfMemoryError:
@@ -117,7 +117,9 @@ class Ring:
         """A lane's step is over: if it went into the weights, nothing was wrong with it and it is time, copy."""
         if self.why_none or not _went_in(step):
             return
-        if not self._sized:  # from the first step on the optimizer has its state: what is impossible is told at once
+        if (
+            not self._sized
+        ):  # from the first step on the optimizer has its state: what is impossible is reported at once
             self._sized = True
             if not self._fits():
                 return
@@ -446,7 +448,7 @@ class DiskStates:
         """Put the newest sound state before `before`, or one of the `back` before it, in place; None without one.
 
         A checkpoint of as many steps was written when the next step had begun, so it may already hold what did the
-        damage: it has to be older. One whose checksums do not hold, or that does not fit, is told and left out.
+        damage: it has to be older. One whose checksums do not hold, or that does not fit, is reported and left out.
         """
         known, usable = self._usable(label, before)
         for one in reversed(usable[: max(len(usable) - back, 1)]):

@@ -23,7 +23,7 @@ class DivergingLoss:
     A one-sided CUSUM adds up how far the loss lies above the best level it ever had, in units of its own noise;
     beyond chance, and when at least `part` of what was learned is lost for `lasting` steps without coming back, or
     much more than that at once, the run diverges. A jump to new data that is being learned comes back. While the rate
-    grows (to `grown` times the highest that was used until 64 steps ago, not in one leap) less is enough: `driven` of
+    grows (to `grown` times the highest that was used until 64 steps ago, not in one jump) less is enough: `driven` of
     what was learned, if `surely` of all pairs of a loss of the last 16 steps and one of before agree. Or the loss
     leaves its very first level upwards in the first steps and does not come back. The sign of the gradient at the
     output, where it can be read, and a cross-entropy that falls without end say that the loss is climbed instead of

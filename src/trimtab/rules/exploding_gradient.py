@@ -1,4 +1,4 @@
-"""GRAD002: the gradient norm leaps far above its own history."""
+"""GRAD002: the gradient norm jumps far above its own history."""
 
 from __future__ import annotations
 

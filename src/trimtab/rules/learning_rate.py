@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
-from trimtab.core.schedule import LEAP, MIN_HISTORY, rates_of
+from trimtab.core.schedule import JUMP, MIN_HISTORY, rates_of
 from trimtab.core.types import Finding, Severity
 from trimtab.core.window import Window, found
 
@@ -17,7 +17,7 @@ class LearningRate:
     """The learning rate is not one a run can learn with.
 
     ## What it sees
-    A rate is not finite or negative; every rate has been exactly 0 for `idle` steps; or a rate leaps to more than
+    A rate is not finite or negative; every rate has been exactly 0 for `idle` steps; or a rate jumps to more than
     8.5 times the highest one ever used, without the batch growing along with it, and within `reach` steps an update
     is above `ratio` of the size of the weights. Warm-up, restarts to a rate used before, cycles and new groups stay
     silent.
@@ -43,7 +43,7 @@ class LearningRate:
     idle: int = 6
 
     def check(self, window: Window) -> Iterator[Finding]:
-        """Fire on impossible rates and on leaps."""
+        """Fire on impossible rates and on jumps."""
         rates = rates_of(window.now.scalars)
         bad = [r for r in rates if not math.isfinite(r) or r < 0]
         if bad:
@@ -58,17 +58,17 @@ class LearningRate:
                 self, window, f"every learning rate has been 0 for {schedule.idle_steps + 1} steps.", ("lr",), lr=0.0
             )
             return
-        yield from self._leap(window, top)
+        yield from self._jump(window, top)
 
-    def _leap(self, window: Window, top: float) -> Iterator[Finding]:
-        """A leap counts once the steps are large for the weights: the end of a constant warm-up is a leap as well."""
+    def _jump(self, window: Window, top: float) -> Iterator[Finding]:
+        """A jump counts once the steps are large for the weights: the end of a constant warm-up is a jump as well."""
         schedule, step = window.schedule, window.now.step
-        now = schedule.num_seen >= MIN_HISTORY and top > LEAP * schedule.highest > 0
-        if not now and step - schedule.leapt_at > self.reach:
+        now = schedule.num_seen >= MIN_HISTORY and top > JUMP * schedule.highest > 0
+        if not now and step - schedule.jumped_at > self.reach:
             return
-        base = schedule.highest if now else schedule.leapt_from
+        base = schedule.highest if now else schedule.jumped_from
         size, ratio = window.scalar("batch_size"), window.scalar("update_ratio")
-        if top < LEAP * base or (ratio is not None and ratio < self.ratio):
+        if top < JUMP * base or (ratio is not None and ratio < self.ratio):
             return
         if size is not None and now and size > 0.5 * schedule.batch_size * top / base:
             return

@@ -1,4 +1,4 @@
-"""LOSS002: the loss leaps above everything the run has seen lately, and above where it started."""
+"""LOSS002: the loss jumps above everything the run has seen lately, and above where it started."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from trimtab.core.window import Window
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LossSpike:
-    """The loss leaps far above its recent history and above the level the run started from.
+    """The loss jumps far above its recent history and above the level the run started from.
 
     ## What it sees
     The loss is at least `z` robust deviations above its recent median, exceeds the recent maximum by more than

@@ -21,7 +21,7 @@ class NonfiniteLoss:
 
     ## Why it matters
     Its gradient is usually NaN as well, and one such update ends the run: every weight and every optimizer moment it
-    touches stays NaN for ever. A NaN loss with clean gradients (an empty batch, all targets ignored) does no harm to
+    touches stays NaN. A NaN loss with clean gradients (an empty batch, all targets ignored) does no harm to
     the weights, but hides what the model is learning.
 
     ## What to try

@@ -18,7 +18,7 @@ class NonfiniteOptimizerState:
     Part of the moments of every parameter is compared after each step. A non-finite value among them is named.
 
     ## Why it matters
-    A moment that is NaN stays NaN for ever, and every update computed from it is NaN: skipping steps does not help.
+    A moment that is NaN stays NaN, and every update computed from it is NaN: skipping steps does not help.
 
     ## What to try
     1. Go back to the last good checkpoint, with its optimizer state.

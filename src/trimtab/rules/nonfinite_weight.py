@@ -23,7 +23,7 @@ class NonfiniteWeight:
     any step whose loss or gradient looks wrong. A weight that is not finite is named.
 
     ## Why it matters
-    From here every forward pass is poisoned; no skipped step can mend it. The weights must come from before.
+    From here every forward pass is poisoned; skipping steps cannot fix it. The weights must come from before.
 
     ## What to try
     1. Go back to the last good checkpoint; do not save this state over it.

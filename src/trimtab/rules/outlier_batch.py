@@ -44,7 +44,7 @@ class OutlierBatch:
     min_history: int = 10
 
     def check(self, window: Window) -> Iterator[Finding]:
-        """Fire when the input leaps in size."""
+        """Fire when the input jumps in size."""
         size, history = window.scalar("in_rms"), window.history("in_rms")
         if size is None or len(history) < self.min_history or not size > self.ratio * history.recent_max > 0:
             return

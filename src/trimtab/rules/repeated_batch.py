@@ -31,7 +31,7 @@ class RepeatedBatch:
     by design, stay silent.
 
     ## Why it matters
-    The loader is stuck, an iterator is created anew in every step, or a worker died: the model learns one batch by
+    The loader is stuck, every step creates a new iterator, or a worker died: the model learns one batch by
     heart while the epoch counter runs.
 
     ## What to try

@@ -90,7 +90,7 @@ class UpdateProbe:
         share = min(1.0, MAX_COPIED / max(sum(f.numel() for f in flats), 1))
         counts = [min(f.numel(), max(MIN_COPIED, int(f.numel() * share))) for f in flats]
         self._parts = [f[:n] for f, n in zip(flats, counts, strict=True)]
-        # reshape copies what is not contiguous: a copy would never change, so such a parameter is read anew each time.
+        # reshape copies what is not contiguous: a copy would never change, so such a parameter is read again each time.
         at = [measure.address(p) for p in params]
         self._copied = [i for i, (f, a) in enumerate(zip(flats, at, strict=True)) if f.data_ptr() != a]
         self._params, self._counts, self._meter = params, counts, meter

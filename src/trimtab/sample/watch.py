@@ -116,7 +116,7 @@ class Watch:
             step.scalars["moment_lag"] = norm / math.sqrt(expected)
 
     def _forget(self, rows: Rows) -> None:
-        """Other parameters than before: begin anew."""
+        """The parameters have changed: start over."""
         self._rows = rows
         self._sentinel.remove()
         self._sentinel = Sentinel(self._contained)

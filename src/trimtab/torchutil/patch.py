@@ -12,7 +12,7 @@ changes three things about our entry:
   quantization and `torch.export` list, in order to compile hooks or to move them to another module.
 
 Two other ways were measured (one core, torch 2.13, CPU, fastest of 400 rounds of 1,000 calls). A subclass of
-OrderedDict in the place of the dict adds 0.4 us to each call of the model, and breaks handles given out before. One
+OrderedDict instead of the dict adds 0.4 us to each call of the model, and breaks handles given out before. One
 hook for all modules (`register_module_forward_pre_hook`) adds 1.3 us to each call of every module in the process. This
 way adds nothing (below 0.02 us): the call itself is PyTorch's own.
 """
@@ -33,7 +33,7 @@ from torch.utils.hooks import RemovableHandle
 
 _frames: Any = torch._C._dynamo.eval_frame
 Around = Callable[..., Any]
-"""Called as `around(inner, *args, **kwargs)` in the place of a method; `inner` is the method, bound."""
+"""Called as `around(inner, *args, **kwargs)` instead of a method; `inner` is the method, bound."""
 
 _KEYS = itertools.count(-1, -1)
 _ATTRIBUTES = ("__reduce_ex__", "copy", "values")
@@ -182,7 +182,7 @@ _WRAPPED: dict[tuple[type, str], _Wrapped] = {}
 
 
 def wrap_method_of(this: object, name: str, around: Around) -> Callable[[], None]:
-    """Have `around` called in the place of one object's method; returns how to take it off again.
+    """Have `around` called instead of one object's method; returns how to take it off again.
 
     It is put on the class and asks which object it is called for: an attribute of the object itself would be pickled
     and copied along with it. Only where somebody else put one there before us does ours go on top of it. `around` is
@@ -201,7 +201,7 @@ def wrap_method_of(this: object, name: str, around: Around) -> Callable[[], None
 
 
 def wrap_on_object(this: object, name: str, around: Around) -> Callable[[], None]:
-    """Have `around` called in the place of one object's method, by an attribute of that object.
+    """Have `around` called instead of one object's method, by an attribute of that object.
 
     For objects that nobody copies meanwhile, and where `around` leads to objects that must not be kept alive.
 
@@ -236,7 +236,7 @@ def wrap_on_object(this: object, name: str, around: Around) -> Callable[[], None
 
 
 def wrap_attribute(home: object, name: str, around: Around, *, while_compiling: bool = True) -> Callable[[], None]:
-    """Have `around` called in the place of a function of a module, or of a method of a class for all its objects.
+    """Have `around` called instead of a function of a module, or of a method of a class for all its objects.
 
     `inner` is then the function as it was, not bound. Without `while_compiling` a compiler that traces the call sees
     that function only. What is returned puts the function back.

@@ -1,4 +1,4 @@
-"""Remembers whatever a training can change, wherever it is kept, and puts it back in place, to the bit."""
+"""Remembers whatever a training can change, wherever it is kept, and puts it back in place, bit-identical."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ class Cusum:
         return self.total > LIMIT
 
     def reset(self) -> None:
-        """Begin anew: the reference has changed."""
+        """Start over: the reference has changed."""
         self.total, self.onset = 0.0, -1
 
     def state_dict(self) -> dict[str, Any]:

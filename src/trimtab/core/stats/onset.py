@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 
-from trimtab.core.schedule import LEAP
+from trimtab.core.schedule import JUMP
 from trimtab.core.stats.trail import F64, Trail
 
 HORIZON = 96
@@ -15,8 +15,8 @@ MIN_QUIET = 8
 SLACK, CAP = 2.5, 6.0
 LOG_FLOOR = 0.15
 """The least spread of logarithms that is believed."""
-RATES = math.log(LEAP) / SLACK
-"""A rate counts from a leap above the usual one on. Below that it may be meant, and where it is not the loss tells."""
+RATES = math.log(JUMP) / SLACK
+"""A rate counts from a jump above the usual one on. Below that it may be meant, and where it is not the loss tells."""
 LEVEL = 9
 
 

@@ -1,4 +1,4 @@
-"""Saved states in fewer bytes, to the bit the same: long lists of floats, and rows that share their names."""
+"""Saved states in fewer bytes, bit-identical: long lists of floats, and rows that share their names."""
 
 from __future__ import annotations
 

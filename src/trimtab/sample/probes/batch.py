@@ -211,7 +211,7 @@ class Places:
         self._second: NDArray[np.float64] = np.zeros(0)
 
     def add(self, target: Tensor) -> None:
-        """Take in the targets of a batch; another shape begins anew."""
+        """Take in the targets of a batch; another shape starts over."""
         rows = target.detach().float().reshape(len(target), -1)[:, :SLICE] if target.dim() else target.reshape(1, 1)
         values = to_host(rows).astype(np.float64)
         if values.shape[1:] != self._shape:
