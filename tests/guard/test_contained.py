@@ -32,8 +32,8 @@ FULL = "TRIMTAB_TEST_FULL" in os.environ
 """Every function at its first, middle and last entry in every loop; else each once, in the middle."""
 BOUNDARY = {
     ("/guard/hooks.py", "uncompiled.<locals>.call"),
-    ("/guard/hooks.py", "Seam._pre"),
-    ("/guard/hooks.py", "Seam._post"),
+    ("/guard/hooks.py", "StepHooks._pre"),
+    ("/guard/hooks.py", "StepHooks._post"),
     ("/run/auto_guard.py", "Pilot._contain"),
     ("/torchutil/patch.py", "_Wrapped.__init__.<locals>.method"),
     ("/torchutil/patch.py", "native.<locals>.entry"),

@@ -19,7 +19,7 @@ from trimtab.core.config import PolicyConfig
 from trimtab.core.policy import Ladder
 from trimtab.core.types import Action, Finding, Outcome, Severity, Verdict
 from trimtab.guard.batches import Batches, ids_in, samples_in
-from trimtab.guard.rollback import Branches, Copied, Ring
+from trimtab.guard.rollback import Branches, Copied, RecentStates
 from trimtab.remedies import BUILTIN
 
 OPTIMIZERS: dict[str, Any] = {
@@ -171,7 +171,7 @@ class Ringed:
     def __init__(self, **settings: Any) -> None:
         self.model = nn.Linear(2, 2)
         self.lane = FakeLane(torch.optim.SGD(self.model.parameters(), lr=0.1))
-        self.ring = Ring(
+        self.ring = RecentStates(
             self.model, {"": self.lane.optimizer}, None, {"": self.lane}, PolicyConfig(**{"ring_every": 10} | settings)
         )
 

@@ -15,7 +15,7 @@ from torch import nn
 
 from tests.guard.test_rewind import OPTIMIZERS, data, make, rewind, same, state_of
 from trimtab import Checkpointer, Guard, InputError
-from trimtab.guard.rollback import Ring
+from trimtab.guard.rollback import RecentStates
 
 NO_RING = {"ring_bytes": 1}
 
@@ -90,7 +90,7 @@ def test_memory_is_asked_first_and_disk_where_it_is_too_young(tmp_path: Path) ->
     model, optimizer, guard, states = on_disk(ckpt, settings=settings)  # type: ignore[arg-type]
     assert "from memory" in rewind(guard, before=45).detail
     ring = guard.lanes[""].rollback.memory
-    assert isinstance(ring, Ring)
+    assert isinstance(ring, RecentStates)
     ring._kept = [s for s in ring._kept if s.steps[""] >= 30]
     outcome = rewind(guard, before=25)
     assert "the checkpoint step-00000020" in outcome.detail

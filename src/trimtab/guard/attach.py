@@ -16,10 +16,10 @@ from trimtab.core.screen import Screen
 from trimtab.core.types import Decision, Sample, Verdict
 from trimtab.guard.batches import Batches
 from trimtab.guard.buffers import BufferShadow
-from trimtab.guard.hooks import ScalerSeam, Seam
+from trimtab.guard.hooks import ScalerHook, StepHooks
 from trimtab.guard.lane import Lane
 from trimtab.guard.ranks import Together
-from trimtab.guard.rollback import Ring, Rollback
+from trimtab.guard.rollback import RecentStates, Rollback
 from trimtab.sample.observed import Observed
 from trimtab.sample.probes.activations import ActivationTap
 from trimtab.sample.probes.batch import Epoch
@@ -115,7 +115,7 @@ class Attachment:
         self.lanes: dict[str, Lane] = {}
         self.rollback, batches, peers = None, None, None
         if config.mode == "act":
-            self.rollback = Rollback(Ring(model, optimizers, ema, self.lanes, config.policy, instead))
+            self.rollback = Rollback(RecentStates(model, optimizers, ema, self.lanes, config.policy, instead))
             batches, peers = Batches(loader, lag, quarantine), Peers(model)
         observed.on_loss, observed.on_batch = tap.loss, tap.told if batches is None else _both(tap.told, batches.told)
         for i, (label, one) in enumerate(optimizers.items()):
@@ -147,10 +147,10 @@ class Attachment:
                 batches=batches if i == 0 else None,
                 together=None if peers is None else Together(peers),
             )
-        self._undo = [Seam(lane.optimizer, lane, contained).remove for lane in self.lanes.values()]
+        self._undo = [StepHooks(lane.optimizer, lane, contained).remove for lane in self.lanes.values()]
         if scaler is not None:
             by_optimizer = {id(lane.optimizer): lane for lane in self.lanes.values()}
-            self._undo.append(ScalerSeam(scaler, by_optimizer, contained).remove)
+            self._undo.append(ScalerHook(scaler, by_optimizer, contained).remove)
         for root in roots_of(model):
             hook = root.register_forward_pre_hook(tap, with_kwargs=True)
             self._undo.append(own_hook(hook, listed=False).remove)

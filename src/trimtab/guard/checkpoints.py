@@ -208,7 +208,7 @@ def epochs_of(loader: object) -> int | None:
     return counted if isinstance(counted, int) and not isinstance(counted, bool) else None
 
 
-class Keepers:
+class CheckpointKeepers:
     """The keepers of one guard: the user's, or one of its own where memory has no room for states to go back to."""
 
     def __init__(self, config: Config, run_dir: Path | None) -> None:

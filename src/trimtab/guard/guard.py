@@ -23,7 +23,7 @@ from trimtab.core.types import BrainState, Closing, Decision, Finding, Outcome, 
 from trimtab.guard import attach
 from trimtab.guard.batches import quarantine_of
 from trimtab.guard.buffers import BufferShadow
-from trimtab.guard.checkpoints import Keepers, claimed, epochs_of
+from trimtab.guard.checkpoints import CheckpointKeepers, claimed, epochs_of
 from trimtab.guard.hooks import uncompiled
 from trimtab.guard.lane import Lane
 from trimtab.guard.ranks import REFUSED
@@ -120,7 +120,7 @@ class Guard:
         self._loader, self._epochs = loader, 0
         self.quarantine = quarantine_of(loader)
         self._lanes: dict[str, Lane] = {}
-        self._keepers = Keepers(self.config, None)
+        self._keepers = CheckpointKeepers(self.config, None)
         self._brains = {label: Brain.from_config(self.config, adviser_for(self.config)) for label in self._optimizers}
         if self._disabled:
             log.warning("TRIMTAB_DISABLE is set: this guard only passes steps on")
@@ -128,7 +128,7 @@ class Guard:
         checkpointer = claimed(checkpoint)  # before anything is attached or recorded: the folder may be in use
         info = partial(run_info, self.config, self._model, self._optimizers)
         self._recorder, self.run_dir = open_recorder(self.config, run_dir, with_preset_lines(self.config, sinks), info)
-        self._keepers = Keepers(self.config, self.run_dir)
+        self._keepers = CheckpointKeepers(self.config, self.run_dir)
         self._attachment = attach.Attachment(
             self._model,
             self._optimizers,

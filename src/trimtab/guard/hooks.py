@@ -27,7 +27,7 @@ Method = TypeVar("Method", bound=Callable[..., Any])
 _OPTIMIZER_FILE = inspect.getfile(Optimizer)
 
 
-class Passenger(Protocol):
+class StepObserver(Protocol):
     """What a seam calls: before and after every step, and when a scaler skipped one."""
 
     @property
@@ -108,16 +108,16 @@ def stepping_frame(frame: FrameType) -> FrameType:
     return frame
 
 
-class Seam:
+class StepHooks:
     """The hooks on one optimizer; `remove` leaves no trace.
 
     They are the outermost frames of ours in a step: if anything fails behind them, whatever was begun is undone and the
     step goes through unguarded. Errors that trimtab raises on purpose pass.
     """
 
-    def __init__(self, optimizer: object, passenger: Passenger, contained: Contained) -> None:
+    def __init__(self, optimizer: object, observer: StepObserver, contained: Contained) -> None:
         self._optimizer = optimizer
-        self._passenger, self._contained = passenger, contained
+        self._observer, self._contained = observer, contained
         self._closures = ClosureGuard(optimizer, contained)
         self._undo: list[Callable[[], None]] = []
         self._depth = 0  # of calls of `step` under way
@@ -149,7 +149,7 @@ class Seam:
             self._depth = 1
             closure = args[1] if len(args) > 1 else kwargs.get("closure")
             if closure is None:
-                self._passenger.before()
+                self._observer.before()
                 return None
             return self._with_closure(closure, args, kwargs)
         except TrimtabError:
@@ -163,15 +163,15 @@ class Seam:
             self._depth = max(self._depth - 1, 0)
             if self._depth:
                 return
-            self._closures.finish(self._passenger)
-            self._passenger.after()
+            self._closures.finish(self._observer)
+            self._observer.after()
         except TrimtabError:
             raise
         except Exception as error:
             self._failed("finishing a step", error)
 
     def _with_closure(self, closure: Callable[[], Any], args: tuple[object, ...], kwargs: dict[str, Any]) -> Any:
-        guarded = self._closures.wrap(closure, self._passenger)
+        guarded = self._closures.wrap(closure, self._observer)
         if len(args) > 1:
             return (args[0], guarded, *args[2:]), kwargs
         return args, {**kwargs, "closure": guarded}
@@ -190,7 +190,7 @@ class Seam:
 
     def _failed(self, what: str, error: Exception) -> None:
         self._contained.report(what, error)
-        self._contained.call("cleaning up after a failure", self._passenger.abandon)
+        self._contained.call("cleaning up after a failure", self._observer.abandon)
 
     def _step(self, inner: Callable[..., Any], *args: object, **kwargs: object) -> Any:
         """For a class that only looks like an optimizer: the same hooks around its `step`."""
@@ -214,11 +214,11 @@ class Seam:
         self._depth = 0
 
 
-class ScalerSeam:
+class ScalerHook:
     """Sees the steps that a GradScaler skips: an optimizer that is not fused is then never called at all."""
 
-    def __init__(self, scaler: object, passengers: Mapping[int, Passenger], contained: Contained) -> None:
-        self._passengers, self._contained = passengers, contained
+    def __init__(self, scaler: object, observers: Mapping[int, StepObserver], contained: Contained) -> None:
+        self._observers, self._contained = observers, contained
         self._undo = wrap_method_of(scaler, "step", self._step)
 
     def _step(self, inner: Callable[..., Any], optimizer: object, *args: object, **kwargs: object) -> Any:
@@ -228,16 +228,16 @@ class ScalerSeam:
             self._contained.call("counting a skipped step", self._skipped, *found)
         return out
 
-    def _find(self, optimizer: object) -> tuple[Passenger, int] | None:
-        passenger = self._passengers.get(id(innermost(optimizer)))
-        return None if passenger is None else (passenger, passenger.attempts)
+    def _find(self, optimizer: object) -> tuple[StepObserver, int] | None:
+        observer = self._observers.get(id(innermost(optimizer)))
+        return None if observer is None else (observer, observer.attempts)
 
-    def _skipped(self, passenger: Passenger, before: int) -> None:
-        if passenger.attempts == before:
+    def _skipped(self, observer: StepObserver, before: int) -> None:
+        if observer.attempts == before:
             try:
-                passenger.skipped()
+                observer.skipped()
             except Exception:
-                passenger.abandon()
+                observer.abandon()
                 raise
 
     def remove(self) -> None:
@@ -262,7 +262,7 @@ class ClosureGuard:
         self._calls = 0
         self._moved_first = False
 
-    def wrap(self, closure: Callable[[], Any], passenger: Passenger) -> Callable[[], Any]:
+    def wrap(self, closure: Callable[[], Any], observer: StepObserver) -> Callable[[], Any]:
         """The closure the optimizer gets to call."""
         params = params_of(self._optimizer)
         self._owned = None if self._calls_once else Owned(self._optimizer, params)
@@ -275,31 +275,31 @@ class ClosureGuard:
             loss = closure()
             self._calls += 1
             if self._calls == 1:
-                self._contained.call("measuring a step", self._called, loss, passenger)
+                self._contained.call("measuring a step", self._called, loss, observer)
             return loss
 
         return guarded
 
     @staticmethod
-    def _called(loss: object, passenger: Passenger) -> None:
+    def _called(loss: object, observer: StepObserver) -> None:
         try:
-            passenger.told(loss)
-            passenger.before()
+            observer.told(loss)
+            observer.before()
         except Exception:
-            passenger.abandon()
+            observer.abandon()
             raise
 
-    def finish(self, passenger: Passenger) -> None:
+    def finish(self, observer: StepObserver) -> None:
         """After the step: put everything back if it ended in non-finite weights, and learn how the class behaves."""
         owned, self._owned = self._owned, None
         if owned is None:
             return
-        rejected = passenger.release()
+        rejected = observer.release()
         norm = number(measure.total(measure.wide_norms([measure.plain(p) for p in params_of(self._optimizer)])))
         if rejected or not math.isfinite(norm):
             owned.restore()
             if not rejected:
-                passenger.revoked()
+                observer.revoked()
         elif self._learning and self._calls == 1 and not self._moved_first:
             self._calls_once, self._learning = True, False
         elif self._learning and self._calls > 1:

@@ -25,7 +25,7 @@ from trimtab.sample.probes.forward import ForwardTap
 from trimtab.sample.probes.sentinel import resolved
 from trimtab.sample.rows import Rows
 from trimtab.sample.thorough import FullLook
-from trimtab.sample.transfer import Mailbox, to_host
+from trimtab.sample.transfer import DelayedSamples, to_host
 from trimtab.sample.watch import Step, Watch
 from trimtab.torchutil.scaler import scale_of
 
@@ -71,7 +71,7 @@ class Lane:
         self.multiplier = LrMultiplier(optimizer, config.policy)
         self._config, self._build_rows, self._observed = config, rows, observed
         self._shadow, self._tap, self._deliver, self._act, self._absorb = shadow, tap, deliver, act, absorb
-        self.watch, self._mailbox = watch, Mailbox(lag)
+        self.watch, self._delayed = watch, DelayedSamples(lag)
         self._judge = Judge(optimizer, config, shadow)
         self._rows, self._round = rows(), -1
         self._open: Step | None = None
@@ -131,7 +131,7 @@ class Lane:
             self.together.share_loss(step, self._rows.params[0].device)
         if self.batches is not None:
             self.batches.step_done(step.number)
-        self._mailbox.post(
+        self._delayed.post(
             step.number,
             step.layout,
             step.table,
@@ -164,7 +164,7 @@ class Lane:
     def judge(self, step: int) -> None:
         """Hand over every sample that is due after this step."""
         self._judged_s = time.monotonic() if self._screen is not None else 0.0
-        for sample in self._mailbox.due(step):
+        for sample in self._delayed.due(step):
             self._hand_over(sample)
 
     def skipped(self) -> None:
@@ -335,18 +335,18 @@ class Lane:
         """Post what a validation gave; it is judged in its place between the steps."""
         layout = Layout(names=(), kinds=(), numel=(), columns=(), optimizer=self.label)
         last = max(self.attempts - 1, 0)  # a validation before the first step belongs to it
-        self._mailbox.post(last, layout, np.zeros((0, 0), np.float32), dict(scalars), phase="val")
+        self._delayed.post(last, layout, np.zeros((0, 0), np.float32), dict(scalars), phase="val")
         self.judge(last)
 
     def drain(self, error: Exception | None = None) -> None:
         """Deliver everything still under way, and the exception that ended the step, if one did."""
         self.abandon()
-        for sample in self._mailbox.drain():
+        for sample in self._delayed.drain():
             self._hand_over(sample)
         if error is not None:
             layout = Layout(names=(), kinds=(), numel=(), columns=(), optimizer=self.label)
             facts, notes = told_by(error)
-            self._mailbox.post(self.attempts, layout, np.zeros((0, 0), np.float32), facts, phase="error", notes=notes)
+            self._delayed.post(self.attempts, layout, np.zeros((0, 0), np.float32), facts, phase="error", notes=notes)
             self.drain()
 
     def state_dict(self) -> dict[str, Any]:

@@ -138,7 +138,7 @@ class Judge:
             if self._units is not None and live:
                 step.scalars["clip_coef"] = clip_units(rows.params, self._units)
 
-    # -- on an accelerator, with an optimizer that takes its decisions from the device -------------------------------------------------
+    # -- on an accelerator, with an optimizer that the device can stop ---------------------------------------------
 
     def _on_device(self, step: Step, rows: Rows) -> None:
         scale = getattr(self._optimizer, "grad_scale", None)

@@ -69,7 +69,7 @@ class GoesBack(Protocol):
         ...
 
 
-class Ring:
+class RecentStates:
     """Owns the copies of one guard. Bounded in bytes; a model that is too large for it has none."""
 
     def __init__(
@@ -117,9 +117,7 @@ class Ring:
         """A lane's step is over: if it went into the weights, nothing was wrong with it and it is time, copy."""
         if self.why_none or not _went_in(step):
             return
-        if (
-            not self._sized
-        ):  # from the first step on the optimizer has its state: what is impossible is reported at once
+        if not self._sized:  # the optimizer has its state from the first step on
             self._sized = True
             if not self._fits():
                 return
@@ -249,7 +247,7 @@ class Ring:
 class Rollback:
     """All states that one guard can go back to: copies in memory, and its checkpoints once there are any."""
 
-    def __init__(self, memory: Ring) -> None:
+    def __init__(self, memory: RecentStates) -> None:
         self.memory = memory
         self._disk: DiskStates | None = None
 

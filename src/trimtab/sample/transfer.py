@@ -17,7 +17,7 @@ from trimtab.core.types import ABSENT, F32, FROZEN, Layout, Sample
 
 
 @dataclass(slots=True)
-class _Letter:
+class _Delayed:
     step: int
     layout: Layout
     table: F32 | Tensor
@@ -30,7 +30,7 @@ class _Letter:
     loose: tuple[tuple[str, ...], Tensor] | None = None
 
 
-class Mailbox:
+class DelayedSamples:
     """Delivers what was posted at step k when step k+lag is over: by count, never by readiness.
 
     Every rank then knows the same at the same step. `lag=0` delivers at once.
@@ -38,7 +38,7 @@ class Mailbox:
 
     def __init__(self, lag: int) -> None:
         self.lag = lag
-        self._letters: deque[_Letter] = deque()
+        self._waiting: deque[_Delayed] = deque()
 
     def post(
         self,
@@ -57,56 +57,56 @@ class Mailbox:
         `device_names` are the names of values that stand behind the table in the same flat buffer; `frozen` are the
         rows whose parameters want no gradient.
         """
-        letter = _Letter(step, layout, table, device_names, scalars, phase, notes or {}, frozen)
+        delayed = _Delayed(step, layout, table, device_names, scalars, phase, notes or {}, frozen)
         mine = {k: v for k, v in scalars.items() if v.__class__ is not float and isinstance(v, Tensor) and v.is_cuda}
         if mine or (isinstance(table, Tensor) and table.is_cuda):
-            letter.scalars = {k: v for k, v in scalars.items() if k not in mine}
+            delayed.scalars = {k: v for k, v in scalars.items() if k not in mine}
             values = [v.detach().reshape(1).float() for v in mine.values()]
             if isinstance(table, Tensor) and table.is_cuda:
-                letter.device_names = (*device_names, *mine)
-                letter.table = _sent(torch.cat([table.reshape(-1), *values]) if values else table.reshape(-1))
+                delayed.device_names = (*device_names, *mine)
+                delayed.table = _sent(torch.cat([table.reshape(-1), *values]) if values else table.reshape(-1))
             else:  # the table is known on the host already: only these numbers are under way
-                letter.loose = (tuple(mine), _sent(torch.cat(values)))
-            letter.event = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            letter.event.record()
-        self._letters.append(letter)
+                delayed.loose = (tuple(mine), _sent(torch.cat(values)))
+            delayed.event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            delayed.event.record()
+        self._waiting.append(delayed)
 
     def due(self, step: int) -> Iterator[Sample]:
         """Everything that is at least `lag` steps old now that `step` is over, oldest first."""
-        while self._letters and self._letters[0].step + self.lag <= step:
-            yield self._open(self._letters.popleft())
+        while self._waiting and self._waiting[0].step + self.lag <= step:
+            yield self._open(self._waiting.popleft())
 
     def drain(self) -> Iterator[Sample]:
         """Everything still under way."""
-        while self._letters:
-            yield self._open(self._letters.popleft())
+        while self._waiting:
+            yield self._open(self._waiting.popleft())
 
-    def _open(self, letter: _Letter) -> Sample:
-        if letter.event is not None:
-            letter.event.synchronize()  # free when the device is no more than `lag` steps behind
-        scalars = {k: v if v.__class__ is float else number(v) for k, v in letter.scalars.items()}
-        if letter.loose is not None:
-            names, values = letter.loose
+    def _open(self, delayed: _Delayed) -> Sample:
+        if delayed.event is not None:
+            delayed.event.synchronize()  # free when the device is no more than `lag` steps behind
+        scalars = {k: v if v.__class__ is float else number(v) for k, v in delayed.scalars.items()}
+        if delayed.loose is not None:
+            names, values = delayed.loose
             scalars |= {k: float(v) for k, v in zip(names, to_host(values), strict=True)}
-        table = letter.table
+        table = delayed.table
         if isinstance(table, Tensor):
             table = to_host(table).astype(np.float32, copy=False)
-        if letter.device_names:
+        if delayed.device_names:
             flat = table.reshape(-1)
-            size = flat.size - len(letter.device_names)
-            scalars |= {k: float(v) for k, v in zip(letter.device_names, flat[size:], strict=True)}
+            size = flat.size - len(delayed.device_names)
+            scalars |= {k: float(v) for k, v in zip(delayed.device_names, flat[size:], strict=True)}
             table = flat[:size]
-        table = table.reshape(len(letter.layout.names), len(letter.layout.columns))
-        if letter.frozen:
-            table = _marked(table, letter.frozen)
+        table = table.reshape(len(delayed.layout.names), len(delayed.layout.columns))
+        if delayed.frozen:
+            table = _marked(table, delayed.frozen)
         table.setflags(write=False)
         return Sample(
-            step=letter.step,
-            layout=letter.layout,
+            step=delayed.step,
+            layout=delayed.layout,
             table=table,
             scalars=scalars,
-            phase=letter.phase,
-            notes=letter.notes,
+            phase=delayed.phase,
+            notes=delayed.notes,
         )
 
 
