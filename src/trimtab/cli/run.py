@@ -97,7 +97,7 @@ def run(
     script's own; what trimtab has to say goes to stderr, and a record to ./trimtab_runs. A script that was stopped for
     the health of its training (mode act or raise) ends with exit code 70.
     """
-    from trimtab.run.runner import fly
+    from trimtab.run.runner import run_guarded
     from trimtab.run.script import Program, run_program
 
     words = list(program or ())
@@ -110,7 +110,7 @@ def run(
         return OK
     settings = _settings(config=config, mode=mode, clip=clip, preset=preset, runs_dir=runs_dir)
     settings |= _places(checkpoint, resume)
-    _ready.append(lambda: fly(what, settings, quiet=quiet, as_json=as_json))
+    _ready.append(lambda: run_guarded(what, settings, quiet=quiet, as_json=as_json))
     return OK
 
 
