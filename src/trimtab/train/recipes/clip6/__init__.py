@@ -15,10 +15,17 @@ from trimtab.core.errors import InputError
 from trimtab.losses import NWayLoss, nway_cost
 from trimtab.losses.similarity import SIMILARITIES as KNOWN
 from trimtab.train.recipe import Option, Parts, Recipe, Settings, doctor_target
-from trimtab.train.recipes.clip6 import original_loss as original
 from trimtab.train.recipes.clip6.faults import FAULTS
 from trimtab.train.recipes.clip6.metrics import MetricsFile, Retrieval, retrieval
-from trimtab.train.recipes.clip6.model import SixTowers, contrastive_loss, image_tower, text_tower, vector_tower
+from trimtab.train.recipes.clip6.model import (
+    LARGEST_BATCH,
+    OriginalLoss,
+    SixTowers,
+    contrastive_loss,
+    image_tower,
+    text_tower,
+    vector_tower,
+)
 from trimtab.train.recipes.clip6.views import NUM_VIEWS, SixViews, emoji_views, generated_views, make_loader
 from trimtab.train.settings import SCHEDULES, TrainConfig
 
@@ -76,10 +83,10 @@ def batch_size(settings: Settings) -> tuple[int, str]:
     """The batch in force and a line about it; InputError where the one asked for could never be computed."""
     name, objective, given = _similarity(settings), settings["objective"], settings["batch_size"]
     if _is_original(settings):
-        if given > original.LARGEST_BATCH:
+        if given > LARGEST_BATCH:
             raise InputError(
                 f"the original loss keeps every one of the B^{NUM_VIEWS} logits: a batch of {given} does not fit; "
-                f"expected at most {original.LARGEST_BATCH}, or --loss stable"
+                f"expected at most {LARGEST_BATCH}, or --loss stable"
             )
         size = given or 8
         return size, f"the original loss, version 0: {size}^{NUM_VIEWS} = {size**NUM_VIEWS:,} logits a step"
@@ -135,7 +142,7 @@ def _product(settings: Settings) -> bool:
 def _model(views: SixViews, settings: Settings) -> SixTowers:
     width = settings["width"]
     if _is_original(settings):
-        criterion: nn.Module = original.OriginalLoss()
+        criterion: nn.Module = OriginalLoss()
     else:
         criterion = NWayLoss(
             _similarity(settings), settings["objective"], modalities=NUM_VIEWS, label_smoothing=settings["smoothing"]

@@ -7,6 +7,7 @@ first one out: the documented rates alone then answer 0.66 of the unseen pairs, 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -20,11 +21,10 @@ from torch.utils.data import DataLoader
 from trimtab.compat.line_sink import LineSink
 from trimtab.compat.monitors.training_health import TrainingHealthMonitor
 from trimtab.core.errors import InputError
-from trimtab.train.recipe import Option, Parts, Recipe, Settings, doctor_target
+from trimtab.train.recipe import Fault, Option, Parts, Recipe, Settings, doctor_target
 from trimtab.train.recipes.pairs import data as pairs_data
 from trimtab.train.recipes.pairs import reporting
 from trimtab.train.recipes.pairs.data import own_pairs
-from trimtab.train.recipes.pairs.faults import FAULTS
 from trimtab.train.recipes.pairs.loss import W_SIM, PairLoss, evaluate_pairs
 from trimtab.train.recipes.pairs.model import PairFusion
 from trimtab.train.recipes.pairs.reporting import dry_run
@@ -38,7 +38,11 @@ WARMUP_RATIO, MIN_LR_RATIO = 0.05, 0.01
 GRADIENT_CLIP_NORM = 1.0
 PRETRAIN, TUNE = "pretrain", "tune"
 SHARE_HELD = 0.1
-"""So many held-out pairs, measured in training pairs."""
+"""Held-out pairs as a share of the training pairs."""
+HIGH_RATE = 10.0
+FLIPPED = 1e30
+FLIP_AT = 0.5
+"""How much of the last stage is over when a bit flips."""
 
 
 def build(settings: Settings) -> Parts:
@@ -198,6 +202,41 @@ def _folder(settings: Settings) -> Path:
     return Path(settings["output_dir"]) / (settings["arm"] or "")
 
 
+# -- faults: each is answered under a guard, and ruins the run without -------------------------------------------------
+
+
+def _nan_pixel(parts: Parts, settings: Settings) -> Parts:
+    """One image that many pairs show has one pixel of NaN."""
+    data = parts.train_loader.dataset
+    shown = int(torch.cat([data.asked.first, data.asked.second]).bincount().argmax())
+    images = data.images.clone()
+    images[shown, 0, 0, 0] = math.nan
+    return replace(parts, train_loader=_loader(pairs_data.PairSet(images, data.asked), settings))
+
+
+def _high_rate(parts: Parts, settings: Settings) -> Parts:
+    """The rate of the last stage is ten, in every group."""
+    *before, last = parts.stages
+    return replace(parts, stages=(*before, replace(last, learning_rate=HIGH_RATE, lr_factors={})))
+
+
+def _bit_flip(parts: Parts, settings: Settings) -> Parts:
+    """One weight is overwritten from outside, as by a bit that flips."""
+    last, total = parts.stages[-1], parts.stages[-1].epochs * len(parts.train_loader)
+
+    def flip(trainer: Trainer) -> None:
+        if parts.before_step is not None:
+            parts.before_step(trainer)
+        rig, model = trainer.rig, trainer.model
+        assert rig is not None
+        assert isinstance(model, PairFusion)
+        if rig.stage.name == last.name and trainer.course.step == int(FLIP_AT * total):
+            with torch.no_grad():
+                model.head.weight[0, 0] = FLIPPED
+
+    return replace(parts, before_step=flip)
+
+
 RECIPE = Recipe(
     name="pairs",
     summary="two images and a question, answered First, Second or Similar, with swap consistency",
@@ -232,5 +271,13 @@ RECIPE = Recipe(
         Option(name="heads", default=4, help="Attention heads.", least=1),
     ),
     quick={"num_pairs": 1_600, "pretrain_epochs": 4, "epochs": 1},
-    faults=FAULTS,
+    faults=(
+        Fault(name="nan-pixel", summary="one image has a pixel of NaN", inject=_nan_pixel),
+        Fault(name="lr-10", summary=f"the learning rate of the last stage is {HIGH_RATE:g}", inject=_high_rate),
+        Fault(
+            name="bit-flip",
+            summary=f"half-way through the last stage a weight becomes {FLIPPED:g}",
+            inject=_bit_flip,
+        ),
+    ),
 )
