@@ -84,7 +84,7 @@ def _body(recipe: Recipe) -> Callable[..., None]:
         chosen |= {"seed": given["seed"], "device": given["device"]}
         with _shown(as_json=given["as_json"]) as (say, show):
             if given["compare"]:  # the table at the end shows everything
-                results = compare(recipe, chosen, tell=say, **how)
+                results = compare(recipe, chosen, say=say, **how)
             else:
                 how |= {"guarded": not given["unguarded"], "resume": given["resume"]}
                 results = [run_recipe(recipe, chosen, say=say, show=show, **how)]

@@ -29,7 +29,7 @@ from trimtab.losses import get_stable_loss_function, nway_logits, nway_loss
 from trimtab.record.reader import read_run
 from trimtab.report.replay import replay
 
-Facts = Mapping[str, Any]
+Facts = Mapping[str, object]
 
 
 class SelfTestError(Exception):
@@ -79,7 +79,7 @@ def _checked(device: torch.device, factor: float = 1.0, spoil: float | None = No
     return GradientHealthMonitor(model).check_gradients()
 
 
-def _told(stats: Mapping[str, Any]) -> Facts:
+def _facts(stats: Mapping[str, Any]) -> Facts:
     return {
         "Global norm": f"{stats['global_grad_norm']:.4g}",
         "Max norm": f"{stats['max_grad_norm']:.4g}",
@@ -103,7 +103,7 @@ def _healthy(device: torch.device) -> Facts:
     expect(
         stats["params_with_grads"] == len(parts), f"{stats['params_with_grads']} of {len(parts)} gradients were seen"
     )
-    return _told(stats)
+    return _facts(stats)
 
 
 def _nonfinite(device: torch.device, *, value: float, key: str, other: str) -> Facts:
@@ -111,7 +111,7 @@ def _nonfinite(device: torch.device, *, value: float, key: str, other: str) -> F
     expect(stats[key], f"one {value} in a gradient was not seen ({key} is False)")
     expect(not stats[other], f"one {value} in a gradient was taken for another kind ({other} is True)")
     expect(bool(stats["recommendations"]), f"one {value} in a gradient was seen, but nothing was recommended")
-    return _told(stats)
+    return _facts(stats)
 
 
 def _vanishing(device: torch.device) -> Facts:
@@ -119,7 +119,7 @@ def _vanishing(device: torch.device) -> Facts:
     expect(
         any("anish" in r for r in stats["recommendations"]), f"gradients of {_size(stats)} were not called vanishing"
     )
-    return _told(stats)
+    return _facts(stats)
 
 
 def _exploding(device: torch.device) -> Facts:
@@ -127,7 +127,7 @@ def _exploding(device: torch.device) -> Facts:
     expect(
         any("xplod" in r for r in stats["recommendations"]), f"gradients of {_size(stats)} were not called exploding"
     )
-    return _told(stats)
+    return _facts(stats)
 
 
 def _size(stats: Mapping[str, Any]) -> str:
@@ -167,7 +167,7 @@ MONITOR = Group(
 
 NUM_STEPS, BAD_STEP = 40, 25
 
-Make = Callable[[Any], torch.optim.Optimizer]
+Make = Callable[[Iterator[nn.Parameter]], torch.optim.Optimizer]
 
 
 def _rejecting(device: torch.device, *, make: Make) -> Facts:

@@ -13,14 +13,15 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
+from torch import Tensor
 from torch.utils.data import DataLoader
 
 from trimtab.compat.line_sink import LineSink
 from trimtab.compat.monitors.training_health import TrainingHealthMonitor
 from trimtab.core.errors import InputError
+from trimtab.core.types import Sink
 from trimtab.train.recipe import Fault, Option, Parts, Recipe, Settings, doctor_target
 from trimtab.train.recipes.pairs import data as pairs_data
 from trimtab.train.recipes.pairs import reporting
@@ -71,17 +72,17 @@ def build(settings: Settings) -> Parts:
         evaluate=partial(evaluate_pairs, loss),
         stages=stages,
         sinks=_sinks(settings, monitor),
-        # The swap term grows fourfold by design: that a loss climbs at first is no news before 30 steps.
+        # The swap term grows fourfold by design: a loss that climbs within the first 30 steps is normal.
         guard={"rules": {"diverging-loss": {"early": 30}}},
         before_step=partial(reporting.explain, settings),
-        after_step=partial(reporting.tell_memory, settings),
+        after_step=partial(reporting.log_memory, settings),
         begin=partial(_begin, settings),
         within=partial(_within, settings, loss, len(loader)),
         finish=partial(_finish, settings, monitor),
     )
 
 
-def target() -> dict[str, Any]:
+def target() -> dict[str, object]:
     """For `trimtab doctor trimtab.train.recipes.pairs:target`."""
     return doctor_target(RECIPE)
 
@@ -92,11 +93,11 @@ def _pairs(settings: Settings) -> tuple[pairs_data.PairSet, pairs_data.PairSet, 
         shown, train, held, words = own_pairs(settings["data_dir"], seed)
     else:
         questions = pairs_data.DIGIT_QUESTIONS if settings["data"] == "digits" else pairs_data.EMOJI_QUESTIONS
-        shown, told = pairs_data.digits(seed) if settings["data"] == "digits" else pairs_data.emoji()
+        shown, levels = pairs_data.digits(seed) if settings["data"] == "digits" else pairs_data.emoji()
         rows = [(~shown.held_out).nonzero().flatten(), shown.held_out.nonzero().flatten()]
         num = settings["num_pairs"]
-        train = pairs_data.ask(questions, told, rows[0], num, seed)
-        held = pairs_data.ask(questions, told, rows[1], max(round(SHARE_HELD * num), 600), seed + 1)
+        train = pairs_data.ask(questions, levels, rows[0], num, seed)
+        held = pairs_data.ask(questions, levels, rows[1], max(round(SHARE_HELD * num), 600), seed + 1)
         words = pairs_data.vocabulary([text for text, _, _ in questions])
     if len(train.labels) < settings["batch_size"]:
         raise InputError(
@@ -106,7 +107,7 @@ def _pairs(settings: Settings) -> tuple[pairs_data.PairSet, pairs_data.PairSet, 
     return pairs_data.PairSet(shown.images, train), pairs_data.PairSet(shown.images, held), words
 
 
-def _loader(data: pairs_data.PairSet, settings: Settings) -> DataLoader[Any]:
+def _loader(data: pairs_data.PairSet, settings: Settings) -> DataLoader[dict[str, Tensor]]:
     return DataLoader(
         data,
         batch_size=settings["batch_size"],
@@ -118,7 +119,7 @@ def _loader(data: pairs_data.PairSet, settings: Settings) -> DataLoader[Any]:
 
 
 def _stages(settings: Settings) -> tuple[Stage, ...]:
-    """First everything learns at one rate; then words and fusion are tuned, the projector slowly, and the eyes rest."""
+    """First everything learns at one rate; then words and fusion are tuned, the projector slowly, vision is frozen."""
     factors = {"projector": settings["projector_lr"] / settings["learning_rate"]}
     before = settings["pretrain_epochs"]
     tune = Stage(name=TUNE, epochs=settings["epochs"], lr_factors=factors, frozen=("vision",) if before else ())
@@ -154,7 +155,7 @@ def _config(settings: Settings, tune_steps: int) -> TrainConfig:
 # -- around the training ---------------------------------------------------------------------------------------------
 
 
-def _sinks(settings: Settings, monitor: TrainingHealthMonitor) -> tuple[Any, ...]:
+def _sinks(settings: Settings, monitor: TrainingHealthMonitor) -> tuple[Sink, ...]:
     norms, every = reporting.NormSink(monitor), 1 if settings["debug"] else settings["grad_log_interval"]
     if settings["say"] is None or not every:
         return (norms,)
@@ -187,7 +188,7 @@ def _within(settings: Settings, loss: PairLoss, num_batches: int, trainer: Train
         yield
 
 
-def _finish(settings: Settings, monitor: TrainingHealthMonitor, trainer: Trainer) -> dict[str, Any]:
+def _finish(settings: Settings, monitor: TrainingHealthMonitor, trainer: Trainer) -> dict[str, object]:
     if settings["dry_run"]:
         return {"dry_run": "everything was built and checked; nothing was trained"}
     report = reporting.report_health(trainer, monitor, settings["say"])
@@ -259,8 +260,8 @@ RECIPE = Recipe(
         Option(name="patience", default=PATIENCE, help="Epochs without improvement before it stops; 0: never."),
         Option(name="clip_grad_norm", default=GRADIENT_CLIP_NORM, help="The largest gradient norm; 0: off.", least=0),
         Option(name="amp_dtype", default="none", help="Mixed precision.", choices=("bf16", "fp16", "none")),
-        Option(name="grad_log_interval", default=10, help="The [GRAD] line every so many steps; 0: never.", least=0),
-        Option(name="gpu_log_interval", default=100, help="A line about memory every so many steps.", least=0),
+        Option(name="grad_log_interval", default=10, help="The [GRAD] line every this many steps; 0: never.", least=0),
+        Option(name="gpu_log_interval", default=100, help="A line about memory every this many steps.", least=0),
         Option(name="cudnn_benchmark", default=False, help="Let cuDNN choose algorithms by their speed."),
         Option(name="compile", default=False, help="Compile the fusion blocks, where there is a compiler."),
         Option(name="deterministic", default=False, help="Only algorithms that give the same bits every time."),

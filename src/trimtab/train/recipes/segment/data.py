@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -241,7 +240,7 @@ def _planes(path: Path) -> Tensor:
     return planes.expand(3, -1, -1)
 
 
-def _array(path: Path) -> NDArray[Any]:
+def _array(path: Path) -> NDArray[np.generic]:
     try:
         found = np.load(path, allow_pickle=False)
         if isinstance(found, np.ndarray):
@@ -249,13 +248,13 @@ def _array(path: Path) -> NDArray[Any]:
         with found as several:
             if len(several.files) != 1:
                 raise InputError(f"{path} holds {len(several.files)} arrays; expected one")
-            one: NDArray[Any] = several[several.files[0]]
+            one: NDArray[np.generic] = several[several.files[0]]
             return one
     except (OSError, ValueError, EOFError) as error:
         raise InputError(f"{path} cannot be read as an array: {error}; write it anew, or take it away") from None
 
 
-def _picture(path: Path) -> NDArray[Any]:
+def _picture(path: Path) -> NDArray[np.generic]:
     try:
         from PIL import Image
     except ImportError:
