@@ -98,7 +98,9 @@ def test_what_does_not_fit_says_what_differs(tmp_path: Path, caplog: pytest.LogC
         again(tmp_path, data=loaders(batch_size=16))
     with pytest.raises(CheckpointError, match="its class is AdamW in the checkpoint, SGD here"):
         again(tmp_path, replace(BASE, optimizer="sgd"))
-    with pytest.raises(InputError, match=r"other stages than those of this training: a single stage; its stages are a, b\."):
+    with pytest.raises(
+        InputError, match=r"other stages than those of this training: a single stage; its stages are a, b\."
+    ):
         again(tmp_path, stages=STAGES)
     with pytest.raises(InputError, match="a training without a guard keeps no checkpoints"):
         trainer(BASE, replace(QUIET, checkpoint_dir=tmp_path, guarded=False)).train(loaders()[0], resume="auto")

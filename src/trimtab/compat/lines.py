@@ -1,4 +1,4 @@
-"""The lines that the documented tools print, to the letter, and which of them each style says about one sample."""
+"""The exact lines that the documented tools print, and which of them each style prints for a sample."""
 
 from __future__ import annotations
 
@@ -197,9 +197,9 @@ def _clock(seconds: float) -> str:
 Said = Iterator[tuple[int, str]]
 
 CADENCE = {"a11": 100, "b5": 1, "b8": 0, "b9": 1, "c4": 10, "d2": 1, "e13": 10}
-"""After how many steps each style has something to say; 0 is once per epoch, that is, with each validation."""
+"""After how many steps each style prints; 0 is once per epoch, that is, with each validation."""
 EVENTS = frozenset({"b5", "b9"})
-"""Styles that speak when something happens, whatever the cadence."""
+"""Styles that print when something happens, whatever the cadence."""
 LIMITS: Mapping[str, Mapping[str, float]] = {
     "a11": {"exploding": 100.0, "vanishing": 1e-7},
     "b5": {"high": 5.0},
@@ -209,7 +209,7 @@ FIRST_PAUSE = 100
 
 
 class Pace:
-    """Lets a warning through at first, when it got twice as bad, and else after pauses that double while it lasts."""
+    """Lets a warning through at first, when it is twice as bad, and otherwise after pauses that double."""
 
     def __init__(self) -> None:
         self._worst = 0.0
@@ -217,7 +217,7 @@ class Pace:
         self._pause = FIRST_PAUSE
 
     def due(self, step: int, badness: float) -> bool:
-        """Whether to speak now of trouble that is this bad."""
+        """Whether to warn now of trouble that is this bad."""
         if step - self._seen > FIRST_PAUSE:  # it was gone for a while: this is new trouble
             self._pause, self._next, self._worst = FIRST_PAUSE, step, 0.0
         self._seen = step
@@ -235,12 +235,12 @@ class Epoch:
         self.begin()
 
     def begin(self) -> None:
-        """Forget the epoch before."""
+        """Start an epoch."""
         self._norms = self._losses = self._highest = 0.0
         self._num_norms = self._num_losses = 0
 
     def add(self, sample: Sample) -> None:
-        """Take in a step; what is not finite has lines of its own."""
+        """Add a step; non-finite values have their own lines."""
         norm, loss = sample.scalars.get("grad_norm", math.nan), sample.scalars.get("loss", math.nan)
         if math.isfinite(norm):
             self._norms, self._num_norms = self._norms + norm, self._num_norms + 1
@@ -348,7 +348,7 @@ def c4(sample: Sample, every: int, facts: Facts) -> Said:
     if norms is None or not _on(sample, every):
         return
     if "loss" not in scalars:
-        facts.hints.add("the diagnostic line needs the loss: tell it with guard.observe(loss=...)")
+        facts.hints.add("the diagnostic line needs the loss: pass it with guard.observe(loss=...)")
     elif "weight_norm" in scalars and "lr/0" in scalars:
         lr = scalars["lr/0"] * scalars.get("lr_multiplier", 1.0)
         yield INFO, step_diagnostics(sample.step, scalars["loss"], *norms, scalars["weight_norm"], lr)
@@ -369,7 +369,7 @@ def e13(sample: Sample, every: int, facts: Facts) -> Said:
     if norms is None or not wanted.any():
         return
     rows, step = rows[wanted], sample.step
-    bad, zero = ~np.isfinite(rows), rows < facts.limits["zero"]  # ABSENT is below it, too: no gradient is none
+    bad, zero = ~np.isfinite(rows), rows < facts.limits["zero"]  # ABSENT is below it, too
     num = rows.size
     if _on(sample, every):
         names = [name for name, wants in zip(sample.names(Kind.GRAD), wanted, strict=True) if wants]

@@ -24,7 +24,7 @@ from trimtab.core.types import Outcome, Record, Sample
 from trimtab.train.early_stopping import EarlyStopping, StoppingState
 
 if TYPE_CHECKING:
-    from trimtab.compat.monitors.stability import StabilityMonitor
+    from trimtab.compat.monitors.stability import MonitorState, StabilityMonitor
     from trimtab.train.stages import Rig
 
 
@@ -47,7 +47,7 @@ class CourseState(TypedDict):
     settings: dict[str, object]
     history: HistoryState
     stopping: StoppingState
-    stability: Mapping[str, object] | None
+    stability: MonitorState | None
 
 
 class History:
@@ -123,8 +123,8 @@ def epoch_row(
         row["issues"] = issues
     return row | {
         "nonfinite_losses": num_bad,
-        "learning_rates": rig.stability.keeper.rates,
-        "weight_decay": max(rig.stability.keeper.decays, default=0.0),
+        "learning_rates": rig.stability.corrector.rates,
+        "weight_decay": max(rig.stability.corrector.decays, default=0.0),
         "first_step": course.first_step,
         "num_steps": course.step - course.first_step,
         "device": str(device),

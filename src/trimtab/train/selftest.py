@@ -15,14 +15,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from trimtab import __version__
-from trimtab.compat.monitors.gradient_monitor import GradientHealthMonitor
+from trimtab.compat.monitors.gradient_monitor import GradientHealthMonitor, GradientStats
 from trimtab.core.printable import silenced
 from trimtab.guard.guard import Guard
 from trimtab.losses import get_stable_loss_function, nway_logits, nway_loss
@@ -30,6 +30,7 @@ from trimtab.record.reader import read_run
 from trimtab.report.replay import replay
 
 Facts = Mapping[str, object]
+Kind = Literal["has_nan", "has_inf"]
 
 
 class SelfTestError(Exception):
@@ -69,7 +70,7 @@ def loss_of(model: nn.Module, device: torch.device, factor: float = 1.0) -> Tens
     return nn.functional.cross_entropy(model(x), torch.arange(16, device=device) % 4) * factor
 
 
-def _checked(device: torch.device, factor: float = 1.0, spoil: float | None = None) -> dict[str, Any]:
+def _checked(device: torch.device, factor: float = 1.0, spoil: float | None = None) -> GradientStats:
     """What the monitor says of real gradients: as they are, scaled, or with one bad value in one layer."""
     model = network(device)
     loss_of(model, device, factor).backward()  # type: ignore[no-untyped-call]
@@ -79,7 +80,7 @@ def _checked(device: torch.device, factor: float = 1.0, spoil: float | None = No
     return GradientHealthMonitor(model).check_gradients()
 
 
-def _facts(stats: Mapping[str, Any]) -> Facts:
+def _facts(stats: GradientStats) -> Facts:
     return {
         "Global norm": f"{stats['global_grad_norm']:.4g}",
         "Max norm": f"{stats['max_grad_norm']:.4g}",
@@ -106,7 +107,7 @@ def _healthy(device: torch.device) -> Facts:
     return _facts(stats)
 
 
-def _nonfinite(device: torch.device, *, value: float, key: str, other: str) -> Facts:
+def _nonfinite(device: torch.device, *, value: float, key: Kind, other: Kind) -> Facts:
     stats = _checked(device, spoil=value)
     expect(stats[key], f"one {value} in a gradient was not seen ({key} is False)")
     expect(not stats[other], f"one {value} in a gradient was taken for another kind ({other} is True)")
@@ -130,7 +131,7 @@ def _exploding(device: torch.device) -> Facts:
     return _facts(stats)
 
 
-def _size(stats: Mapping[str, Any]) -> str:
+def _size(stats: GradientStats) -> str:
     return f"norm {stats['global_grad_norm']:.3g}"
 
 

@@ -20,9 +20,10 @@ from torch.utils.data import DataLoader
 
 from trimtab.checkpoint.loader import resumable
 from trimtab.compat import checkpoint_pair as documented
+from trimtab.compat.monitors.loss_history import check_training_stability
 from trimtab.compat.monitors.stability import (
     StabilityMonitor,
-    check_training_stability,
+    TrainingStats,
     get_training_stats,
     monitor_training_health,
 )
@@ -321,7 +322,7 @@ class Trainer:
         rig, losses = self.rig or self.last_rig, {n: self.history.column(f"{n}_loss") for n in ("train", "val")}
         return monitor_training_health(self.model, losses, None if rig is None else rig.optimizer)
 
-    def get_training_stats(self) -> dict[str, Any]:
+    def get_training_stats(self) -> TrainingStats:
         """The documented numbers; the rate includes cuts, the norm is that of the last step."""
         rig = self.rig or self.last_rig
         stats = get_training_stats(
@@ -330,7 +331,7 @@ class Trainer:
             training_history=self.history.column("train_loss"),
             validation_history=self.history.column("val_loss"),
             amp_enabled=self.config.use_amp,
-            learning_rate=None if rig is None else next(iter(rig.stability.keeper.rates), None),
+            learning_rate=None if rig is None else next(iter(rig.stability.corrector.rates), None),
         )
         if rig is not None and all(p.grad is None for p in self.model.parameters()):
             stats["current_gradient_norm"] = rig.meter.last_norm
@@ -471,7 +472,7 @@ def correct(stability: StabilityMonitor, train_loss: float, val_loss: float | No
         (['loss_explosion'], 'LR multiplier 1 -> 0.1, effective LR 0.01')
     """
     issues = check_training_stability(train_loss, val_loss, stability.history, persistence=stability.persistence)
-    gravest_first = sorted(issues, key=lambda issue: stability.keeper.factors[issue])
+    gravest_first = sorted(issues, key=lambda issue: stability.corrector.factors[issue])
     return issues, [stability.handle_training_instability(issue) for issue in gravest_first]
 
 

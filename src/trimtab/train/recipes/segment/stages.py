@@ -125,7 +125,7 @@ class Rates:
             self.peaks[rig.stage.name] = dict.fromkeys(parts, 0.0)
             self._announce(trainer, rig, parts)
         peaks = self.peaks[rig.stage.name]
-        for part, rate in zip(parts, rig.stability.keeper.rates, strict=True):
+        for part, rate in zip(parts, rig.stability.corrector.rates, strict=True):
             peaks[part] = max(peaks[part], rate)
 
     def rounded(self) -> dict[str, dict[str, float]]:
