@@ -137,8 +137,8 @@ def _table(out: Console, report: Report) -> None:
     if changed:
         table.add_column("guarded")
     for row in words.ran(report):
-        said = Text(words.found_by(row), style=STYLES[words.tone(row)])
-        parts = [Text(row.fault), Text(row.group), *([Text(str(row.seed))] if several else []), said]
+        found = Text(words.found_by(row), style=STYLES[words.tone(row)])
+        parts = [Text(row.fault), Text(row.group), *([Text(str(row.seed))] if several else []), found]
         parts += [Text(words.after(row)), Text(words.lost(row), style="" if row.harmful else "dim")]
         table.add_row(*parts, *([Text(row.kept)] if changed else []))
     out.print(table)

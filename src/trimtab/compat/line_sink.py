@@ -77,7 +77,7 @@ class LineSink:
             if facts is None:
                 facts = self._facts[record.optimizer] = Facts(self._limits, self._clip)
             for name, every in self._styles.items():
-                self._say(STYLES[name](record, every, facts), record.optimizer)
+                self._print(STYLES[name](record, every, facts), record.optimizer)
             for hint in facts.hints - self._hinted:
                 self._hinted.add(hint)
                 log.info("%s", hint)
@@ -87,7 +87,7 @@ class LineSink:
         """Print the summary of the last epoch; the stream stays open."""
         if "b8" in self._styles:
             for optimizer, facts in self._facts.items():
-                self._say(facts.epoch.summary(), optimizer)
+                self._print(facts.epoch.summary(), optimizer)
 
     def _begin(self, info: RunInfo) -> None:
         clip = info.config.get("clip")
@@ -102,8 +102,8 @@ class LineSink:
                 every,
             )
 
-    def _say(self, said: Iterable[tuple[int, str]], optimizer: str) -> None:
-        for level, text in said:
+    def _print(self, due: Iterable[tuple[int, str]], optimizer: str) -> None:
+        for level, text in due:
             line = f"{optimizer}: {text}" if optimizer else text
             if self._write is not None:
                 self._write(line)

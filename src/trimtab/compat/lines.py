@@ -54,7 +54,7 @@ def high_norm(norm: float, clip: float) -> str:
 
 
 def nonfinite_gradients(batch: int, norm: float) -> str:
-    """What is said before a run stops over its gradients."""
+    """The message before a run stops because of its gradients."""
     return (
         f"❌ NaN/Inf detected in gradients at batch {batch}!\n"
         f"   Gradient norm: {_number(norm, '.4f')}\n"
@@ -63,7 +63,7 @@ def nonfinite_gradients(batch: int, norm: float) -> str:
 
 
 def nonfinite_loss(batch: int, loss: float) -> str:
-    """What is said before a run stops over its loss."""
+    """The message before a run stops because of its loss."""
     return f"❌ NaN/Inf detected in loss at batch {batch}!\n   Loss: {_number(loss, '.4f')}"
 
 
@@ -158,8 +158,18 @@ def gradient_problem(what: str, names: Sequence[str]) -> str:
         >>> gradient_problem("zero", ["a", "b", "c", "d", "e", "f"])
         '[GRAD]   zero: a, b, c, d and 2 more'
     """
+    return f"[GRAD]   {what}: {some(names)}"
+
+
+def some(names: Sequence[str]) -> str:
+    """The first few names, and how many more there are.
+
+    Example:
+        >>> some(["a", "b", "c", "d", "e"])
+        'a, b, c, d and 1 more'
+    """
     more = f" and {len(names) - NUM_NAMED} more" if len(names) > NUM_NAMED else ""
-    return f"[GRAD]   {what}: {', '.join(names[:NUM_NAMED])}{more}"
+    return ", ".join(names[:NUM_NAMED]) + more
 
 
 def gradient_warning(step: int, text: str) -> str:
@@ -194,7 +204,7 @@ def _clock(seconds: float) -> str:
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes:02}:{rest:02}"
 
 
-Said = Iterator[tuple[int, str]]
+Lines = Iterator[tuple[int, str]]
 
 CADENCE = {"a11": 100, "b5": 1, "b8": 0, "b9": 1, "c4": 10, "d2": 1, "e13": 10}
 """After how many steps each style prints; 0 is once per epoch, that is, with each validation."""
@@ -248,7 +258,7 @@ class Epoch:
         if math.isfinite(loss):
             self._losses, self._num_losses = self._losses + loss, self._num_losses + 1
 
-    def summary(self, metrics: Mapping[str, float] | None = None) -> Said:
+    def summary(self, metrics: Mapping[str, float] | None = None) -> Lines:
         """The documented lines about an epoch; then a new one begins."""
         if self._num_norms:
             yield INFO, norm_summary(self._norms / self._num_norms, self._highest)
@@ -292,7 +302,7 @@ def _on(sample: Sample, every: int) -> bool:
     return sample.step % max(every, 1) == 0
 
 
-def a11(sample: Sample, every: int, facts: Facts) -> Said:
+def a11(sample: Sample, every: int, facts: Facts) -> Lines:
     """The summary of all norms, and the two warnings whenever a threshold is passed."""
     norms, rows = _norms(sample), sample.col(Kind.GRAD, Column.L2).astype(np.float64)
     rows = rows[~(rows < 0)]
@@ -307,7 +317,7 @@ def a11(sample: Sample, every: int, facts: Facts) -> Said:
         yield WARNING, vanishing(smallest)
 
 
-def b5(sample: Sample, every: int, facts: Facts) -> Said:
+def b5(sample: Sample, every: int, facts: Facts) -> Lines:
     """The early warning: far more was clipped away than is usual."""
     norms = _norms(sample)
     if norms is None or not norms[1] < norms[0]:
@@ -317,7 +327,7 @@ def b5(sample: Sample, every: int, facts: Facts) -> Said:
         yield WARNING, high_norm(norm, limit)
 
 
-def b8(sample: Sample, every: int, facts: Facts) -> Said:
+def b8(sample: Sample, every: int, facts: Facts) -> Lines:
     """The norms of an epoch when it is validated, or of `every` steps; and the metrics of the validation."""
     if sample.phase == "train":
         facts.epoch.add(sample)
@@ -330,8 +340,8 @@ def b8(sample: Sample, every: int, facts: Facts) -> Said:
     yield from facts.epoch.summary(metrics)
 
 
-def b9(sample: Sample, every: int, facts: Facts) -> Said:
-    """What is said when loss or gradients are not finite; an overflow that a scaler provoked is routine."""
+def b9(sample: Sample, every: int, facts: Facts) -> Lines:
+    """The messages about non-finite loss or gradients; an overflow at a high loss scale is routine."""
     scalars = sample.scalars
     if sample.phase != "train" or scalars.get("routine_overflow"):
         return
@@ -342,7 +352,7 @@ def b9(sample: Sample, every: int, facts: Facts) -> Said:
         yield WARNING, nonfinite_gradients(sample.step, scalars.get("grad_norm", math.nan))
 
 
-def c4(sample: Sample, every: int, facts: Facts) -> Said:
+def c4(sample: Sample, every: int, facts: Facts) -> Lines:
     """The diagnostic line, in steps where everything in it was measured."""
     norms, scalars = _norms(sample), sample.scalars
     if norms is None or not _on(sample, every):
@@ -354,7 +364,7 @@ def c4(sample: Sample, every: int, facts: Facts) -> Said:
         yield INFO, step_diagnostics(sample.step, scalars["loss"], *norms, scalars["weight_norm"], lr)
 
 
-def d2(sample: Sample, every: int, facts: Facts) -> Said:
+def d2(sample: Sample, every: int, facts: Facts) -> Lines:
     """Both norms."""
     norms = _norms(sample)
     if norms is not None and _on(sample, every):
@@ -362,7 +372,7 @@ def d2(sample: Sample, every: int, facts: Facts) -> Said:
         yield INFO, norm_after_clipping(norms[1])
 
 
-def e13(sample: Sample, every: int, facts: Facts) -> Said:
+def e13(sample: Sample, every: int, facts: Facts) -> Lines:
     """The `[GRAD]` line with the parameters that have a problem, and warnings of the whole."""
     norms, rows = _norms(sample), sample.col(Kind.GRAD, Column.L2).astype(np.float64)
     wanted = rows != FROZEN
@@ -392,7 +402,7 @@ def e13(sample: Sample, every: int, facts: Facts) -> Said:
         yield WARNING, gradient_warning(step, f"the global norm of {norms[0]:.2e} is too small")
 
 
-STYLES: Mapping[str, Callable[[Sample, int, Facts], Said]] = {
+STYLES: Mapping[str, Callable[[Sample, int, Facts], Lines]] = {
     "a11": a11,
     "b5": b5,
     "b8": b8,

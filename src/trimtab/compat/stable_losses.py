@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
+from trimtab.compat.nn.layers import ImprovedActivations
 from trimtab.losses.cost import check_it_fits
 from trimtab.losses.logits import line_similarity, tuple_similarity
 from trimtab.losses.prepare import check_name, check_xs, normalise
@@ -194,14 +194,8 @@ def _sum_of_logs(logs: Sequence[Tensor], form: str) -> Tensor:
 VERSIONS = {0: "einsum", 1: "norm", 2: "cosine", 3: "distance"}
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
-    "gelu": functional.gelu,
-    "swish": functional.silu,
-    "mish": functional.mish,
-    "leaky_relu": functional.leaky_relu,
-    "elu": functional.elu,
-    "scaled_tanh": lambda x: 1.7159 * torch.tanh(2 / 3 * x),
+    name: getattr(ImprovedActivations, name) for name in ("gelu", "swish", "mish", "leaky_relu", "elu", "scaled_tanh")
 }
-"""Those of `trimtab.compat.nn.ImprovedActivations`, by the same names."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -25,7 +25,7 @@ class Band(NamedTuple):
 class Preset:
     """A named set of settings, and what else its source says that a trainer may use.
 
-    `settings` are what `Config.from_dict` takes. `hints` are plain data for whoever builds optimizer, schedule and
+    `settings` are what `Config.from_dict` takes. `hints` are plain data for building optimizer, schedule and
     scaler: a guard does not touch those. `lines` names the documented output lines and every how many steps they come
     (0: once per epoch); `limits` are the fixed thresholds of the warnings among them. `bands` say what a norm means,
     `notes` where the source contradicts itself and what is done about it.
@@ -343,7 +343,7 @@ LMOL = Preset(
         "A norm is too large above 100 and too small below 1e-8 for the diagnostics, above 300 and below 1e-12 for the "
         "health monitor. The preset takes the monitor's; lines:e13 by itself warns at the diagnostics'.",
         "AMP underflow was inferred from a scale below 2, which shows repeated overflow. The rule gradient-underflow "
-        "(AMP002) counts what float16 really loses.",
+        "(AMP002) counts what float16 loses.",
         "Parameters without any gradient were missing from the totals. In the [GRAD] line they count as zero.",
         "The documented --detect_anomaly false could not be parsed. Every flag here takes true, false, 1, 0, yes, no.",
         "The clip and the memory clean-up are configured twice, the latter with 10 and with 100 steps. There is one "

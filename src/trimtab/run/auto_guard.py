@@ -401,7 +401,7 @@ class AutoGuard:
         return [*self._trainings.values(), *self._theirs]
 
     def finish(self, reason: str = "closed") -> None:
-        """Close every guard, and put PyTorch back as it was."""
+        """Close every guard, and undo every wrapper and hook."""
         if os.getpid() != self._pid:
             return
         for guard in set(self._guards.values()):

@@ -55,7 +55,7 @@ class Preflight:
         self._stack.callback(hook.remove)
 
     def stop(self) -> None:
-        """Put PyTorch back as it was."""
+        """Undo every wrapper and hook."""
         self._stack.close()
 
     def _built(

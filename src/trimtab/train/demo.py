@@ -76,7 +76,7 @@ class ArmResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DemoResult:
-    """How all arms ended, and what the guard said."""
+    """How all arms ended, and what the guard found."""
 
     plan: Plan
     arms: tuple[ArmResult, ...]

@@ -30,7 +30,7 @@ MARGIN, EDGE = 3.0, 20.0
 at a rate for one step only, and so bears more than a training does."""
 FAINT, LONGER = 0.12, 4
 """Where no short training fell by more than this part of the loss, all of them may sit where the model only guesses
-better than at the start; they are made so many times longer, to see which one leaves that."""
+better than at the start; they are made this many times longer, to see which one leaves that."""
 USEFUL = 0.25
 """A rate whose short training fell by this part less than the best one's is still worth trying."""
 
@@ -67,7 +67,7 @@ def find_lr(
     repeats: int = 3,
     trial_steps: int = 50,
 ) -> LrRange:
-    """Suggest a learning rate. Model, optimizer, RNG and loader are afterwards what they were, to the bit.
+    """Suggest a learning rate. Model, optimizer, RNG and loader are restored bit-identically afterwards.
 
     Example:
         >>> import torch
@@ -98,14 +98,14 @@ def find_lr(
 
 def settle(found: LrRange, trials: Mapping[float, float], num_steps: int) -> LrRange:
     """Choose among the rates that were tried: the middle of those that did as well as the best."""
-    told = replace(found, trials=trials, num_steps=found.num_steps + num_steps * len(trials))
+    extended = replace(found, trials=trials, num_steps=found.num_steps + num_steps * len(trials))
     fell = max(trials.values(), default=0.0)
     if not fell > 0:
-        return told
+        return extended
     good = [rate for rate, by in trials.items() if by >= (1.0 - CLOSE) * fell]
     useful = [rate for rate, by in trials.items() if by >= (1.0 - USEFUL) * fell]
     middle = math.exp(sum(map(math.log, good)) / len(good))
-    return replace(told, suggested=middle, low=min(useful), high=max(useful))
+    return replace(extended, suggested=middle, low=min(useful), high=max(useful))
 
 
 def suggest_lr(sweeps: Sequence[Sweep]) -> LrRange:
@@ -159,7 +159,7 @@ POOL = 32
 """Batches of one sweep, gone through in turn: for each of them it is known what its loss was at the start."""
 SOONEST = 8
 CHANCE = 9.0
-"""So many of its usual steps a curve of pure noise, smoothed, wanders in a hundred of them."""
+"""A smoothed curve of pure noise wanders by this many of its usual steps within a hundred of them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -49,7 +49,7 @@ def save_history(folder: Path, history: History) -> None:
     try:
         history.save(folder / HISTORY)
     except OSError as error:
-        log.warning("%s could not be written (%s); training goes on", folder / HISTORY, error)
+        log.warning("%s could not be written (%s); training continues", folder / HISTORY, error)
 
 
 def whole(rig: Rig) -> dict[str, Any]:
@@ -64,7 +64,7 @@ def save_after_epoch(rig: Rig, metrics: Mapping[str, float], step: int) -> None:
     try:
         rig.checkpointer.save(step, metrics=metrics, **whole(rig))
     except CheckpointError as error:
-        log.warning("the checkpoint after step %d could not be written: %s; training goes on", step, error)
+        log.warning("the checkpoint after step %d could not be written: %s; training continues", step, error)
 
 
 def save_best(root: Path | None, model: nn.Module, config: Mapping[str, object], metrics: Mapping[str, float]) -> None:
@@ -74,7 +74,7 @@ def save_best(root: Path | None, model: nn.Module, config: Mapping[str, object],
     try:
         documented.save_checkpoint(root / BEST, model, include_optimizer=False, config=config, metrics=metrics)
     except CheckpointError as error:
-        log.warning("the best model could not be written: %s; training goes on", error)
+        log.warning("the best model could not be written: %s; training continues", error)
 
 
 def log_how_to_resume(error: BaseException, root: Path | None) -> None:

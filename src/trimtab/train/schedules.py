@@ -36,7 +36,7 @@ class Schedule:
 
     During the warm-up the rate at step s is `init + (s / warmup_steps) * (base - init)`; then the inner schedule
     begins at its own beginning. `step` is called after each optimizer step, `epoch_done` after each validation. `plan`
-    is what the schedule was made from: one that goes on from a checkpoint with another plan follows its own.
+    is what the schedule was made from: resumed from a checkpoint with another plan, it follows its own.
 
     Example:
         >>> import torch
@@ -162,7 +162,7 @@ def make_schedule(
 ) -> Schedule:
     """The schedule of that kind over `total_steps`; each group's own rate is its base, and its peak in `onecycle`.
 
-    Where nobody knows how many steps there will be, `total_steps` is None: `none`, `plateau` and `lambda` work, `step`
+    If the number of steps is unknown, `total_steps` is None: `none`, `plateau` and `lambda` work, `step`
     and `cosine_restart` with a `step_size`.
     `step_size` is how many steps `step` keeps a rate (a third of the run unless given) and how long a first cycle of
     `cosine_restart` is (a quarter). `gamma` is the factor of `step` and `plateau`, and what is left at the end of

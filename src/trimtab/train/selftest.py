@@ -1,4 +1,4 @@
-"""Whether trimtab does what it promises on this very machine: every part is tried, and what breaks is told.
+"""Tests on this machine whether trimtab does what it promises; every part runs, and failures are reported.
 
 - monitor: real gradients, healthy and spoiled, and clipping beside torch's own;
 - guard: an update with a NaN in it leaves no bit changed, and the record tells of it;
@@ -47,7 +47,7 @@ class Part:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Group:
-    """Parts that are told under one heading."""
+    """Parts under one heading."""
 
     heading: str
     parts: tuple[Part, ...]
@@ -224,11 +224,11 @@ def _record(device: torch.device) -> Facts:
         expect(not run.problems, f"the record cannot be read back whole: {'; '.join(run.problems)}")
         steps = run.series("loss")[0].tolist()
         expect(steps == list(range(NUM_STEPS)), f"{len(steps)} of {NUM_STEPS} steps are on record")
-        told = sorted({f.code for f in run.findings if f.step == BAD_STEP})
-        expect("LOSS001" in told, f"the NaN at step {BAD_STEP} is not on record (found there: {told or 'nothing'})")
+        codes = sorted({f.code for f in run.findings if f.step == BAD_STEP})
+        expect("LOSS001" in codes, f"the NaN at step {BAD_STEP} is not on record (found there: {codes or 'nothing'})")
         again = replay(place)
         expect(again.identical, f"verdicts made again from the record differ: {'; '.join(again.differences[:2])}")
-    return {"Steps on record": len(steps), "Findings": ", ".join(told), "Replay": "identical"}
+    return {"Steps on record": len(steps), "Findings": ", ".join(codes), "Replay": "identical"}
 
 
 def _part(name: str, make: Make) -> Part:
@@ -358,7 +358,7 @@ GROUPS: tuple[Group, ...] = (MONITOR, GUARD, LOSSES)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
-    """What became of one part on one device; `problem` is empty where it passed."""
+    """The result of one part on one device; `problem` is empty if it passed."""
 
     heading: str
     name: str
@@ -401,7 +401,7 @@ def _try(group: Group, part: Part, device: torch.device) -> Result:
             facts = part.body(device)
     except SelfTestError as error:
         problem = str(error)
-    except Exception as error:  # whatever it is, it is told, and the other parts are tried
+    except Exception as error:  # reported, and the other parts run
         problem = f"{type(error).__name__}: {error}"
     return Result(
         heading=group.heading, name=part.name, device=str(device), passed=not problem, problem=problem, facts=facts

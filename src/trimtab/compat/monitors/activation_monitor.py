@@ -36,7 +36,7 @@ class _Layer:
     floor: float | None
     bounds: tuple[float, float] | None
     shape: tuple[int, ...] = ()
-    width: int = 0  # units, where they are told apart
+    width: int = 0  # units, if they are distinguished
     windows: list[Activity] = field(default_factory=list)  # the first, the one before, the one under way
 
 

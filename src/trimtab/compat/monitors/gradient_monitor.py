@@ -356,8 +356,7 @@ def _nonfinite(seen: GradSnapshot) -> list[str]:
 
 
 def _names(seen: GradSnapshot, rows: Rows) -> str:
-    found = [seen.names[i] for i in np.flatnonzero(rows)]
-    return ", ".join(found[:NUM_NAMED]) + (f" and {len(found) - NUM_NAMED} more" if len(found) > NUM_NAMED else "")
+    return lines.some([seen.names[i] for i in np.flatnonzero(rows)])
 
 
 def _matrices(seen: GradSnapshot) -> Rows:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.amp import GradScaler
 from torch.optim import Optimizer
 
+from trimtab.compat.lines import some
 from trimtab.compat.monitors.nonfinite_tensors import find_nonfinite
 from trimtab.compat.monitors.stability import mismatch
 from trimtab.core.errors import InputError
@@ -25,7 +26,6 @@ log = logging.getLogger("trimtab")
 
 HIGHEST_LR, LOWEST_LR = 1.0, 1e-8
 """A learning rate outside of these is suspicious."""
-NUM_NAMED = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,7 +62,7 @@ def assert_all_requires_grad(model: nn.Module, *, frozen: Sequence[str] = ()) ->
     off = [n for n, p in named if not p.requires_grad and not any(fnmatchcase(n, pattern) for pattern in frozen)]
     if off:
         raise InputError(
-            f"{len(off)} of {len(named)} parameters do not require a gradient: {_some(off)}; expected all to train. "
+            f"{len(off)} of {len(named)} parameters do not require a gradient: {some(off)}; expected all to train. "
             "Call requires_grad_(True) on them, or name them in frozen=."
         )
 
@@ -113,11 +113,11 @@ def _model_problems(model: nn.Module, device: torch.device | str | None, scaler:
     if device is not None:
         wanted = torch.device(device)
         if away := [n for n, p in named if not _on(p, wanted)]:
-            yield f"not on {wanted}: {_some(away)}; move the model before the optimizer is built"
+            yield f"not on {wanted}: {some(away)}; move the model before the optimizer is built"
     if bad := list(find_nonfinite(named)):
-        yield f"NaN or Inf in {_some(bad)}"
+        yield f"NaN or Inf in {some(bad)}"
     if scale_of(scaler) is not None and (half := [n for n, p in named if p.dtype is torch.float16 and p.requires_grad]):
-        yield f"a GradScaler cannot unscale float16 parameters ({_some(half)}); keep them in float32 and use autocast"
+        yield f"a GradScaler cannot unscale float16 parameters ({some(half)}); keep them in float32 and use autocast"
 
 
 def _on(tensor: Tensor, wanted: torch.device) -> bool:
@@ -151,8 +151,3 @@ def _line(i: int, group: Mapping[str, Any]) -> str:
     known = {"learning rate": group.get("lr"), "weight decay": group.get("weight_decay")}
     shown = [f"{name} {number(value):g}" for name, value in known.items() if value is not None]
     return ", ".join([f"group {i}: {len(group['params'])} parameters", *shown])
-
-
-def _some(names: Sequence[str]) -> str:
-    more = f" and {len(names) - NUM_NAMED} more" if len(names) > NUM_NAMED else ""
-    return ", ".join(names[:NUM_NAMED]) + more

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TypedDict
 
 import numpy as np
@@ -151,69 +151,51 @@ class TrainingHealthMonitor:
             },
         }
 
-    def _loss_issues(self) -> list[tuple[str, str]]:
-        out = []
+    def _loss_issues(self) -> Iterator[tuple[str, str]]:
         if bad := sum(self._bad_losses):
-            out.append(
-                (
-                    f"{bad} of {len(self._bad_losses)} losses were NaN or Inf",
-                    "Lower the learning rate, and look for divisions by zero, logarithms of zero and NaN in the data.",
-                )
+            yield (
+                f"{bad} of {len(self._bad_losses)} losses were NaN or Inf",
+                "Lower the learning rate, and look for divisions by zero, logarithms of zero and NaN in the data.",
             )
         if self._losses and 0 <= self._losses[-1] < self._floor:
-            out.append(
-                (
-                    f"the loss is {self._losses[-1]:.3g}, below {self._floor:.3g}",
-                    "Check that the loss depends on the model's output, and that no labels leaked into the input.",
-                )
+            yield (
+                f"the loss is {self._losses[-1]:.3g}, below {self._floor:.3g}",
+                "Check that the loss depends on the model's output, and that no labels leaked into the input.",
             )
         if self.epochs_without_improvement >= self.patience:
-            out.append(
-                (
-                    f"the loss has not improved for {self.epochs_without_improvement} epochs",
-                    "Stop here, lower the learning rate, or check that the weights still change.",
-                )
+            yield (
+                f"the loss has not improved for {self.epochs_without_improvement} epochs",
+                "Stop here, lower the learning rate, or check that the weights still change.",
             )
-        return out
 
-    def _gradient_issues(self) -> list[tuple[str, str]]:
-        out = []
+    def _gradient_issues(self) -> Iterator[tuple[str, str]]:
         if bad := sum(self._bad_norms):
-            out.append(
-                (
-                    f"{bad} of {len(self._bad_norms)} gradient norms were NaN or Inf",
-                    "Skip such steps; under float16 use a GradScaler, or train in bfloat16.",
-                )
+            yield (
+                f"{bad} of {len(self._bad_norms)} gradient norms were NaN or Inf",
+                "Skip such steps; under float16 use a GradScaler, or train in bfloat16.",
             )
         if self._norms and max(self._norms) > self._highest:
-            out.append(
-                (
-                    f"the gradient norm reached {max(self._norms):.3g}, above {self._highest:.3g}",
-                    "Clip gradients, for example to a norm of 1.0, or lower the learning rate.",
-                )
+            yield (
+                f"the gradient norm reached {max(self._norms):.3g}, above {self._highest:.3g}",
+                "Clip gradients, for example to a norm of 1.0, or lower the learning rate.",
             )
         if self._norms and self._norms[-1] < self._lowest:
-            out.append(
-                (
-                    f"the gradient norm is {self._norms[-1]:.3g}, below {self._lowest:.3g}",
-                    "Check that the loss is not detached and that parameters are trainable.",
-                )
+            yield (
+                f"the gradient norm is {self._norms[-1]:.3g}, below {self._lowest:.3g}",
+                "Check that the loss is not detached and that parameters are trainable.",
             )
-        return out
 
-    def _class_issues(self) -> list[tuple[str, str]]:
+    def _class_issues(self) -> Iterator[tuple[str, str]]:
         known = {name: value for name, value in self._classes.items() if math.isfinite(value)}
         if not known:
-            return []
+            return
         worst, best = min(known, key=known.__getitem__), max(known, key=known.__getitem__)
         if known[best] - known[worst] <= self._gap:
-            return []
-        return [
-            (
-                f"class {worst} is right {known[worst]:.0%} of the time, class {best} {known[best]:.0%}",
-                "Weight the classes in the loss, or sample the weak ones more often.",
-            )
-        ]
+            return
+        yield (
+            f"class {worst} is right {known[worst]:.0%} of the time, class {best} {known[best]:.0%}",
+            "Weight the classes in the loss, or sample the weak ones more often.",
+        )
 
     def _norm_metrics(self) -> dict[str, float]:
         if not self._norms:

@@ -1,7 +1,7 @@
 """Six aligned modalities to learn from: emoji with their names in five languages, or six maps of one latent vector.
 
 Held out are the emoji that `load_emoji` marks, by a hash of each. There are no skin tones among them, and no two are
-drawn alike, but a man, a woman and a person who do the same differ in little else. So whoever shares the family of a
+drawn alike, but a man, a woman and a person who do the same differ in little else. So what shares the family of a
 held-out emoji is left out of the training as well: the same thing with another gender or facing the other way, and any
 family where one is held out. Flags, clocks and keycaps are different things that look alike; they stay on both sides.
 

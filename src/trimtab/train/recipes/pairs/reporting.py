@@ -38,7 +38,7 @@ class NormSink:
         self._monitor = monitor
 
     def write(self, record: Record) -> None:
-        """Take in a step."""
+        """Add a step."""
         if isinstance(record, Sample) and record.phase == "train" and "grad_norm" in record.scalars:
             self._monitor.update_gradient_norm(record.scalars["grad_norm"])
 
@@ -68,7 +68,7 @@ def banner(settings: Settings, model: nn.Module, num_train: int, num_val: int) -
 
 @contextmanager
 def switched(settings: Settings, say: Say | None) -> Iterator[None]:
-    """The backend as the flags say, and as it was afterwards."""
+    """Set the backend by the flags, and restore it afterwards."""
     cudnn: Any = torch.backends.cudnn
     was = cudnn.benchmark, cudnn.deterministic, torch.are_deterministic_algorithms_enabled()
     warned = torch.is_deterministic_algorithms_warn_only_enabled()

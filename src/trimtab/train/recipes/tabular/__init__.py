@@ -61,7 +61,7 @@ def build(settings: Settings) -> Parts:
         loss_fn=nn.functional.cross_entropy if classes else nn.functional.mse_loss,
         metrics=classification_metrics if classes else regression_metrics,
         score="accuracy" if classes else "r2",
-        # An epoch is a dozen steps: what comes back with the next one is new, and states to go back to are close by.
+        # An epoch is a dozen steps: trouble in the next epoch is new, and states to roll back to are close.
         policy=PolicyConfig(quiet=5, ring_every=2),
         tags=_tensorboard(settings["tensorboard"]),
     )
@@ -170,7 +170,7 @@ def _nan_validation(parts: Parts, settings: Settings) -> Parts:
 
 
 def _tiny_training_set(parts: Parts, settings: Settings) -> Parts:
-    """A few rows, no dropout and no decay to speak of: learnt by heart."""
+    """A few rows, no dropout and hardly any decay: the model memorises them."""
     x, y = _tensors(parts)
     width = parts.model[1].out_features  # type: ignore[index]
     torch.manual_seed(settings["seed"])
