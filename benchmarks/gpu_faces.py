@@ -53,12 +53,12 @@ SCRIPT = """
     print(hashlib.sha256(b"".join(v.numpy().tobytes() for v in state)).hexdigest()[:16])
     print("finite", all(bool(torch.isfinite(v).all()) for v in state), flush=True)
 """
-FLY = """
+RUN = """
 import sys
 from trimtab.core.config import Config
-from trimtab.run.runner import fly
+from trimtab.run.runner import run_guarded
 from trimtab.run.script import Program
-fly(Program(target=sys.argv[1], args=sys.argv[2:]), {"config": Config(record=False)})
+run_guarded(Program(target=sys.argv[1], args=sys.argv[2:]), {"config": Config(record=False)})
 """
 
 
@@ -70,8 +70,8 @@ def check(function: Callable[[], str]) -> Callable[[], str]:
 def run(folder: Path, *args: str, guarded: bool) -> tuple[str, str]:
     script = folder / "train.py"
     script.write_text(textwrap.dedent(SCRIPT))
-    (folder / "fly.py").write_text(FLY)
-    command = [sys.executable, *([str(folder / "fly.py")] if guarded else []), str(script), *args]
+    (folder / "guarded.py").write_text(RUN)
+    command = [sys.executable, *([str(folder / "guarded.py")] if guarded else []), str(script), *args]
     env = {**os.environ, "CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
     done = subprocess.run(command, capture_output=True, text=True, env=env, timeout=300)
     assert done.returncode == 0, done.stderr[-2000:]

@@ -30,7 +30,7 @@ from torch.nn import functional as F  # noqa: N812
 
 from trimtab.data import load_digits
 from trimtab.losses import nway_loss
-from trimtab.train.recipes.clip6.original_loss import version_zero
+from trimtab.train.recipes.clip6.model import version_zero
 from trimtab.train.recipes.clip6.views import latent_views
 
 Views = list[Tensor]

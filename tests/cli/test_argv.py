@@ -1,6 +1,6 @@
 import pytest
 
-from trimtab.cli._argv import Options, normalise
+from trimtab.cli._shell import Options, normalise
 
 OPTIONS = Options(flags={"--json", "--dry-run", "-q"}, valued={"--select", "--max-steps"})
 

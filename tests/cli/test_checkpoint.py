@@ -360,7 +360,7 @@ def test_prune_tells_what_could_not_be_deleted(trimtab, folder, monkeypatch):
         (["show", "checkpoints", "--step", "7"], "there are: 10, 20, 30, 40"),
         (["verify", "checkpoints", "--step", "7"], "no checkpoint of step 7"),
         (["diff", "checkpoints", "10"], "diff checkpoints 10 OTHER_STEP"),
-        (["diff", "checkpoints", "ten", "20"], "'ten' is no step"),
+        (["diff", "checkpoints", "ten", "20"], "'ten' is not a step"),
         (["diff", "checkpoints/10", "checkpoints/11"], "no checkpoint of step 11"),
         (["diff", "old.pth", "note.txt"], "note.txt"),
         (["prune", "checkpoints", "--max-bytes", "ten"], "'ten' is no size"),

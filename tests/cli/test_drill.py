@@ -101,7 +101,7 @@ def test_time_that_runs_out_is_told(trimtab, in_process, monkeypatch):
         (("nowhere:build",), "there is no module 'nowhere'"),
         ((f"{TARGETS}:raises",), "raised without any fault at step 0 (seed 0): KeyError"),
         ((f"{TARGETS}:build", "--select", "nonsense"), "there is no fault or group 'nonsense'"),
-        ((f"{TARGETS}:build", "--select", "amp", *SHORT), "no fault could be put into"),
+        ((f"{TARGETS}:build", "--select", "amp", *SHORT), "no fault could be injected into"),
     ],
 )
 def test_what_cannot_be_drilled_exits_2(trimtab, in_process, words, why):

@@ -18,16 +18,16 @@ from trimtab import Guard
 from trimtab.compat.monitors.stability import (
     HEALTH_KEYS,
     LossHistory,
-    StabilityKeeper,
+    StabilityCorrector,
     StabilityMonitor,
     check_nan_inf,
     check_training_stability,
     clip_gradients,
+    corrector_of,
     find_nonfinite,
     get_training_stats,
     handle_nan_inf,
     handle_training_instability,
-    keeper_of,
     monitor_training_health,
 )
 from trimtab.core.config import PolicyConfig
@@ -293,21 +293,21 @@ def test_d7_the_documented_cuts(issue: str, factor: float) -> None:
     optimizer = one(lr=0.1)
     outcome = handle_training_instability(issue, optimizer)
     assert outcome.applied
-    assert keeper_of(optimizer).rates == pytest.approx([0.1 * factor])
+    assert corrector_of(optimizer).rates == pytest.approx([0.1 * factor])
     assert optimizer.param_groups[0]["lr"] == 0.1  # the scheduler's own number
-    keeper_of(optimizer).remove()
+    corrector_of(optimizer).remove()
 
 
 def test_d7_overfitting_raises_the_decay_even_from_zero_and_to_a_bound() -> None:
     optimizer = one(weight_decay=0.02)
-    keeper = StabilityKeeper(optimizer, policy=PolicyConfig(cooldown=0))
-    assert keeper.handle("overfitting").applied
-    assert keeper.decays == pytest.approx([0.03])
+    corrector = StabilityCorrector(optimizer, policy=PolicyConfig(cooldown=0))
+    assert corrector.handle("overfitting").applied
+    assert corrector.decays == pytest.approx([0.03])
     for _ in range(15):
-        keeper.handle("overfitting")
-    assert keeper.decays == [0.1]
-    assert not keeper.handle("overfitting").applied
-    keeper.remove()
+        corrector.handle("overfitting")
+    assert corrector.decays == [0.1]
+    assert not corrector.handle("overfitting").applied
+    corrector.remove()
     assert optimizer.param_groups[0]["weight_decay"] == 0.1
     without = one(weight_decay=0.0)
     handle_training_instability("overfitting", without)
@@ -344,7 +344,7 @@ def test_d7_the_cut_outlives_every_scheduler(kind: str) -> None:
     handle_training_instability("loss_explosion", cut)
     after = step_rates(cut, other, 8)
     assert after == pytest.approx([0.1 * r for r in rates[4:]], rel=1e-3, abs=1e-6)
-    keeper_of(cut).remove()
+    corrector_of(cut).remove()
     assert cut.param_groups[0]["lr"] == pytest.approx(plain.param_groups[0]["lr"])
 
 
@@ -364,56 +364,56 @@ def test_d7_a_scheduler_made_after_the_cut_starts_from_the_true_rate() -> None:
     handle_training_instability("train_loss_nan_inf", optimizer)
     scheduler = SCHEDULERS["lambda"](optimizer)
     assert step_rates(optimizer, scheduler, 3) == pytest.approx([0.05] * 3, rel=1e-3)
-    keeper_of(optimizer).remove()
+    corrector_of(optimizer).remove()
     assert step_rates(optimizer, scheduler, 2) == pytest.approx([0.1] * 2, rel=1e-3)
 
 
 def test_d7_cool_down_budget_and_floor() -> None:
     optimizer = one()
     scheduler = SCHEDULERS["lambda"](optimizer)
-    with StabilityKeeper(optimizer, policy=PolicyConfig(cooldown=3, budget=3, floor=0.02)) as keeper:
-        assert keeper.handle("loss_explosion").applied
-        assert "at least 3 must pass" in keeper.handle("loss_explosion").detail
-        assert keeper.handle("overfitting").applied  # a cool-down is for one kind
+    with StabilityCorrector(optimizer, policy=PolicyConfig(cooldown=3, budget=3, floor=0.02)) as corrector:
+        assert corrector.handle("loss_explosion").applied
+        assert "at least 3 must pass" in corrector.handle("loss_explosion").detail
+        assert corrector.handle("overfitting").applied  # a cool-down is for one kind
         step_rates(optimizer, scheduler, 3)
-        assert keeper.handle("loss_explosion").applied
-        assert keeper.rates == pytest.approx([0.002])  # the floor, not 0.001
+        assert corrector.handle("loss_explosion").applied
+        assert corrector.rates == pytest.approx([0.002])  # the floor, not 0.001
         step_rates(optimizer, scheduler, 3)
-        assert "budget" in keeper.handle("loss_explosion").detail
+        assert "budget" in corrector.handle("loss_explosion").detail
 
 
 def test_d7_factors_can_be_set() -> None:
     optimizer = one()
-    with StabilityKeeper(optimizer, factors={"loss_explosion": 0.25}) as keeper:
-        keeper.handle("loss_explosion")
-        assert keeper.rates == pytest.approx([0.025])
+    with StabilityCorrector(optimizer, factors={"loss_explosion": 0.25}) as corrector:
+        corrector.handle("loss_explosion")
+        assert corrector.rates == pytest.approx([0.025])
     other = one()
     handle_training_instability("loss_explosion", other, factor=0.3)
-    assert keeper_of(other).rates == pytest.approx([0.03])
+    assert corrector_of(other).rates == pytest.approx([0.03])
     for issue, factor in (("loss_explosion", 1.5), ("overfitting", 0.5), ("train_loss_nan_inf", 0.0)):
         with pytest.raises(InputError, match="the factor for"):
             handle_training_instability(issue, one(), factor=factor)
-    with pytest.raises(InputError, match="no known issue"):
+    with pytest.raises(InputError, match="not a known issue"):
         handle_training_instability("boredom", one())
-    with pytest.raises(InputError, match="no known issue"):
-        StabilityKeeper(one(), factors={"boredom": 0.5})
+    with pytest.raises(InputError, match="not a known issue"):
+        StabilityCorrector(one(), factors={"boredom": 0.5})
 
 
 def test_d7_it_recovers_only_when_asked() -> None:
     policy = PolicyConfig(cooldown=2, recover=2)
     stays, grows = one(), one()
-    keeper, other = StabilityKeeper(stays, policy=policy), StabilityKeeper(grows, policy=policy, recover=True)
-    for k in (keeper, other):
+    corrector, other = StabilityCorrector(stays, policy=policy), StabilityCorrector(grows, policy=policy, recover=True)
+    for k in (corrector, other):
         k.handle("train_loss_nan_inf")
     step_rates(stays, SCHEDULERS["lambda"](stays), 10)
     step_rates(grows, SCHEDULERS["lambda"](grows), 10)
-    assert (keeper.rates, other.rates) == ([0.05], [0.1])
+    assert (corrector.rates, other.rates) == ([0.05], [0.1])
 
 
 def test_d7_a_step_that_raises_leaves_the_rate_as_it_was() -> None:
     optimizer = one()
-    with StabilityKeeper(optimizer) as keeper:
-        keeper.handle("loss_explosion")
+    with StabilityCorrector(optimizer) as corrector:
+        corrector.handle("loss_explosion")
 
         def boom() -> float:
             raise RuntimeError("boom")
@@ -423,19 +423,19 @@ def test_d7_a_step_that_raises_leaves_the_rate_as_it_was() -> None:
         assert optimizer.param_groups[0]["lr"] == 0.1
 
 
-def test_d7_remove_leaves_no_trace_and_one_keeper_is_enough() -> None:
+def test_d7_remove_leaves_no_trace_and_one_corrector_is_enough() -> None:
     optimizer = one()
-    keeper = StabilityKeeper(optimizer)
-    assert keeper_of(optimizer) is keeper
+    corrector = StabilityCorrector(optimizer)
+    assert corrector_of(optimizer) is corrector
     with pytest.raises(AttachError, match="already has"):
-        StabilityKeeper(optimizer)
-    keeper.handle("loss_explosion")
-    keeper.remove()
-    keeper.remove()
+        StabilityCorrector(optimizer)
+    corrector.handle("loss_explosion")
+    corrector.remove()
+    corrector.remove()
     assert "step" not in optimizer.__dict__
-    assert "removed" in keeper.handle("loss_explosion").detail
+    assert "removed" in corrector.handle("loss_explosion").detail
     assert step_rates(optimizer, SCHEDULERS["lambda"](optimizer), 1) == pytest.approx([0.1])
-    StabilityKeeper(optimizer).remove()
+    StabilityCorrector(optimizer).remove()
 
 
 def test_d7_nothing_outlives_the_optimizer() -> None:
@@ -451,10 +451,10 @@ def test_d7_nothing_outlives_the_optimizer() -> None:
 def test_d7_beside_a_guard_that_cuts_too_the_scheduler_keeps_its_rates(guard_first: bool) -> None:
     model = nn.Linear(2, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    keeper = None if guard_first else StabilityKeeper(optimizer)
+    corrector = None if guard_first else StabilityCorrector(optimizer)
     with Guard(model, optimizer, mode="act", run_dir=False) as guard:
-        keeper = keeper or StabilityKeeper(optimizer)
-        keeper.handle("train_loss_nan_inf")
+        corrector = corrector or StabilityCorrector(optimizer)
+        corrector.handle("train_loss_nan_inf")
         for step in range(6):
             loss = model(torch.randn(4, 2)).square().mean() * (NAN if step == 2 else 1.0)
             loss.backward()
@@ -462,7 +462,7 @@ def test_d7_beside_a_guard_that_cuts_too_the_scheduler_keeps_its_rates(guard_fir
             optimizer.zero_grad()
             assert optimizer.param_groups[0]["lr"] == 0.1
         assert guard._lanes[""].multiplier.value < 1.0, "the guard cut nothing: the test says nothing"
-    keeper.remove()
+    corrector.remove()
 
 
 @pytest.mark.parametrize("scheduled", [True, False])
@@ -494,9 +494,9 @@ def test_d7_under_a_scaler_with_everything_else_around_step(fused: bool, schedul
 
 def test_d7_it_goes_on_after_a_restart() -> None:
     first, second = one(), one()
-    keeper, other = StabilityKeeper(first), StabilityKeeper(second)
-    keeper.handle("loss_explosion")
-    other.load_state_dict(keeper.state_dict())
+    corrector, other = StabilityCorrector(first), StabilityCorrector(second)
+    corrector.handle("loss_explosion")
+    other.load_state_dict(corrector.state_dict())
     assert step_rates(second, SCHEDULERS["lambda"](second), 1) == pytest.approx([0.01], rel=1e-3)
     assert not other.handle("loss_explosion").applied
 
@@ -617,7 +617,7 @@ def test_a_nan_epoch_cuts_once_and_is_unhealthy_but_poisons_nothing() -> None:
     model = net()
     with StabilityMonitor(model, torch.optim.SGD(model.parameters(), lr=0.1)) as monitor:
         assert monitor.check_training_stability(NAN, NAN) == ["train_loss_nan_inf", "val_loss_nan_inf"]
-        assert monitor.keeper.rates == pytest.approx([0.05])  # one cut: the cool-down holds the second back
+        assert monitor.corrector.rates == pytest.approx([0.05])  # one cut: the cool-down holds the second back
         report = monitor.monitor_training_health()
         assert [k for k, fine in report.items() if not fine] == ["losses_healthy", "overall_healthy"]
         for loss in (1.0, 0.9, 0.8):
@@ -629,7 +629,7 @@ def test_an_explosion_is_answered_before_a_nan_validation() -> None:
     with StabilityMonitor(model, torch.optim.SGD(model.parameters(), lr=0.1)) as monitor:
         monitor.check_training_stability(1.0, 1.0)
         assert monitor.check_training_stability(50.0, NAN) == ["val_loss_nan_inf", "loss_explosion"]
-        assert monitor.keeper.rates == pytest.approx([0.01])
+        assert monitor.corrector.rates == pytest.approx([0.01])
 
 
 def test_one_noisy_epoch_does_not_change_the_decay() -> None:
@@ -660,7 +660,7 @@ def test_the_monitor_goes_on_after_a_restart() -> None:
             first.check_training_stability(loss, 1.0)
         second.load_state_dict(first.state_dict())
         assert second.history.train == [1.0, 30.0]
-        assert second.keeper.rates == first.keeper.rates == pytest.approx([0.01])
+        assert second.corrector.rates == first.corrector.rates == pytest.approx([0.01])
 
 
 def test_a_run_that_would_die_is_brought_back() -> None:
@@ -709,5 +709,5 @@ def test_losses_fall_in_the_healthy_case_without_any_correction() -> None:
             optimizer.step()
             losses.append(float(loss.detach()))
             assert monitor.check_training_stability(losses[-1], losses[-1]) == []
-        assert monitor.keeper.spent == 0
+        assert monitor.corrector.spent == 0
     assert all(b < a for a, b in pairwise(losses))

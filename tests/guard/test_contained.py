@@ -24,7 +24,7 @@ from torch.nn import functional as F  # noqa: N812
 import trimtab
 from tests.matrix import sampled
 from trimtab import Config, Finding, Guard
-from trimtab.run.auto_guard import Pilot
+from trimtab.run.auto_guard import AutoGuard
 
 HOME = str(Path(trimtab.__file__).parent)
 STEPS = 8
@@ -34,7 +34,7 @@ BOUNDARY = {
     ("/guard/hooks.py", "uncompiled.<locals>.call"),
     ("/guard/hooks.py", "StepHooks._pre"),
     ("/guard/hooks.py", "StepHooks._post"),
-    ("/run/auto_guard.py", "Pilot._contain"),
+    ("/run/auto_guard.py", "AutoGuard._contain"),
     ("/torchutil/patch.py", "_Wrapped.__init__.<locals>.method"),
     ("/torchutil/patch.py", "native.<locals>.entry"),
     ("/torchutil/patch.py", "wrap_attribute.<locals>.wrapper"),
@@ -240,11 +240,11 @@ class Acting(Loop):
 class Unaware(Loop):
     """A script that knows nothing of a guard, as `trimtab run` finds it; it clips by itself."""
 
-    pilot: Pilot | None = None
+    auto_guard: AutoGuard | None = None
 
     def attach(self, **settings: Any) -> None:
-        self.pilot = Pilot({"config": Config(), **settings}, lambda flight: None)
-        self.pilot.take_off()
+        self.auto_guard = AutoGuard({"config": Config(), **settings}, lambda training: None)
+        self.auto_guard.start()
 
     def step(self, i: int) -> None:
         x, y = self.batch(i)
@@ -255,8 +255,8 @@ class Unaware(Loop):
         self.optimizer.step()
 
     def ends(self) -> list[Tensor]:
-        if self.pilot is not None:
-            self.pilot.land()
+        if self.auto_guard is not None:
+            self.auto_guard.finish()
         return super().ends()
 
 

@@ -24,7 +24,7 @@ from torch.utils.hooks import RemovableHandle
 
 from tests.matrix import sampled
 from trimtab import Guard
-from trimtab.run.auto_guard import Pilot
+from trimtab.run.auto_guard import AutoGuard
 from trimtab.torchutil.patch import wrap_method_of
 
 
@@ -129,12 +129,12 @@ SAVES: dict[str, Callable[[Any], bytes]] = {
 
 @contextmanager
 def flying() -> Iterator[None]:
-    pilot = Pilot({"run_dir": False}, lambda flight: None)
-    pilot.take_off()
+    auto_guard = AutoGuard({"run_dir": False}, lambda training: None)
+    auto_guard.start()
     try:
         yield
     finally:
-        pilot.land()
+        auto_guard.finish()
 
 
 @contextmanager

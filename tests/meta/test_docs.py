@@ -116,7 +116,7 @@ def test_an_interpreter_is_fresh_for_every_block_but_one_that_continues(tmp_path
     assert code == 1
     assert "NameError" in printed
     # A part of the package that nobody imported is not there, as in the reader's interpreter.
-    printed, code = session.python("import trimtab\ntrimtab.launch.fly")
+    printed, code = session.python("import trimtab\ntrimtab.launch.runner")
     assert code == 1
     assert "no attribute 'launch'" in printed
     assert session.python("print(model is not None, 'torch' in globals())", "fragment") == ("True False\n", 0)

@@ -21,10 +21,10 @@ from torch import Tensor, nn
 
 from trimtab import Guard, TrainingStopped
 from trimtab.core.contain import Contained
-from trimtab.run.auto_guard import Pilot
+from trimtab.run.auto_guard import AutoGuard
 from trimtab.run.children import when_imported
 from trimtab.run.discover import Census, LooseParameters, owners_of, seen_from_outside, uncalled
-from trimtab.run.guarded_training import Flight
+from trimtab.run.guarded_training import GuardedTraining
 from trimtab.run.patch_training import Losses, wrap_clip_grad_norm
 
 
@@ -102,7 +102,7 @@ def test_parts_side_by_side_stand_together() -> None:
             optimizer.zero_grad()
             head(norm(encoder(x))).square().mean().backward()
             optimizer.step()
-    assert [f.rejected for f in tower.flights] == [1]
+    assert [f.rejected for f in tower.trainings] == [1]
     assert all(torch.isfinite(b).all() for b in norm.buffers())
 
 
@@ -295,22 +295,22 @@ def test_the_census_knows_modules_from_their_birth_and_keeps_none_alive() -> Non
     assert len(census.modules()) <= num
 
 
-# -- the pilot -------------------------------------------------------------------------------------------------------
+# -- the guards of a script ------------------------------------------------------------------------------------------
 
 
 class Tower:
-    """A pilot in this very process, and what it reported."""
+    """A auto_guard in this very process, and what it reported."""
 
     def __init__(self, **settings: Any) -> None:
-        self.flights: list[Flight] = []
-        self.pilot = Pilot({"run_dir": False, **settings}, self.flights.append)
+        self.trainings: list[GuardedTraining] = []
+        self.auto_guard = AutoGuard({"run_dir": False, **settings}, self.trainings.append)
 
     def __enter__(self) -> Tower:
-        self.pilot.take_off()
+        self.auto_guard.start()
         return self
 
     def __exit__(self, *args: object) -> None:
-        self.pilot.land()
+        self.auto_guard.finish()
 
 
 def train(net: nn.Module, optimizer: Any, num: int = 5, nan_at: int = -1, clip: float | None = None) -> None:
@@ -326,7 +326,7 @@ def train(net: nn.Module, optimizer: Any, num: int = 5, nan_at: int = -1, clip: 
         optimizer.step()
 
 
-def test_everything_is_as_before_once_it_has_landed() -> None:
+def test_everything_is_as_before_once_it_has_finished() -> None:
     before = (
         torch.optim.Optimizer.__init__,
         torch.amp.GradScaler.step,
@@ -350,14 +350,14 @@ def test_everything_is_as_before_once_it_has_landed() -> None:
     assert after == before
     assert not net._forward_pre_hooks
     assert not optimizer._optimizer_step_pre_hooks
-    assert [(f.model, dict(f.steps), f.reason) for f in tower.flights] == [("Net", {"": 5}, "closed")]
+    assert [(f.model, dict(f.steps), f.reason) for f in tower.trainings] == [("Net", {"": 5}, "closed")]
 
 
 def test_buffers_that_no_optimizer_knows_of_are_protected() -> None:
     net = Net()
     with Tower() as tower:
         train(net, torch.optim.SGD(net.head.parameters(), lr=0.1), nan_at=2)
-    assert tower.flights[0].rejected == 1
+    assert tower.trainings[0].rejected == 1
     assert all(torch.isfinite(b).all() for b in net.buffers())
 
 
@@ -370,7 +370,7 @@ def test_a_guard_is_collected_with_its_optimizer_and_its_record_completed(tmp_pa
         del net, optimizer
         gc.collect()
         assert gone() is None
-    assert [dict(f.steps) for f in tower.flights] == [{"": 5}]
+    assert [dict(f.steps) for f in tower.trainings] == [{"": 5}]
     assert '"reason":"closed"' in (tmp_path / "run" / "run.jsonl").read_text().replace(" ", "")
 
 
@@ -383,7 +383,7 @@ def test_a_second_stage_on_the_same_model_is_a_record_of_its_own() -> None:
         train(net, second, num=4)
         train(net, first, num=2)  # both in use after all
         train(net, second, num=1)
-    assert sorted(sum(f.steps.values()) for f in tower.flights) == [2, 3, 5]
+    assert sorted(sum(f.steps.values()) for f in tower.trainings) == [2, 3, 5]
 
 
 def test_the_norm_before_a_scripts_own_clipping_is_the_one_on_record() -> None:

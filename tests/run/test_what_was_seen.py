@@ -189,7 +189,7 @@ if __name__ == "__main__":
 def test_a_child_that_is_killed_is_named_and_one_that_is_terminated_closes_its_record(workplace: Workplace) -> None:
     said = script(workplace, KILLED)
     assert said.out.split() == ["-9", "-15"]
-    assert sum("did not tell how it ended" in line for line in said.our_err) == 1
+    assert sum("did not report how it ended" in line for line in said.our_err) == 1
     assert sum("ended by SIGTERM" in line for line in said.our_err) == 1
     assert sorted(str(summarise(read_run(folder)).health) for folder in records(workplace)) == [
         "interrupted",

@@ -19,7 +19,7 @@ from trimtab.train.recipe import Result, build_parts, doctor_target, run_recipe,
 from trimtab.train.recipes import load_recipe
 from trimtab.train.recipes.clip6 import SIMILARITIES, batch_size
 from trimtab.train.recipes.clip6.metrics import ranks, retrieval
-from trimtab.train.recipes.clip6.original_loss import OriginalLoss, version_zero
+from trimtab.train.recipes.clip6.model import OriginalLoss, version_zero
 from trimtab.train.recipes.clip6.views import emoji_views, family, latent_views
 
 RECIPE = load_recipe("clip6")

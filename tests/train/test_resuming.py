@@ -67,7 +67,7 @@ def test_b21_a_rate_or_an_end_that_is_given_anew_holds(
     run = again(tmp_path, config, before_step=lambda one: rates.append(one.rig.schedule.rates[0]))
     assert rates == pytest.approx([planned(config, step, total) for step in range(13, total)])
     assert run.course.steps_done == total
-    assert "the schedule goes on at step 13 of another plan: " in caplog.text
+    assert "the schedule continues at step 13 of another plan: " in caplog.text
 
 
 def test_other_settings_are_told_and_hold(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -98,18 +98,20 @@ def test_what_does_not_fit_says_what_differs(tmp_path: Path, caplog: pytest.LogC
         again(tmp_path, data=loaders(batch_size=16))
     with pytest.raises(CheckpointError, match="its class is AdamW in the checkpoint, SGD here"):
         again(tmp_path, replace(BASE, optimizer="sgd"))
-    with pytest.raises(InputError, match=r"other stages than those of this training: an only one; here are a, b\."):
+    with pytest.raises(
+        InputError, match=r"other stages than those of this training: a single stage; its stages are a, b\."
+    ):
         again(tmp_path, stages=STAGES)
     with pytest.raises(InputError, match="a training without a guard keeps no checkpoints"):
         trainer(BASE, replace(QUIET, checkpoint_dir=tmp_path, guarded=False)).train(loaders()[0], resume="auto")
-    assert "To go on" not in caplog.text, "these were no trainings"
+    assert "To resume" not in caplog.text, "these were no trainings"
 
 
 def test_stages_of_other_names_or_numbers(tmp_path: Path) -> None:
     broken(tmp_path, 13, stages=STAGES)
-    with pytest.raises(InputError, match="other stages than those of this training: 1-a, 2-b; here are train"):
+    with pytest.raises(InputError, match="other stages than those of this training: 1-a, 2-b; its stages are train"):
         again(tmp_path)
-    with pytest.raises(InputError, match="this training: 2-b; here are a, z"):
+    with pytest.raises(InputError, match="this training: 2-b; its stages are a, z"):
         again(tmp_path, stages=(STAGES[0], Stage(name="z", epochs=2)))
     more = again(tmp_path, stages=(*STAGES, Stage(name="c", epochs=1)))
     assert [row["stage"] for row in more.history.epochs] == ["a", "b", "b", "c"]
@@ -136,6 +138,6 @@ def test_a_file_that_is_no_checkpoint_is_refused(tmp_path: Path) -> None:
 
 def test_b19_ctrl_c_says_how_to_go_on(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     broken(tmp_path, 5)
-    (said,) = [line for line in caplog.messages if "To go on" in line]
+    (said,) = [line for line in caplog.messages if "To resume" in line]
     assert "training ended with KeyboardInterrupt" in said
     assert "--resume auto" in said

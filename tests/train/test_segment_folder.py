@@ -52,7 +52,7 @@ def test_b22_pictures_are_read_where_pillow_is(tmp_path: Path, monkeypatch: pyte
     scenes = read_folder(str(tmp_path), 12)
     assert 0 < scenes.masks.mean() < 0.5
     (tmp_path / "images" / "a.png").write_bytes(b"no picture at all")
-    with pytest.raises(InputError, match=r"a\.png cannot be read as a picture: .*; write it anew"):
+    with pytest.raises(InputError, match=r"a\.png cannot be read as a picture: .*; write it again"):
         read_folder(str(tmp_path), 12)
     monkeypatch.setitem(sys.modules, "PIL", None)
     with pytest.raises(InputError, match=r"a\.png needs a decoder, .*pip install 'trimtab\[images\]'"):
@@ -108,7 +108,7 @@ def test_b22_what_is_wrong_with_own_data_is_told_with_its_file(spoil: Any, said:
 
 def test_b22_a_folder_that_is_none(tmp_path: Path) -> None:
     with pytest.raises(
-        InputError, match=r"is no data set: expected folders images/ and masks/ or Imgs/ and GT/, found"
+        InputError, match=r"is not a data set: expected folders images/ and masks/ or Imgs/ and GT/, found"
     ):
         read_folder(str(tmp_path), 16)
     with pytest.raises(InputError, match="no such folder"):

@@ -144,7 +144,7 @@ def test_b11_stages_freeze_and_give_each_part_its_rate() -> None:
 
 
 def test_a_stage_that_names_nothing_or_freezes_all_is_told() -> None:
-    with pytest.raises(InputError, match="names the part 'backbone', and no parameter begins so"):
+    with pytest.raises(InputError, match="names the part 'backbone', but no parameter name begins with it"):
         trainer(stages=[Stage(name="x", frozen=("backbone",))]).train(loaders()[0])
     with pytest.raises(InputError, match="freezes every parameter"):
         trainer(stages=[Stage(name="x", frozen=("0", "1", "3"))]).train(loaders()[0])

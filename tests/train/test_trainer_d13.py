@@ -63,7 +63,7 @@ def test_training_stability_monitoring() -> None:
     with StabilityMonitor(run.model, optimizer) as monitor:
         assert monitor._check_training_stability(1.0, 1.0) == []
         assert monitor._check_training_stability(20.0, 1.0) == ["loss_explosion"]
-        assert monitor.keeper.rates == pytest.approx([0.01])
+        assert monitor.corrector.rates == pytest.approx([0.01])
 
 
 def test_checkpoint_safety(tmp_path: object) -> None:

@@ -1,4 +1,4 @@
-"""What every command shares: clean errors, exit codes, a console, and JSON for machines."""
+"""What every command shares: option spellings, clean errors, exit codes, a console, and JSON for machines."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import functools
 import json
 import math
 import sys
-from collections.abc import Callable, Mapping
-from dataclasses import fields, is_dataclass
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, fields, is_dataclass
 from enum import IntEnum
-from typing import TYPE_CHECKING, Any, NoReturn, ParamSpec
+from typing import TYPE_CHECKING, NoReturn, ParamSpec, Protocol
 
 import typer
 
@@ -19,6 +19,10 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 P = ParamSpec("P")
+Json = None | bool | int | float | str | list["Json"] | dict[str, "Json"]
+
+YES = frozenset({"true", "1", "yes"})
+NO = frozenset({"false", "0", "no"})
 
 SCHEMA_VERSION = 1
 OK, DIFFERENT, UNUSABLE, INTERRUPTED = 0, 1, 2, 130
@@ -49,7 +53,7 @@ def command(body: Callable[P, int]) -> Callable[P, None]:
 
 
 def fail(message: str) -> NoReturn:
-    """Say what is wrong on stderr and end with exit code 2."""
+    """Print what is wrong on stderr and end with exit code 2."""
     print(f"error: {printable(message)}", file=sys.stderr)
     raise typer.Exit(UNUSABLE)
 
@@ -61,13 +65,14 @@ def console() -> Console:
     return SafeConsole()
 
 
-def emit(data: Mapping[str, Any]) -> None:
+def emit(data: Mapping[str, object]) -> None:
     """Print one JSON object on stdout. Numbers JSON cannot hold become "NaN", "Infinity" and "-Infinity"."""
-    text = json.dumps({"schema_version": SCHEMA_VERSION} | plain(data), ensure_ascii=False, allow_nan=False)
+    entries = {"schema_version": SCHEMA_VERSION} | {key: plain(value) for key, value in data.items()}
+    text = json.dumps(entries, ensure_ascii=False, allow_nan=False)
     print(safe_json(text))
 
 
-def plain(value: Any) -> Any:
+def plain(value: object) -> Json:
     """Reduce records, enums, arrays and non-finite numbers to what JSON can hold.
 
     Example:
@@ -82,10 +87,102 @@ def plain(value: Any) -> Any:
         return value.name.lower()
     if isinstance(value, list | tuple | set | frozenset):
         return [plain(v) for v in value]
-    if hasattr(value, "tolist"):  # numpy, without importing it
-        return plain(value.tolist())
+    to_list = getattr(value, "tolist", None)  # numpy, without importing it
+    if to_list is not None:
+        return plain(to_list())
     if isinstance(value, float) and not math.isfinite(value):
         return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
     if isinstance(value, int) and not isinstance(value, bool) and value.bit_length() > 10_000:
         return brief(value)  # no reader of JSON takes thousands of digits
     return value if value is None or isinstance(value, bool | int | float | str) else str(value)
+
+
+# -- spellings of options: `--flag true`, `--flag=0`, `--some_option` --------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """The long and short option names of a program: those that are flags, and those that take a value."""
+
+    flags: Collection[str]
+    valued: Collection[str]
+
+
+class Parameter(Protocol):
+    """An option or argument, of click or of the copy of it inside typer."""
+
+    @property
+    def param_type_name(self) -> str:
+        """`option` or `argument`."""
+        ...
+
+    @property
+    def opts(self) -> Sequence[str]:
+        """Its names."""
+        ...
+
+    @property
+    def secondary_opts(self) -> Sequence[str]:
+        """The names that turn it off."""
+        ...
+
+
+class ParsedCommand(Protocol):
+    """A command, of click or of the copy of it inside typer."""
+
+    @property
+    def params(self) -> Sequence[Parameter]:
+        """Its options and arguments."""
+        ...
+
+
+def options_of(command: ParsedCommand) -> Options:
+    """Collect the options of a command and all its subcommands."""
+    flags: set[str] = set()
+    valued: set[str] = set()
+    for param in command.params:
+        if param.param_type_name == "option":
+            (flags if getattr(param, "is_flag", False) else valued).update((*param.opts, *param.secondary_opts))
+    for sub in getattr(command, "commands", {}).values():
+        inner = options_of(sub)
+        flags.update(inner.flags)
+        valued.update(inner.valued)
+    return Options(flags=flags, valued=valued)
+
+
+def normalise(argv: Sequence[str], options: Options) -> list[str]:
+    """Rewrite `argv` into the one spelling the parser knows; everything after a bare `--` stays as it is.
+
+    Example:
+        >>> normalise(["report", "--json", "true", "x"], Options(flags={"--json"}, valued=()))
+        ['report', '--json', 'x']
+        >>> normalise(["report", "--json=no", "x"], Options(flags={"--json"}, valued=()))
+        ['report', 'x']
+    """
+    out: list[str] = []
+    rest = list(argv)
+    while rest:
+        token = rest.pop(0)
+        if token == "--":
+            return [*out, token, *rest]
+        if not token.startswith("-") or token == "-":
+            out.append(token)
+            continue
+        name, equals, value = token.partition("=")
+        if name.startswith("--"):
+            name = name.replace("_", "-")
+        if name in options.valued:
+            out.append(name + equals + value)
+            if not equals and rest:
+                out.append(rest.pop(0))  # a value is never read as an option
+            continue
+        if name in options.flags:
+            if not equals and rest and rest[0].lower() in YES | NO:
+                equals, value = "=", rest.pop(0)
+            if value.lower() in NO:
+                continue  # every flag is off unless given
+            if not equals or value.lower() in YES:
+                out.append(name)
+                continue
+        out.append(name + equals + value)
+    return out

@@ -5,9 +5,10 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from functools import cache
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
+from typer.core import TyperGroup
 
 from trimtab.cli import (
     checkpoint,
@@ -16,7 +17,6 @@ from trimtab.cli import (
     drill,
     explain,
     presets,
-    replay,
     report,
     rules,
     run,
@@ -24,7 +24,7 @@ from trimtab.cli import (
     train,
     tune,
 )
-from trimtab.cli._argv import normalise, options_of
+from trimtab.cli._shell import normalise, options_of
 
 app = typer.Typer(
     name="trimtab",
@@ -35,7 +35,10 @@ app = typer.Typer(
     rich_markup_mode="rich",
     pretty_exceptions_show_locals=False,
 )
-for module in (demo, run, doctor, drill, report, replay, rules, explain, presets, selftest):
+for module in (demo, run, doctor, drill, report):
+    app.command(module.NAME)(module.run)
+app.command(report.REPLAY)(report.replay)
+for module in (rules, explain, presets, selftest):
     app.command(module.NAME)(module.run)
 app.command(train.NAME, context_settings=train.CONTEXT)(train.run)
 app.add_typer(tune.app, name=tune.NAME)
@@ -53,16 +56,18 @@ def _version(wanted: bool) -> None:
 @app.callback()
 def _root(
     version: Annotated[
-        bool, typer.Option("--version", help="Show the version and leave.", callback=_version, is_eager=True)
+        bool, typer.Option("--version", help="Show the version and exit.", callback=_version, is_eager=True)
     ] = False,
 ) -> None:
     """Hold the options that belong to no command."""
 
 
 @cache
-def _commands() -> Any:
-    """What is known of each command's options, built once in a process."""
-    return typer.main.get_command(app)
+def _commands() -> TyperGroup:
+    """Each command with its options, built once in a process."""
+    known = typer.main.get_command(app)
+    assert isinstance(known, TyperGroup)
+    return known
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -77,9 +82,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     # One word can be a flag of one command and take a value in another: the command decides.
     own = known.commands.get(given[0]) if given else None
     words = [*normalise(given, options_of(own or known)), *(["--", *script] if script else [])]
+    asked = run.Asked()
     try:
-        app(args=words, prog_name="trimtab")
+        app(args=words, prog_name="trimtab", obj=asked)
     except SystemExit as end:
-        if end.code or not run.is_ready():
+        if end.code or asked.start is None:
             raise
-    run.run_what_is_ready()
+    asked.run()

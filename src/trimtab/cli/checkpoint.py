@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -15,8 +15,9 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from trimtab.checkpoint.format.container import Damage
-    from trimtab.checkpoint.inspect import Seen
+    from trimtab.checkpoint.inspect import Seen, Sheet
     from trimtab.checkpoint.retention import Plan
+    from trimtab.core.types import Snapshot
 
 NAME = "checkpoint"
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
@@ -37,7 +38,7 @@ app = typer.Typer(
 def list_(folder: Folder = Path("checkpoints"), as_json: AsJson = False) -> int:
     """List the checkpoints of a folder in the order of saving, the newest last; the one that resume takes is marked.
 
-    Only what each says of itself is read; `trimtab checkpoint verify` reads every byte.
+    Only their manifests are read; `trimtab checkpoint verify` reads every byte.
     """
     from trimtab.checkpoint.inspect import survey, to_resume
     from trimtab.report.checkpoint_text import render_list
@@ -125,7 +126,7 @@ def diff(
 ) -> int:
     """Compare two checkpoints, tensor by tensor: `diff DIR 100 200`, or `diff DIR_A/100 DIR_B/100`.
 
-    Exit code 0: identical to the bit; 1: they differ; 2: one of them cannot be read.
+    Exit code 0: bit-identical; 1: they differ; 2: one of them cannot be read.
     """
     from trimtab.checkpoint.difference import difference
     from trimtab.report.checkpoint_text import render_difference
@@ -133,10 +134,10 @@ def diff(
     if third is None and second.isdigit() and not Path(second).exists():
         fail(f"{second} is one step; to compare two of {first}: trimtab checkpoint diff {first} {second} OTHER_STEP")
     if third is not None and not second.isdigit():
-        fail(f"{second!r} is no step; expected two of them: trimtab checkpoint diff {first} 100 200")
+        fail(f"{second!r} is not a step; expected two steps: trimtab checkpoint diff {first} 100 200")
     pair = (first, Path(second)) if third is None else (first / second, first / str(third))
     (path_a, a, native_a), (path_b, b, native_b) = map(_sections, pair)
-    if not (native_a and native_b):  # a file of others has less in it: compare what both have
+    if not (native_a and native_b):  # a foreign file holds less: compare what both have
         a, b = ({name: one for name, one in s.items() if name in a.keys() & b.keys()} for s in (a, b))
         if not a:
             fail(f"{path_a} and {path_b} have nothing in common that could be compared")
@@ -155,13 +156,13 @@ def diff(
 @command
 def prune(
     folder: Folder,
-    keep_last: Annotated[int, typer.Option("--keep-last", help="Keep the last so many.")] = 3,
+    keep_last: Annotated[int, typer.Option("--keep-last", help="Keep this many of the last.")] = 3,
     keep_best: Annotated[
         str | None,
         typer.Option("--keep-best", metavar="METRIC", help="Keep the best by a metric; -loss: less is better."),
     ] = None,
     keep_every: Annotated[
-        int | None, typer.Option("--keep-every", metavar="STEPS", help="Keep every so many steps.")
+        int | None, typer.Option("--keep-every", metavar="STEPS", help="Keep one every this many steps.")
     ] = None,
     max_bytes: Annotated[
         str | None, typer.Option("--max-bytes", metavar="SIZE", help="Keep at most this much, such as 10GB.")
@@ -171,12 +172,12 @@ def prune(
         bool, typer.Option("--old-runs", help="Delete all of earlier runs, if the newest can be resumed from.")
     ] = False,
     bad: Annotated[bool, typer.Option("--bad", help="Delete those marked as bad too, and the quarantine.")] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be deleted.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what would be deleted.")] = False,
     as_json: AsJson = False,
 ) -> int:
-    """Delete checkpoints that need not be kept; of no run the newest, nor the newest that is good.
+    """Delete checkpoints, but of each run never the newest, nor the newest that is good.
 
-    Those two are read in full first: where one is damaged, an earlier one stays. Limits hold for each run in the folder
+    Those two are read in full first: if one is damaged, an earlier one stays. Limits hold for each run in the folder
     (--max-bytes for all together). Exit code 1: one could not be deleted.
     """
     from trimtab.checkpoint import retention as pruning
@@ -210,7 +211,7 @@ def prune(
 
 
 def _verified(seen: list[Seen], out: Console | None) -> list[tuple[Seen, list[Damage]]]:
-    """Verify one after the other, and tell at once what was found: large ones take their time."""
+    """Verify one after the other, and print each result at once: large ones take time."""
     from rich.text import Text
 
     from trimtab.checkpoint.format import container
@@ -232,8 +233,8 @@ def _verified(seen: list[Seen], out: Console | None) -> list[tuple[Seen, list[Da
     if out is not None and len(seen) > 1:
         sound = [one.snapshot for one, damage in results if not damage]
         takes = to_resume([one for one in sound if one.path.parent == seen[0].snapshot.path.parent])
-        told = "nothing here can be resumed from" if takes is None else f"resume takes step {takes.step}"
-        out.print(f"{len(sound)} of {count(len(seen), 'checkpoint')} are sound; {told}.")
+        takes_text = "nothing here can be resumed from" if takes is None else f"resume takes step {takes.step}"
+        out.print(f"{len(sound)} of {count(len(seen), 'checkpoint')} are sound; {takes_text}.")
     return results
 
 
@@ -258,7 +259,7 @@ def _named(one: Seen, damages: tuple[Damage, ...]) -> Iterator[Damage]:
         yield replace(damage, what=what)
 
 
-def _sections(path: Path) -> tuple[Path, Mapping[str, Any], bool]:
+def _sections(path: Path) -> tuple[Path, Mapping[str, object], bool]:
     """The state at a path, and whether trimtab wrote it."""
     from trimtab.checkpoint.format import container
     from trimtab.checkpoint.format.foreign import load_foreign, sections_of_foreign
@@ -279,10 +280,8 @@ def _show_pruned(chosen: Plan, failed: list[tuple[Seen, str]], folder: Path, dry
     out = console()
     width = min(out.width, 100)
     for one in chosen.damaged:
-        told = (
-            f"{one.snapshot.path.name} is damaged, and does not count as one to go back to (trimtab checkpoint verify)"
-        )
-        out.print(wrapped(told, width, "! ", style="bold red"))
+        text = f"{one.snapshot.path.name} is damaged and cannot be rolled back to (trimtab checkpoint verify)"
+        out.print(wrapped(text, width, "! ", style="bold red"))
     reasons = {left.snapshot.path: reason for left, reason in failed}
     for one in chosen.delete:
         reason = reasons.get(one.snapshot.path)
@@ -294,8 +293,8 @@ def _show_pruned(chosen: Plan, failed: list[tuple[Seen, str]], folder: Path, dry
     out.print(f"{byte_size(freed)} {'would be freed' if dry_run else 'freed'}; {left}.")
 
 
-def _plain(one: Seen) -> dict[str, Any]:
-    """One checkpoint for machines: flat, with its size and the time it was written."""
+def _plain(one: Seen) -> dict[str, object]:
+    """One checkpoint as flat data, with its size and the time it was written."""
     from trimtab.report.checkpoint_text import moment
 
     about = {name: value for name, value in _fields(one.snapshot).items() if name != "extra"}
@@ -307,7 +306,7 @@ def _plain(one: Seen) -> dict[str, Any]:
     }
 
 
-def _fields(record: Any) -> dict[str, Any]:
+def _fields(record: Snapshot | Sheet) -> dict[str, object]:
     from dataclasses import fields
 
     return {f.name: getattr(record, f.name) for f in fields(record)}

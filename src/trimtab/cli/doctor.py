@@ -12,8 +12,11 @@ from trimtab.cli._shell import DIFFERENT, OK, command, console, emit
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.text import Text
 
     from trimtab.doctor.checklist import Line, Report
+    from trimtab.doctor.observed_step import Options
+    from trimtab.doctor.target import Target
 
 NAME = "doctor"
 PASSED = "SANITY CHECK PASSED - Training setup is working correctly!"
@@ -42,7 +45,7 @@ def run(
         str, typer.Option("--amp-dtype", help="Autocast to bf16 or fp16, or none; auto: as the training does.")
     ] = "auto",
     grad_log_interval: Annotated[
-        int, typer.Option("--grad-log-interval", min=0, help="Print gradients every so many steps; 0: never.")
+        int, typer.Option("--grad-log-interval", min=0, help="Print gradients every this many steps; 0: never.")
     ] = 1,
     detect_anomaly: Annotated[
         bool, typer.Option("--detect-anomaly", help="Let autograd name the operation that makes a NaN.")
@@ -65,7 +68,6 @@ def run(
     """
     from trimtab.core.config_read import words
     from trimtab.core.errors import InputError
-    from trimtab.doctor.checklist import environment
     from trimtab.doctor.examine import examine
     from trimtab.doctor.observed_step import DTYPES, Options
     from trimtab.doctor.target import load_target
@@ -92,13 +94,7 @@ def run(
         ignore=words(ignore, "--ignore"),
         again=lambda: load_target(spec, lenient=True),
     )
-    failed = not report.ok or (strict and any(line.status.value == "warn" for line in report.lines))
-    where = environment(options, loaded)
-    if as_json:
-        emit(_plain(spec, where, report, passed=not failed))
-    else:
-        _show(console(), spec, where, report, options.grad_log_interval, passed=not failed)
-    return DIFFERENT if failed else OK
+    return _conclude(spec, loaded, report, options, strict=strict, as_json=as_json)
 
 
 def is_script(word: str) -> bool:
@@ -106,9 +102,8 @@ def is_script(word: str) -> bool:
     return word.endswith(".py") and not word.startswith("-")
 
 
-def _script(words_: list[str], options: Any, select: str, ignore: str, *, strict: bool, as_json: bool) -> int:
+def _script(words_: list[str], options: Options, select: str, ignore: str, *, strict: bool, as_json: bool) -> int:
     from trimtab.core.config_read import words
-    from trimtab.doctor.checklist import environment
     from trimtab.run.preflight import examine_script
     from trimtab.run.script import Program
 
@@ -118,17 +113,24 @@ def _script(words_: list[str], options: Any, select: str, ignore: str, *, strict
         select=words(select, "--select"),
         ignore=words(ignore, "--ignore"),
     )
+    return _conclude(words_[0], seen, report, options, strict=strict, as_json=as_json)
+
+
+def _conclude(spec: str, target: Target, report: Report, options: Options, *, strict: bool, as_json: bool) -> int:
+    """Print the report; returns the exit code."""
+    from trimtab.doctor.checklist import environment
+
     failed = not report.ok or (strict and any(line.status.value == "warn" for line in report.lines))
-    where = environment(options, seen)
+    where = environment(options, target)
     if as_json:
-        emit(_plain(words_[0], where, report, passed=not failed))
+        emit(_plain(spec, where, report, passed=not failed))
     else:
-        _show(console(), words_[0], where, report, options.grad_log_interval, passed=not failed)
+        _show(console(), spec, where, report, options.grad_log_interval, passed=not failed)
     return DIFFERENT if failed else OK
 
 
 def target_spec(target: list[str] | None) -> str:
-    """The training that was named, or the one of the settings."""
+    """The training that you named, or that of the settings, or the bundled one."""
     if target:
         return target[0]
     from trimtab.core.config import discover
@@ -136,7 +138,7 @@ def target_spec(target: list[str] | None) -> str:
     return str(discover(Path.cwd()).get("doctor") or BUNDLED)
 
 
-def _plain(spec: str, where: Mapping[str, Any], report: Report, *, passed: bool) -> dict[str, Any]:
+def _plain(spec: str, where: Mapping[str, object], report: Report, *, passed: bool) -> dict[str, object]:
     counts = {status: sum(line.status.value == status for line in report.lines) for status in SIGNS}
     return {
         "target": spec,
@@ -151,7 +153,7 @@ def _plain(spec: str, where: Mapping[str, Any], report: Report, *, passed: bool)
     }
 
 
-def _show(out: Console, spec: str, where: Mapping[str, Any], report: Report, every: int, *, passed: bool) -> None:
+def _show(out: Console, spec: str, where: Mapping[str, object], report: Report, every: int, *, passed: bool) -> None:
     from rich.text import Text
 
     for text in _banner(spec, where):
@@ -163,8 +165,8 @@ def _show(out: Console, spec: str, where: Mapping[str, Any], report: Report, eve
     out.print()
     width = max((len(line.title) for line in report.lines), default=0)
     for line in report.lines:
-        for text in _entry(line, width):
-            out.print(text, soft_wrap=True)
+        for entry in _entry(line, width):
+            out.print(entry, soft_wrap=True)
     counts = ", ".join(f"{sum(x.status.value == s for x in report.lines)} {s}" for s in SIGNS)
     out.print(Text(f"\n{counts}; {report.seconds:.1f} s; everything is as it was.", style="dim"), soft_wrap=True)
     out.print(Text(PASSED if passed else FAILED, style="bold green" if passed else "bold red"), soft_wrap=True)
@@ -183,7 +185,7 @@ def _banner(spec: str, where: Mapping[str, Any]) -> Iterator[str]:
     )
 
 
-def _entry(line: Line, width: int) -> Iterator[Any]:
+def _entry(line: Line, width: int) -> Iterator[Text]:
     from rich.text import Text
 
     sign, style = SIGNS[line.status.value]

@@ -1,4 +1,4 @@
-"""`trimtab drill`: put known faults into a training and see what the guard makes of them."""
+"""`trimtab drill`: inject known faults into a training and see whether the guard finds them."""
 
 from __future__ import annotations
 
@@ -29,21 +29,21 @@ def run(
     onset: Annotated[int, typer.Option("--onset", min=1, help="The step at which a fault begins.")] = 40,
     select: Annotated[str, typer.Option("--select", help="Only these faults or groups.")] = "",
     ignore: Annotated[str, typer.Option("--ignore", help="All but these.")] = "",
-    seeds: Annotated[int, typer.Option("--seeds", min=1, help="Runs of every fault, each with other chance.")] = 1,
+    seeds: Annotated[int, typer.Option("--seeds", min=1, help="Runs of every fault, each with a different seed.")] = 1,
     jobs: Annotated[int, typer.Option("--jobs", min=1, help="Runs at the same time.")] = 1,
     budget_s: Annotated[float, typer.Option("--budget-s", help="Seconds for all of it.")] = 300.0,
     mode: Annotated[str, typer.Option("--mode", help="The guard's: observe, advise or act.")] = "observe",
     min_recall: Annotated[
-        float, typer.Option("--min-recall", min=0.0, max=1.0, help="Exit 1 where less of what hurts is found.")
+        float, typer.Option("--min-recall", min=0.0, max=1.0, help="Exit 1 if recall on harmful faults is lower.")
     ] = 0.8,
     html: Annotated[Path | None, typer.Option("--html", help="Also write a page here.", show_default=False)] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> int:
-    """Put known faults into your own training, one by one, and measure what the guard makes of each.
+    """Inject known faults into your own training, one by one, and measure what the guard finds.
 
     Every run is made in a child process from a fresh build of the target (the same as for `trimtab doctor`; without
-    one: `doctor` in \\[tool.trimtab], else a bundled sample). Exit code 0: no false alarm, and enough of the harmful
-    faults found; 1: not so; 2: could not run.
+    one: `doctor` in \\[tool.trimtab], else a bundled sample). Exit code 0: no false alarm, and recall of at least
+    --min-recall; 1: otherwise; 2: could not run.
     """
     from trimtab.cli.doctor import target_spec
     from trimtab.core.config_read import words
@@ -61,7 +61,7 @@ def run(
     page = None if html is None else write_page(report, html, min_recall)
     if not report.ran:
         parts = [*report.not_applicable, *report.not_run]
-        fail(f"no fault could be put into {spec}: {'; '.join(f'{names}: {reason}' for reason, names in parts)}")
+        fail(f"no fault could be injected into {spec}: {'; '.join(f'{names}: {reason}' for reason, names in parts)}")
     held = report.holds(min_recall)
     if as_json:
         emit({"report": report, "score": report.score, "passed": held, "html": page and str(page)})
@@ -73,7 +73,7 @@ def run(
 
 
 class _Progress:
-    """A line on a terminal's stderr that says how far it is; nothing anywhere else."""
+    """Shows progress in one line of stderr, on a terminal only."""
 
     def __init__(self, num: int, *, silent: bool) -> None:
         self._num, self._done = num, 0
@@ -84,7 +84,7 @@ class _Progress:
         self._say(f"{self._done} of {self._num}: {row.fault} {row.status}")
 
     def clear(self) -> None:
-        """Leave no trace."""
+        """Remove the line."""
         self._say("")
 
     def _say(self, text: str) -> None:
@@ -132,8 +132,8 @@ def _table(out: Console, report: Report) -> None:
     if changed:
         table.add_column("guarded")
     for row in report.ran:
-        said = Text(row.found_by, style=STYLES[row.tone])
-        parts = [Text(row.fault), Text(row.group), *([Text(str(row.seed))] if several else []), said]
+        found = Text(row.found_by, style=STYLES[row.tone])
+        parts = [Text(row.fault), Text(row.group), *([Text(str(row.seed))] if several else []), found]
         parts += [Text(row.after), Text(row.unguarded, style="" if row.harmful else "dim")]
         table.add_row(*parts, *([Text(row.kept)] if changed else []))
     out.print(table)

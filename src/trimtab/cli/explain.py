@@ -94,7 +94,7 @@ def _rule(name: str, *, as_json: bool) -> None:
 
 
 def _check(name: str, *, as_json: bool) -> bool:
-    """Explain a check of `trimtab doctor` that is no rule; False where there is none of this name."""
+    """Explain a check of `trimtab doctor` that is not a rule; False if there is no check of this name."""
     from trimtab.doctor.examine import find_check
 
     found = find_check(name)
@@ -141,7 +141,7 @@ def _when(point: Recommendation) -> str:
 
 
 def _fill(text: str, width: int, lead: str = "") -> str:
-    """Wrap a paragraph; unlike a name of a rule, it may be broken at its spaces only."""
+    """Wrap a paragraph, at spaces only."""
     indent = " " * len(lead)
     return textwrap.fill(text, width - 1, initial_indent=lead, subsequent_indent=indent, break_on_hyphens=False)
 
@@ -188,7 +188,7 @@ def _parts(guide: Guide, width: int) -> Iterator[RenderableType]:
     yield _fill(guide.signs, width)
     if guide.findings:
         yield _led("Findings: ", "bold", ", ".join(guide.findings), width)
-    yield Text("Try in this order; → says how to see whether it applies.", style="dim")
+    yield Text("Try in this order; → shows how to see whether it applies.", style="dim")
     for number, point in enumerate(guide.points, 1):
         yield Text()
         yield _led(f"{number:>2}. ", "bold", point.do, width, of_text="bold")

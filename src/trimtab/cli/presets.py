@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
+from collections.abc import Mapping
+from dataclasses import fields
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from trimtab.cli._shell import OK, command, console, emit, plain
+from trimtab.cli._shell import OK, command, console, emit
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -17,7 +19,7 @@ NAME = "presets"
 LIMITS = {
     "exploding": "global norm above which gradients explode",
     "vanishing": "norm below which gradients vanish",
-    "high": "times the clip: a norm above that is told at once",
+    "high": "times the clip: a norm above that is reported at once",
     "zero": "norm below which a parameter's gradient counts as zero",
     "zero_share": "share of zero gradients above which there is a warning",
 }
@@ -44,8 +46,8 @@ def run(
     return OK
 
 
-def _data(preset: Preset) -> dict[str, Any]:
-    return {**plain(preset), "bands": [band._asdict() for band in preset.bands]}
+def _data(preset: Preset) -> dict[str, object]:
+    return {f.name: getattr(preset, f.name) for f in fields(preset)} | {"bands": [b._asdict() for b in preset.bands]}
 
 
 def _show_all(out: Console, presets: tuple[Preset, ...]) -> None:
@@ -106,7 +108,7 @@ def _show_one(out: Console, preset: Preset) -> None:
         out.print(wrapped(note, width, "  - "))
 
 
-def _flat(values: Any, prefix: str = "") -> list[tuple[str, str]]:
+def _flat(values: Mapping[str, object], prefix: str = "") -> list[tuple[str, str]]:
     """Nested settings as dotted names."""
     out: list[tuple[str, str]] = []
     for key, value in values.items():
@@ -117,7 +119,7 @@ def _flat(values: Any, prefix: str = "") -> list[tuple[str, str]]:
     return out
 
 
-def _value(value: Any) -> str:
+def _value(value: object) -> str:
     if isinstance(value, tuple | list):
         return " to ".join(_value(v) for v in value)
     return f"{value:g}" if isinstance(value, float) else str(value)

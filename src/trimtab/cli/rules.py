@@ -1,9 +1,9 @@
-"""`trimtab rules`: every rule there is, or those a selection would run."""
+"""`trimtab rules`: all rules, or those that a selection would run."""
 
 from __future__ import annotations
 
 import inspect
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -28,7 +28,7 @@ def run(
     from trimtab.core.config import Config
     from trimtab.core.registry import all_rules, select_rules
 
-    settings: dict[str, Any] = {}
+    settings: dict[str, object] = {}
     if select:
         settings["select"] = _split(select)
     if ignore:
@@ -64,7 +64,7 @@ def _show(rows: list[dict[str, str]], *, num_rules: int) -> None:
     out.print(
         f"\n{len(rows)} of {num_rules} rules. More about one: trimtab explain {rows[0]['code']}"
         if rows
-        else f"No rule is left of {num_rules}."
+        else f"None of the {num_rules} rules is selected."
     )
 
 

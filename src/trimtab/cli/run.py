@@ -5,23 +5,38 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
-from trimtab.cli._argv import NO, YES, Options
-from trimtab.cli._shell import OK, UNUSABLE, command
+from trimtab.cli._shell import NO, OK, UNUSABLE, YES, Options, command
 
 NAME = "run"
 DISABLED = ("", "0")
 
-_ready: list[Callable[[], None]] = []
-"""What to run once the command line has been read: outside of its machinery, which would catch what a script raises."""
+
+@dataclass
+class Asked:
+    """The script to run once the command line is read, outside of typer, which would catch what a script raises."""
+
+    start: Callable[[], None] | None = None
+
+    def run(self) -> None:
+        """Run the script, if one was asked for. What it raises passes through; that it cannot start is our error."""
+        from trimtab.run.script import CannotStart
+
+        try:
+            if self.start is not None:
+                self.start()
+        except CannotStart as error:
+            print(f"error: {error}", file=sys.stderr)
+            raise SystemExit(UNUSABLE) from None
 
 
 def split(argv: Sequence[str], options: Options) -> tuple[list[str], list[str]]:
-    """Our own words, and the script's: from its name on nothing is ours, whatever it looks like.
+    """Split into our own words and the script's, which begin with its name.
 
     Example:
         >>> split(["run", "--clip", "1", "train.py", "--mode", "x"], Options(flags=(), valued={"--clip"}))
@@ -46,24 +61,9 @@ def split(argv: Sequence[str], options: Options) -> tuple[list[str], list[str]]:
     return ours, rest
 
 
-def is_ready() -> bool:
-    """Whether a script was asked for."""
-    return bool(_ready)
-
-
-def run_what_is_ready() -> None:
-    """Run the script that was asked for. What it raises is its own; that there is none is ours to say."""
-    from trimtab.run.script import CannotStart
-
-    try:
-        _ready.pop()()
-    except CannotStart as error:
-        print(f"error: {error}", file=sys.stderr)
-        raise SystemExit(UNUSABLE) from None
-
-
 @command
 def run(
+    context: typer.Context,
     program: Annotated[
         list[str] | None, typer.Argument(metavar="SCRIPT [ARGS]", help="The script, and whatever it takes.")
     ] = None,
@@ -86,18 +86,18 @@ def run(
     ] = None,
     resume: Annotated[
         str | None,
-        typer.Option("--resume", metavar="auto|DIR", help="Begin with the weights and moments last saved there."),
+        typer.Option("--resume", metavar="auto|DIR", help="Start from the weights and moments last saved there."),
     ] = None,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Say nothing on stderr.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing on stderr.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="End with one JSON object on stderr.")] = False,
 ) -> int:
     """Run any PyTorch script under a guard, unchanged.
 
     `trimtab run train.py --epochs 3`, or `trimtab run -m package.train --epochs 3`. Output, input and exit code are the
-    script's own; what trimtab has to say goes to stderr, and a record to ./trimtab_runs. A script that was stopped for
-    the health of its training (mode act or raise) ends with exit code 70.
+    script's own. trimtab writes to stderr, and a record to ./trimtab_runs. If the guard stops the training (mode act or
+    raise), the script ends with exit code 70.
     """
-    from trimtab.run.runner import fly
+    from trimtab.run.runner import run_guarded
     from trimtab.run.script import Program, run_program
 
     words = list(program or ())
@@ -106,42 +106,42 @@ def run(
     target = words.pop(0) if module is None else module
     what = Program(target=target, args=words, module=module is not None)
     if os.environ.get("TRIMTAB_DISABLE", "") not in DISABLED:
-        _ready.append(lambda: run_program(what))
+        context.obj.start = lambda: run_program(what)
         return OK
     settings = _settings(config=config, mode=mode, clip=clip, preset=preset, runs_dir=runs_dir)
     settings |= _places(checkpoint, resume)
-    _ready.append(lambda: fly(what, settings, quiet=quiet, as_json=as_json))
+    context.obj.start = lambda: run_guarded(what, settings, quiet=quiet, as_json=as_json)
     return OK
 
 
 def _settings(
     *, config: Path | None, mode: str | None, clip: str | None, preset: str | None, runs_dir: str | None
-) -> Any:
-    """What every guard of the run is built with; a mistake is told before the script is started."""
+) -> dict[str, object]:
+    """What every guard of the run is built with; a mistake is reported before the script starts."""
     from trimtab.core.config import resolve
 
-    changes: dict[str, Any] = {"mode": mode, "clip": None if clip is None else _number(clip), "dir": runs_dir}
+    changes: dict[str, object] = {"mode": mode, "clip": None if clip is None else _number(clip), "dir": runs_dir}
     found = resolve(config, preset=preset, **changes)
     # Absolute: a script may change its working directory before it begins to train.
     return {"config": found.with_changes({"dir": os.path.abspath(found.dir)})}
 
 
-def _places(checkpoint: Path | None, resume: str | None) -> dict[str, Any]:
-    """Where to save, and whether to go on from there; absolute, as a script may change its working directory."""
+def _places(checkpoint: Path | None, resume: str | None) -> dict[str, object]:
+    """Where to save, and whether to resume from there; absolute, as a script may change its working directory."""
     if resume is not None and resume != "auto":
         checkpoint = checkpoint or Path(resume)
         if Path(resume).absolute() != checkpoint.absolute():
             raise typer.BadParameter("resume from the folder that is saved to, or leave --checkpoint out")
     if checkpoint is None:
         if resume is not None:
-            raise typer.BadParameter("--resume auto needs --checkpoint DIR: the folder to go on from")
+            raise typer.BadParameter("--resume auto needs --checkpoint DIR: the folder to resume from")
         return {}
     from trimtab.checkpoint.checkpointer import Checkpointer
 
     if (rank := os.environ.get("RANK", "0")).isdigit() and rank != "0":
-        checkpoint /= f"rank{rank}"  # of several processes each has random numbers and a place in the data of its own
+        checkpoint /= f"rank{rank}"  # each process has its own random numbers and place in the data
     with Checkpointer(checkpoint) as ckpt:
-        ckpt.claim()  # a folder that another run saves to, or nobody can, is told before the script is started
+        ckpt.claim()  # a folder that cannot be saved to is reported before the script starts
     return {"checkpoint": checkpoint.absolute(), "resume": resume is not None}
 
 

@@ -1,4 +1,4 @@
-"""`trimtab selftest`: try on this machine what trimtab promises."""
+"""`trimtab selftest`: test on this machine what trimtab promises."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ NO_BREAK = "\u00a0"
 
 @command
 def run(as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False) -> int:
-    """Try on this machine what trimtab promises: real gradients, real faults, a record.
+    """Test on this machine what trimtab promises: real gradients, real faults, a record.
 
-    On the CPU, and on the accelerator where there is one. Exit code 0: all is well; 1: a part failed.
+    On the CPU, and on the accelerator if there is one. Exit code 0: all passed; 1: a part failed.
     """
     if os.environ.get("TRIMTAB_DISABLE") not in (None, "", "0"):
         fail("TRIMTAB_DISABLE is set, so there is no guard to test; unset it and try again")
@@ -37,7 +37,7 @@ def run(as_json: Annotated[bool, typer.Option("--json", help="Print one JSON obj
 
 
 def _show(out: Console) -> list[Result]:
-    """Each part as soon as it is done."""
+    """Print each part as soon as it is done."""
     from rich.text import Text
 
     from trimtab.report.text import wrapped
@@ -45,13 +45,13 @@ def _show(out: Console) -> list[Result]:
 
     out.print(Text(", ".join(f"{name} {version}" for name, version in versions().items()), style="dim"))
     results: list[Result] = []
-    told = ""
+    shown = ""
     for result in run_selftest():
         results.append(result)
         heading = f"{result.heading} ({result.device})"
-        if heading != told:
+        if heading != shown:
             out.print(Text(f"\n{heading}", style="bold"))
-            told = heading
+            shown = heading
         if result.passed:
             out.print(Text.assemble(("  ✓ ", "bold green"), f"{result.name} passed!"))
         else:

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from trimtab.cli._argv import normalise, options_of
-from trimtab.cli._shell import DIFFERENT, OK, command, console, emit
+from trimtab.cli._shell import DIFFERENT, OK, command, console, emit, normalise, options_of
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -26,7 +25,7 @@ CONTEXT = {
     "allow_interspersed_args": False,
     "help_option_names": ["-h", "--help"],
 }
-"""Everything behind the name belongs to the recipe, whose options are only known once it is loaded."""
+"""Everything after the name belongs to the recipe, whose options are known only once it is loaded."""
 Say = Callable[[str], object]
 
 
@@ -34,7 +33,7 @@ Say = Callable[[str], object]
 def run(
     context: typer.Context,
     recipe: Annotated[
-        str | None, typer.Argument(metavar="[RECIPE]", help="Which one; without it they are listed.")
+        str | None, typer.Argument(metavar="[RECIPE]", help="Which one; without it all are listed.")
     ] = None,
 ) -> int:
     """Train one of the documented systems on real data. `trimtab train RECIPE --help` shows the options of one.
@@ -84,8 +83,8 @@ def _body(recipe: Recipe) -> Callable[..., None]:
         how["checkpoint_dir"] = given["checkpoint_dir"]
         chosen |= {"seed": given["seed"], "device": given["device"]}
         with _shown(as_json=given["as_json"]) as (say, show):
-            if given["compare"]:  # the table at the end says it all
-                results = compare(recipe, chosen, tell=say, **how)
+            if given["compare"]:  # the table at the end shows everything
+                results = compare(recipe, chosen, say=say, **how)
             else:
                 how |= {"guarded": not given["unguarded"], "resume": given["resume"]}
                 results = [run_recipe(recipe, chosen, say=say, show=show, **how)]
@@ -123,10 +122,10 @@ def _common(recipe: Recipe) -> Iterator[inspect.Parameter]:
         ("fault", str | None, None, f"Inject a documented incident: {names}."),
         ("unguarded", bool, False, "The control arm: the same training without a guard."),
         ("compare", bool, False, "Run clean, guarded and unguarded, and print one table."),
-        ("resume", str | None, None, "Go on from the newest sound checkpoint (auto) or from a path."),
+        ("resume", str | None, None, "Resume from the newest sound checkpoint (auto) or from a path."),
         ("run_dir", Path | None, None, "Where to record; trimtab_runs/<id> unless given."),
         ("checkpoint_dir", Path | None, None, "Where to keep checkpoints and history.json; none without it."),
-        ("device", str, "auto", "auto (a GPU where there is one), cpu, cuda or cuda:N."),
+        ("device", str, "auto", "auto (a GPU if there is one), cpu, cuda or cuda:N."),
         ("seed", int, 42, "Another seed, another run."),
         ("json", bool, False, "Print one JSON object."),
     )
@@ -138,10 +137,10 @@ def _common(recipe: Recipe) -> Iterator[inspect.Parameter]:
         )
 
 
-def _value(value: Any, recipe: Recipe, name: str) -> Any:
+def _value(value: object, recipe: Recipe, name: str) -> object:
     option = next(one for one in recipe.options if one.name == name)
     if option.type is bool and isinstance(value, str):
-        from trimtab.cli._argv import NO, YES
+        from trimtab.cli._shell import NO, YES
         from trimtab.core.errors import InputError
 
         if value.lower() not in YES | NO:
@@ -166,7 +165,7 @@ def _list() -> None:
 
 @contextmanager
 def _shown(*, as_json: bool) -> Iterator[tuple[Say | None, Say | None]]:
-    """Where lines go, and where the growing one is shown: only people see them, the latter only on a terminal."""
+    """Two functions: to print a line, and to show a line that grows. None if nobody reads them."""
     if as_json:
         yield None, None
         return

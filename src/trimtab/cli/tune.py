@@ -32,19 +32,19 @@ def lr(
     target: Annotated[
         str, typer.Argument(metavar="TARGET", help="module:function or path/to/file.py:function; see below.")
     ],
-    low: Annotated[float, typer.Option("--min", help="The rate a sweep begins with.")] = 1e-7,
-    high: Annotated[float, typer.Option("--max", help="The rate it ends with.")] = 10.0,
+    low: Annotated[float, typer.Option("--min", help="The first rate of a sweep.")] = 1e-7,
+    high: Annotated[float, typer.Option("--max", help="The last rate of a sweep.")] = 10.0,
     num_steps: Annotated[int, typer.Option("--steps", help="Steps of a sweep.")] = 100,
-    repeats: Annotated[int, typer.Option("--repeats", help="Sweeps, each on other batches.")] = 3,
+    repeats: Annotated[int, typer.Option("--repeats", help="Sweeps, each on different batches.")] = 3,
     trial_steps: Annotated[
         int, typer.Option("--trial", min=0, help="Steps of the short trainings around the rate found; 0: none.")
     ] = 50,
     as_json: AsJson = False,
 ) -> int:
-    """Suggest a learning rate: sweep it to see where the loss falls and leaves, then try a few in short trainings.
+    """Suggest a learning rate: sweep it to see where the loss falls and diverges, then try a few in short trainings.
 
     The function returns a dict: model, optimizer, loader, and loss_fn(output, target) or step_fn(model, batch);
-    also scaler, if there is one. Exit code 1: the loss fell nowhere; 2: the target could not be used.
+    also scaler, if there is one. Exit code 1: the loss did not fall at any rate; 2: the target could not be used.
     """
     from trimtab.doctor.target import load_target
     from trimtab.train.lr_range import find_lr
@@ -123,7 +123,7 @@ def _show_lr(out: Console, found: LrRange, target: str) -> None:
         out.print(wrapped(f"{found.reason[0].upper()}{found.reason[1:]}.", width, "  "))
         if found.trials:
             tried = ", ".join(
-                f"{by:.3g} at {rate:.2g}" if by > 0 else f"nowhere at {rate:.2g}" for rate, by in found.trials.items()
+                f"{by:.3g} at {rate:.2g}" if by > 0 else f"nothing at {rate:.2g}" for rate, by in found.trials.items()
             )
             out.print(wrapped(f"In short trainings at constant rates it fell by {tried}.", width, "  "))
     _draw(out, found, width)
@@ -137,7 +137,7 @@ def _show_lr(out: Console, found: LrRange, target: str) -> None:
 
 
 def _draw(out: Console, found: LrRange, width: int) -> None:
-    """The mean curve over the rates. What lies far above the start is cut off, or nothing else could be seen."""
+    """Draw the mean loss over the rates. Values far above the start are cut off, or the rest would be flat."""
     from rich.text import Text
 
     from trimtab.report.chart import MARK, chart, make_curve
@@ -162,7 +162,7 @@ def _draw(out: Console, found: LrRange, width: int) -> None:
 
 
 def _show_clip(out: Console, advice: ClipAdvice) -> None:
-    """The threshold first, then what it rests on."""
+    """Print the threshold, then the reasons for it."""
     value = None if advice.threshold is None else f"{advice.threshold:.3g}"
     _show(out, "clip", advice.optimizer, value, advice.reasons, f"Guard(model, optimizer, clip={value})")
 
@@ -180,9 +180,9 @@ def _show(out: Console, what: str, optimizer: str, value: str | None, reasons: t
     from trimtab.report.text import wrapped
 
     who = f" for {optimizer}" if optimizer else ""
-    told = f" {what} = {value} " if value is not None else " NO SUGGESTION "
+    head = f" {what} = {value} " if value is not None else " NO SUGGESTION "
     colour = "green" if value is not None else "yellow"
-    out.print(Text.assemble((told, f"bold reverse {colour}"), who))
+    out.print(Text.assemble((head, f"bold reverse {colour}"), who))
     for reason in reasons:
         out.print(wrapped(reason, min(out.width, 100), "  "))
     if value is not None and how:

@@ -1,4 +1,4 @@
-"""The documented pair, `save_checkpoint` and `load_checkpoint`: one checkpoint under one path, promises kept."""
+"""The documented pair, `save_checkpoint` and `load_checkpoint`: one checkpoint under one path."""
 
 from __future__ import annotations
 
@@ -33,26 +33,26 @@ BESIDE = "beside"  # buffers in the model's section that its state_dict leaves o
 def save_checkpoint(
     path: str | os.PathLike[str],
     model: nn.Module,
-    optimizer: Any = None,
-    scheduler: Any = None,
+    optimizer: object = None,
+    scheduler: object = None,
     *,
     include_optimizer: bool = True,
-    config: Any = None,
-    train_history: Any = None,
-    val_history: Any = None,
+    config: object = None,
+    train_history: object = None,
+    val_history: object = None,
     clean: bool = False,
     step: int = 0,
     metrics: Mapping[str, float] | None = None,
-    scaler: Any = None,
-    ema: Any = None,
-    loader: Any = None,
-    extra: Mapping[str, Any] | None = None,
+    scaler: object = None,
+    ema: nn.Module | None = None,
+    loader: object = None,
+    extra: Mapping[str, object] | None = None,
 ) -> Snapshot:
-    """Save one checkpoint as the folder `path`, in the place of the one that is there; durable on return.
+    """Save one checkpoint as the folder `path`, replacing the one that is there; durable on return.
 
     A state with a NaN or an Inf in weights, buffers, moments or average is refused: the snapshot is `bad`, lies in
-    `quarantine/` beside `path`, and the earlier checkpoint stays. With `clean=True` zeros take their place in the file
-    (not in the model), and the file says that it was repaired. `config` may be a dict, a dataclass or a namespace: it
+    `quarantine/` beside `path`, and the earlier checkpoint stays. With `clean=True` the file gets zeros instead
+    (the model does not), and is marked as repaired. `config` may be a dict, a dataclass or a namespace: it
     is stored as plain data. One process saves to one path.
 
     Example:
@@ -74,9 +74,14 @@ def save_checkpoint(
     own = {"config": as_plain(config), "train_history": train_history, "val_history": val_history}
     if taken := sorted(set(own) & set(extra or ())):
         raise InputError(f"extra holds {listed(taken)}, which save_checkpoint stores itself; give it another name")
-    with_optimizer = {"optimizer": optimizer, "scheduler": scheduler} if include_optimizer else {}
     sections = state.capture(
-        model=model, scaler=scaler, ema=ema, loader=loader, extra=own | dict(extra or {}), **with_optimizer
+        model=model,
+        optimizer=optimizer if include_optimizer else None,
+        scheduler=scheduler if include_optimizer else None,
+        scaler=scaler,
+        ema=ema,
+        loader=loader,
+        extra=own | dict(extra or {}),
     )
     masks = masks_of("model", model) | masks_of("ema", ema)
     bad = health.nonfinite(sections, allowed=masks)
@@ -97,13 +102,13 @@ def save_checkpoint(
 def load_checkpoint(
     path: str | os.PathLike[str],
     model: nn.Module,
-    optimizer: Any = None,
-    scheduler: Any = None,
+    optimizer: object = None,
+    scheduler: object = None,
     *,
     load_optimizer: bool = True,
-    scaler: Any = None,
-    ema: Any = None,
-    loader: Any = None,
+    scaler: object = None,
+    ema: nn.Module | None = None,
+    loader: object = None,
 ) -> bool:
     """Put the checkpoint at `path` into these objects, all of it or nothing; False where there is nothing sound.
 
@@ -125,10 +130,18 @@ def load_checkpoint(
         kept = ("model", "ema") if ema is not None else ("model",)
         sections, optimizer, scheduler, scaler, loader = {k: sections[k] for k in kept if k in sections}, *[None] * 4
     if not resuming:
-        sections["rng"] = rng.capture()  # whoever only wants weights keeps drawing the numbers they were drawing
-    objects = {"optimizer": optimizer, "scheduler": scheduler, "scaler": scaler, "ema": ema, "loader": loader}
+        sections["rng"] = rng.capture()  # loading only weights leaves the random state alone
     with explaining(f"{where} could not be loaded"):
-        state.restore(sections, model=model, strict=False, **objects)
+        state.restore(
+            sections,
+            model=model,
+            optimizer=optimizer,
+            scheduler=scheduler,
+            scaler=scaler,
+            ema=ema,
+            loader=loader,
+            strict=False,
+        )
     return True
 
 
@@ -153,8 +166,8 @@ def read_checkpoint(path: str | os.PathLike[str]) -> dict[str, Any]:
         states = {label: entry["state"] for label, entry in sections.get(name, {}).items()}
         if states:
             found[f"{name}_state_dict"] = states["0"] if list(states) == ["0"] else states
-    told = {"step": about.get("step", 0), "metrics": about.get("metrics", {}), "repaired": about.get("repaired", False)}
-    return found | told
+    usual = {"step": 0, "metrics": {}, "repaired": False}
+    return found | {name: about.get(name, value) for name, value in usual.items()}
 
 
 def _place(path: str | os.PathLike[str]) -> Path:
@@ -163,7 +176,9 @@ def _place(path: str | os.PathLike[str]) -> Path:
     return where.resolve() if where.is_symlink() else where
 
 
-def _refused(where: Path, sections: Any, bad: tuple[str, ...], step: int, meta: Mapping[str, Any]) -> Snapshot:
+def _refused(
+    where: Path, sections: dict[str, Any], bad: tuple[str, ...], step: int, meta: Mapping[str, Any]
+) -> Snapshot:
     reason = f"{len(bad)} {'tensor holds' if len(bad) == 1 else 'tensors hold'} NaN or Inf: {listed(bad, 3)}"
     log.warning("%s is not saved: %s; it goes to quarantine, an earlier checkpoint stays as it is", where, reason)
     home = where.parent / QUARANTINE / where.name
@@ -172,7 +187,7 @@ def _refused(where: Path, sections: Any, bad: tuple[str, ...], step: int, meta: 
 
 
 @explaining("it could not be read")
-def _sound_sections(where: Path, given: Mapping[str, Any], masks: set[str]) -> dict[str, Any]:
+def _sound_sections(where: Path, given: Mapping[str, object], masks: set[str]) -> dict[str, Any]:
     """The state at `where`, verified and finite; CheckpointError says why there is none."""
     if where.is_file():
         sections = sections_of_foreign(load_foreign(where), where, given)
@@ -180,7 +195,7 @@ def _sound_sections(where: Path, given: Mapping[str, Any], masks: set[str]) -> d
         contents = _read(where)
         sections = dict(contents.sections)
         if contents.manifest.meta.get("repaired"):
-            log.warning("%s was repaired when it was saved: zeros stand where NaN or Inf were", where)
+            log.warning("%s was repaired when it was saved: it holds zeros where NaN or Inf were", where)
     if bad := health.nonfinite(sections, allowed=masks):
         raise CheckpointError(f"{len(bad)} of its tensors hold NaN or Inf: {listed(bad)}; use another checkpoint")
     return sections
@@ -188,19 +203,19 @@ def _sound_sections(where: Path, given: Mapping[str, Any], masks: set[str]) -> d
 
 def _read(where: Path) -> container.Contents:
     """The first sound one of the places where a killed save may have left it."""
-    told = []
+    skipped = []
     for one in swap.candidates(where):
         try:
             contents = container.read(one)
         except CheckpointError as error:
-            told.append(str(error))
+            skipped.append(str(error))
             continue
         if contents.status.state == "bad" and contents.status.known:
-            told.append(f"{one} is bad: {contents.status.reason}")
+            skipped.append(f"{one} is bad: {contents.status.reason}")
             continue
-        if not contents.status.known:  # it was asked for by its name, and nobody but `clean` marks these
-            log.warning("%s: %s; it is loaded all the same, as it was asked for", one, contents.status.reason)
-        for line in told:
+        if not contents.status.known:  # you named it, and only `clean` marks these
+            log.warning("%s: %s; it is loaded all the same, as you named it", one, contents.status.reason)
+        for line in skipped:
             log.warning("%s; %s is used", line, one)
         return contents
-    raise CheckpointError("; ".join(told) or f"{where} does not exist")
+    raise CheckpointError("; ".join(skipped) or f"{where} does not exist")

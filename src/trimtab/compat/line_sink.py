@@ -1,11 +1,11 @@
-"""A sink that says the documented lines at the documented cadence, from what was really measured."""
+"""A sink that prints the documented lines at the documented cadence, with measured numbers."""
 
 from __future__ import annotations
 
 import logging
 import sys
 from collections.abc import Callable, Iterable
-from typing import Any, ClassVar, TextIO
+from typing import ClassVar, Protocol, TextIO
 
 from trimtab.compat import lines
 from trimtab.compat.lines import CADENCE, EVENTS, LIMITS, STYLES, Facts
@@ -19,13 +19,21 @@ log = logging.getLogger(LINES_LOG)
 STREAMS = ("stderr", "stdout")
 
 
+class Bar(Protocol):
+    """What is used of a tqdm bar."""
+
+    def set_postfix(self, values: dict[str, str], refresh: bool) -> object:
+        """Show these values."""
+        ...
+
+
 class LineSink:
-    """Says the documented lines of one style.
+    """Prints the documented lines of one style.
 
     `style` is `a11`, `b5`, `b8`, `b9`, `c4`, `d2`, `e13`, several joined by `+`, or the name of a preset that has
     lines. `every` changes the cadence in steps. Lines go to the logger `trimtab.lines` (warnings at WARNING, the
     rest at INFO), to `stream` (an open one, or "stderr", "stdout") above any live tqdm bar, or to the function `write`.
-    `bar` is a tqdm bar that shall show loss and gradient norm. A line with a number that was not measured is left out.
+    `bar` is a tqdm bar that shows loss and gradient norm. A line with a number that was not measured is left out.
 
     Example:
         >>> from trimtab.core.types import Layout
@@ -46,7 +54,7 @@ class LineSink:
         stream: TextIO | str | None = None,
         *,
         write: Callable[[str], object] | None = None,
-        bar: Any = None,
+        bar: Bar | None = None,
     ) -> None:
         if isinstance(stream, str) and stream not in STREAMS:
             raise InputError(f"the lines cannot go to {stream!r}; expected {' or '.join(STREAMS)}, or an open stream")
@@ -61,7 +69,7 @@ class LineSink:
         self._hinted: set[str] = set()
 
     def write(self, record: Record) -> None:
-        """Say what is due about a sample."""
+        """Print the lines that are due for a sample."""
         if isinstance(record, RunInfo):
             self._begin(record)
         elif isinstance(record, Sample) and record.phase in ("train", "val"):
@@ -69,17 +77,17 @@ class LineSink:
             if facts is None:
                 facts = self._facts[record.optimizer] = Facts(self._limits, self._clip)
             for name, every in self._styles.items():
-                self._say(STYLES[name](record, every, facts), record.optimizer)
+                self._print(STYLES[name](record, every, facts), record.optimizer)
             for hint in facts.hints - self._hinted:
                 self._hinted.add(hint)
                 log.info("%s", hint)
             self._show(record)
 
     def close(self) -> None:
-        """Sum up what the last epoch has left to say; the stream is not ours."""
+        """Print the summary of the last epoch; the stream stays open."""
         if "b8" in self._styles:
             for optimizer, facts in self._facts.items():
-                self._say(facts.epoch.summary(), optimizer)
+                self._print(facts.epoch.summary(), optimizer)
 
     def _begin(self, info: RunInfo) -> None:
         clip = info.config.get("clip")
@@ -88,14 +96,14 @@ class LineSink:
         if every is not None and (full == 0 or every % full):
             log.info(
                 "the line of every %d steps has the norm of the weights, which is measured every %d: "
-                "it comes only where both meet; set full_every = %d",
+                "the line comes only at steps with both; set full_every = %d",
                 every,
                 full,
                 every,
             )
 
-    def _say(self, said: Iterable[tuple[int, str]], optimizer: str) -> None:
-        for level, text in said:
+    def _print(self, due: Iterable[tuple[int, str]], optimizer: str) -> None:
+        for level, text in due:
             line = f"{optimizer}: {text}" if optimizer else text
             if self._write is not None:
                 self._write(line)

@@ -1,4 +1,4 @@
-"""The lines that the documented tools print, to the letter, and which of them each style says about one sample."""
+"""The exact lines that the documented tools print, and which of them each style prints for a sample."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def high_norm(norm: float, clip: float) -> str:
 
 
 def nonfinite_gradients(batch: int, norm: float) -> str:
-    """What is said before a run stops over its gradients."""
+    """The message before a run stops because of its gradients."""
     return (
         f"❌ NaN/Inf detected in gradients at batch {batch}!\n"
         f"   Gradient norm: {_number(norm, '.4f')}\n"
@@ -63,7 +63,7 @@ def nonfinite_gradients(batch: int, norm: float) -> str:
 
 
 def nonfinite_loss(batch: int, loss: float) -> str:
-    """What is said before a run stops over its loss."""
+    """The message before a run stops because of its loss."""
     return f"❌ NaN/Inf detected in loss at batch {batch}!\n   Loss: {_number(loss, '.4f')}"
 
 
@@ -158,8 +158,18 @@ def gradient_problem(what: str, names: Sequence[str]) -> str:
         >>> gradient_problem("zero", ["a", "b", "c", "d", "e", "f"])
         '[GRAD]   zero: a, b, c, d and 2 more'
     """
+    return f"[GRAD]   {what}: {some(names)}"
+
+
+def some(names: Sequence[str]) -> str:
+    """The first few names, and how many more there are.
+
+    Example:
+        >>> some(["a", "b", "c", "d", "e"])
+        'a, b, c, d and 1 more'
+    """
     more = f" and {len(names) - NUM_NAMED} more" if len(names) > NUM_NAMED else ""
-    return f"[GRAD]   {what}: {', '.join(names[:NUM_NAMED])}{more}"
+    return ", ".join(names[:NUM_NAMED]) + more
 
 
 def gradient_warning(step: int, text: str) -> str:
@@ -194,12 +204,12 @@ def _clock(seconds: float) -> str:
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes:02}:{rest:02}"
 
 
-Said = Iterator[tuple[int, str]]
+Lines = Iterator[tuple[int, str]]
 
 CADENCE = {"a11": 100, "b5": 1, "b8": 0, "b9": 1, "c4": 10, "d2": 1, "e13": 10}
-"""After how many steps each style has something to say; 0 is once per epoch, that is, with each validation."""
+"""After how many steps each style prints; 0 is once per epoch, that is, with each validation."""
 EVENTS = frozenset({"b5", "b9"})
-"""Styles that speak when something happens, whatever the cadence."""
+"""Styles that print when something happens, whatever the cadence."""
 LIMITS: Mapping[str, Mapping[str, float]] = {
     "a11": {"exploding": 100.0, "vanishing": 1e-7},
     "b5": {"high": 5.0},
@@ -209,7 +219,7 @@ FIRST_PAUSE = 100
 
 
 class Pace:
-    """Lets a warning through at first, when it got twice as bad, and else after pauses that double while it lasts."""
+    """Lets a warning through at first, when it is twice as bad, and otherwise after pauses that double."""
 
     def __init__(self) -> None:
         self._worst = 0.0
@@ -217,7 +227,7 @@ class Pace:
         self._pause = FIRST_PAUSE
 
     def due(self, step: int, badness: float) -> bool:
-        """Whether to speak now of trouble that is this bad."""
+        """Whether to warn now of trouble that is this bad."""
         if step - self._seen > FIRST_PAUSE:  # it was gone for a while: this is new trouble
             self._pause, self._next, self._worst = FIRST_PAUSE, step, 0.0
         self._seen = step
@@ -235,12 +245,12 @@ class Epoch:
         self.begin()
 
     def begin(self) -> None:
-        """Forget the epoch before."""
+        """Start an epoch."""
         self._norms = self._losses = self._highest = 0.0
         self._num_norms = self._num_losses = 0
 
     def add(self, sample: Sample) -> None:
-        """Take in a step; what is not finite has lines of its own."""
+        """Add a step; non-finite values have their own lines."""
         norm, loss = sample.scalars.get("grad_norm", math.nan), sample.scalars.get("loss", math.nan)
         if math.isfinite(norm):
             self._norms, self._num_norms = self._norms + norm, self._num_norms + 1
@@ -248,7 +258,7 @@ class Epoch:
         if math.isfinite(loss):
             self._losses, self._num_losses = self._losses + loss, self._num_losses + 1
 
-    def summary(self, metrics: Mapping[str, float] | None = None) -> Said:
+    def summary(self, metrics: Mapping[str, float] | None = None) -> Lines:
         """The documented lines about an epoch; then a new one begins."""
         if self._num_norms:
             yield INFO, norm_summary(self._norms / self._num_norms, self._highest)
@@ -292,7 +302,7 @@ def _on(sample: Sample, every: int) -> bool:
     return sample.step % max(every, 1) == 0
 
 
-def a11(sample: Sample, every: int, facts: Facts) -> Said:
+def a11(sample: Sample, every: int, facts: Facts) -> Lines:
     """The summary of all norms, and the two warnings whenever a threshold is passed."""
     norms, rows = _norms(sample), sample.col(Kind.GRAD, Column.L2).astype(np.float64)
     rows = rows[~(rows < 0)]
@@ -307,7 +317,7 @@ def a11(sample: Sample, every: int, facts: Facts) -> Said:
         yield WARNING, vanishing(smallest)
 
 
-def b5(sample: Sample, every: int, facts: Facts) -> Said:
+def b5(sample: Sample, every: int, facts: Facts) -> Lines:
     """The early warning: far more was clipped away than is usual."""
     norms = _norms(sample)
     if norms is None or not norms[1] < norms[0]:
@@ -317,7 +327,7 @@ def b5(sample: Sample, every: int, facts: Facts) -> Said:
         yield WARNING, high_norm(norm, limit)
 
 
-def b8(sample: Sample, every: int, facts: Facts) -> Said:
+def b8(sample: Sample, every: int, facts: Facts) -> Lines:
     """The norms of an epoch when it is validated, or of `every` steps; and the metrics of the validation."""
     if sample.phase == "train":
         facts.epoch.add(sample)
@@ -330,8 +340,8 @@ def b8(sample: Sample, every: int, facts: Facts) -> Said:
     yield from facts.epoch.summary(metrics)
 
 
-def b9(sample: Sample, every: int, facts: Facts) -> Said:
-    """What is said when loss or gradients are not finite; an overflow that a scaler provoked is routine."""
+def b9(sample: Sample, every: int, facts: Facts) -> Lines:
+    """The messages about non-finite loss or gradients; an overflow at a high loss scale is routine."""
     scalars = sample.scalars
     if sample.phase != "train" or scalars.get("routine_overflow"):
         return
@@ -342,19 +352,19 @@ def b9(sample: Sample, every: int, facts: Facts) -> Said:
         yield WARNING, nonfinite_gradients(sample.step, scalars.get("grad_norm", math.nan))
 
 
-def c4(sample: Sample, every: int, facts: Facts) -> Said:
+def c4(sample: Sample, every: int, facts: Facts) -> Lines:
     """The diagnostic line, in steps where everything in it was measured."""
     norms, scalars = _norms(sample), sample.scalars
     if norms is None or not _on(sample, every):
         return
     if "loss" not in scalars:
-        facts.hints.add("the diagnostic line needs the loss: tell it with guard.observe(loss=...)")
+        facts.hints.add("the diagnostic line needs the loss: pass it with guard.observe(loss=...)")
     elif "weight_norm" in scalars and "lr/0" in scalars:
         lr = scalars["lr/0"] * scalars.get("lr_multiplier", 1.0)
         yield INFO, step_diagnostics(sample.step, scalars["loss"], *norms, scalars["weight_norm"], lr)
 
 
-def d2(sample: Sample, every: int, facts: Facts) -> Said:
+def d2(sample: Sample, every: int, facts: Facts) -> Lines:
     """Both norms."""
     norms = _norms(sample)
     if norms is not None and _on(sample, every):
@@ -362,14 +372,14 @@ def d2(sample: Sample, every: int, facts: Facts) -> Said:
         yield INFO, norm_after_clipping(norms[1])
 
 
-def e13(sample: Sample, every: int, facts: Facts) -> Said:
+def e13(sample: Sample, every: int, facts: Facts) -> Lines:
     """The `[GRAD]` line with the parameters that have a problem, and warnings of the whole."""
     norms, rows = _norms(sample), sample.col(Kind.GRAD, Column.L2).astype(np.float64)
     wanted = rows != FROZEN
     if norms is None or not wanted.any():
         return
     rows, step = rows[wanted], sample.step
-    bad, zero = ~np.isfinite(rows), rows < facts.limits["zero"]  # ABSENT is below it, too: no gradient is none
+    bad, zero = ~np.isfinite(rows), rows < facts.limits["zero"]  # ABSENT is below it, too
     num = rows.size
     if _on(sample, every):
         names = [name for name, wants in zip(sample.names(Kind.GRAD), wanted, strict=True) if wants]
@@ -392,7 +402,7 @@ def e13(sample: Sample, every: int, facts: Facts) -> Said:
         yield WARNING, gradient_warning(step, f"the global norm of {norms[0]:.2e} is too small")
 
 
-STYLES: Mapping[str, Callable[[Sample, int, Facts], Said]] = {
+STYLES: Mapping[str, Callable[[Sample, int, Facts], Lines]] = {
     "a11": a11,
     "b5": b5,
     "b8": b8,

@@ -86,7 +86,7 @@ class Symile(nn.Module):
     """Symile's loss of N modalities by their multilinear inner product (Saporta et al., 2024), for N of 2 and more.
 
     ``negative_sampling="n_squared"`` compares every anchor with all tuples of the others (``objective="full"``),
-    ``"n"`` with one random set of B - 1 of them (``objective="sampled"``), drawn anew at every call.
+    ``"n"`` with one random set of B - 1 of them (``objective="sampled"``), drawn again at every call.
 
     Representations are taken as they come, `logit_scale` is the factor itself (already exponentiated), and a random
     tuple that happens to be the positive is left out of the negatives, where the original counts it.

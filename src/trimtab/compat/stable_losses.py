@@ -1,16 +1,15 @@
-"""Numerically stable similarities under their documented names, in four versions; also in place of a module's own."""
+"""Numerically stable similarities under their documented names, in four versions; also to replace a module's own."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
+from trimtab.compat.nn.layers import ImprovedActivations
 from trimtab.losses.cost import check_it_fits
 from trimtab.losses.logits import line_similarity, tuple_similarity
 from trimtab.losses.prepare import check_name, check_xs, normalise
@@ -195,14 +194,8 @@ def _sum_of_logs(logs: Sequence[Tensor], form: str) -> Tensor:
 VERSIONS = {0: "einsum", 1: "norm", 2: "cosine", 3: "distance"}
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
-    "gelu": functional.gelu,
-    "swish": functional.silu,
-    "mish": functional.mish,
-    "leaky_relu": functional.leaky_relu,
-    "elu": functional.elu,
-    "scaled_tanh": lambda x: 1.7159 * torch.tanh(2 / 3 * x),
+    name: getattr(ImprovedActivations, name) for name in ("gelu", "swish", "mish", "leaky_relu", "elu", "scaled_tanh")
 }
-"""Those of `trimtab.compat.nn.ImprovedActivations`, by the same names."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -283,7 +276,7 @@ def get_stable_loss_function(
         raise ValueError(f"loss_version is {loss_version!r}; expected one of {known}")
     check_name("activation", activation, [*ACTIVATIONS, None])
     check_name("form", form, FORMS)
-    StableLossFunctions(eps=eps)  # says what is wrong with it now, not at the first batch
+    StableLossFunctions(eps=eps)  # a wrong eps is reported now, not at the first batch
     return StableLoss(
         loss_version=loss_version, normalize=normalize, eps=eps, activation=activation, form=form, rescale=rescale
     )
@@ -293,7 +286,7 @@ NAME, KEPT = "calculate_loss", "calculate_loss_original"
 
 
 def replace_loss_function_with_stable_version(
-    module: Any, loss_version: int = 1, normalize: bool = True, eps: float = 1e-8
+    module: object, loss_version: int = 1, normalize: bool = True, eps: float = 1e-8
 ) -> StableLoss:
     """Make `module.calculate_loss` the stable similarity of that version; returns it.
 
@@ -315,20 +308,20 @@ def replace_loss_function_with_stable_version(
     """
     loss = get_stable_loss_function(loss_version=loss_version, normalize=normalize, eps=eps)
     if not _is_replaced(module):
-        original: Callable[..., Any] | None = getattr(module, NAME, None)
+        original: object = getattr(module, NAME, None)
         if not callable(original):
             raise ValueError(
                 f"a {type(module).__name__} has no method {NAME}, so nothing would use the stable version; "
                 f"set the attribute that your training calls to get_stable_loss_function({loss_version})"
             )
-        # Straight into the instance: a submodule that is registered under this name stays where it is.
+        # Into the instance itself: a submodule that is registered under this name stays registered.
         module.__dict__[KEPT] = original
     module.__dict__[NAME] = loss
     return loss
 
 
-def restore_loss_function(module: Any) -> bool:
-    """Put back what `replace_loss_function_with_stable_version` replaced; False where nothing was.
+def restore_loss_function(module: object) -> bool:
+    """Undo `replace_loss_function_with_stable_version`; False if nothing was replaced.
 
     Example:
         >>> restore_loss_function(object())
@@ -343,7 +336,7 @@ def restore_loss_function(module: Any) -> bool:
     return True
 
 
-def _is_replaced(module: Any) -> bool:
+def _is_replaced(module: object) -> bool:
     return KEPT in getattr(module, "__dict__", {})
 
 

@@ -19,7 +19,7 @@ CORRECTIVE_ACTION = "Training/CorrectiveAction"
 ADJUSTED_LR = "Training/AdjustedLR"
 ADJUSTED_WD = "Training/AdjustedWD"
 QUANTITIES: Mapping[str, str] = {"loss": "Loss", "accuracy": "Accuracy", "f1": "F1"}
-"""What is told about a batch or a validation, and the family its tags belong to: `Loss/Train` and so on."""
+"""Quantities of a batch or a validation, and the family of their tags: `Loss/Train` and so on."""
 
 _RAISED = re.compile(r"weight decay \S+ -> ([0-9.eE+-]+)")
 _REMEMBERED = 64
@@ -28,8 +28,8 @@ Send = Callable[[Mapping[str, float], int], None]
 """Takes values by tag, and the step they belong to."""
 
 
-def tag_sender(logger: Any) -> Send:
-    """How to send tagged values to a user's logger.
+def tag_sender(logger: object) -> Send:
+    """A function that sends tagged values to a user's logger.
 
     A logger is an object with `.add_scalar(tag, value, step)`, with `.log_metrics(dict)` or `.log(dict)`, a
     `logging.Logger`, or a function of one dict.
@@ -41,8 +41,9 @@ def tag_sender(logger: Any) -> Send:
     """
     if isinstance(logger, (logging.Logger, logging.LoggerAdapter)):  # before .log: theirs takes a level first
         return lambda values, step: logger.info("%s", _as_text(values, step))
-    if callable(getattr(logger, "add_scalar", None)):
-        return lambda values, step: _each(logger.add_scalar, values, step)
+    add_scalar: Any = getattr(logger, "add_scalar", None)
+    if callable(add_scalar):
+        return lambda values, step: _each(add_scalar, values, step)
     log: Any = getattr(logger, "log_metrics", None)
     if callable(log):
         return _dict_sender(log, rising=False)
@@ -89,10 +90,10 @@ class TrainingTagsSink:
     """Turns what a guard records into the documented tags.
 
     Per step `Training/GradNorm_Before`, `Training/GradNorm_After` and `Loss/Train` (also `Accuracy/Train`, `F1/Train`
-    where the loop tells `guard.observe(accuracy=..., f1=...)`); with each validation `Loss/Val_Epoch` and, the mean
+    if the loop calls `guard.observe(accuracy=..., f1=...)`); with each validation `Loss/Val_Epoch` and, the mean
     since the last one, `Loss/Train_Epoch`; with each action that was carried out `Training/CorrectiveAction` = 1;
     `Training/AdjustedLR` while a cut is in force, `Training/AdjustedWD` where the decay was raised. Everything is at
-    the step it is about. A mean leaves out what is not finite.
+    the step it is about. A mean leaves out non-finite values.
 
     Example:
         >>> import torch, trimtab
@@ -107,7 +108,7 @@ class TrainingTagsSink:
         ['Loss/Train', 'Training/GradNorm_After', 'Training/GradNorm_Before', 'step']
     """
 
-    def __init__(self, logger: Any) -> None:
+    def __init__(self, logger: object) -> None:
         self._logger = logger
         self._send = tag_sender(logger)
         self._sums: dict[str, tuple[float, int]] = {}
@@ -118,7 +119,7 @@ class TrainingTagsSink:
         """Forward samples, and actions that were carried out."""
         if isinstance(record, Sample):
             values = self._validated(record) if record.phase == "val" else self._trained(record)
-            self._tell(values, record.step, record.optimizer)
+            self._put(values, record.step, record.optimizer)
         elif isinstance(record, Outcome) and record.applied:
             self._acted(record)
 
@@ -132,7 +133,7 @@ class TrainingTagsSink:
         """Flush only: the logger belongs to the user."""
         self.flush()
 
-    def _tell(self, values: Mapping[str, float], step: int, optimizer: str) -> None:
+    def _put(self, values: Mapping[str, float], step: int, optimizer: str) -> None:
         """Two optimizers do not share a tag: `Training/GradNorm_Before/generator`."""
         tail = f"/{optimizer}" if optimizer else ""
         if values:
@@ -153,7 +154,7 @@ class TrainingTagsSink:
         return out | self._rate(sample)
 
     def _rate(self, sample: Sample) -> dict[str, float]:
-        """The rate really used, while it is not the scheduler's own, and once more when it is again."""
+        """The rate in use while a cut is in force, and once more when it has ended."""
         multiplier = float(sample.scalars.get("lr_multiplier", 1.0))
         was, self._cut[sample.optimizer] = self._cut.get(sample.optimizer, 1.0), multiplier
         if "lr/0" not in sample.scalars or (multiplier == 1.0 and was == 1.0):
@@ -176,13 +177,13 @@ class TrainingTagsSink:
 
     def _acted(self, outcome: Outcome) -> None:
         key = outcome.at, outcome.action.kind, outcome.optimizer
-        if key in self._done:  # the same action again, later, with what became of it
+        if key in self._done:  # the same action again, later, with its effect
             return
         self._done.append(key)
         values = {CORRECTIVE_ACTION: 1.0}
         if raised := _RAISED.search(outcome.detail):
             values[ADJUSTED_WD] = float(raised[1])
-        self._tell(values, outcome.at, outcome.optimizer)
+        self._put(values, outcome.at, outcome.optimizer)
         add_text: Any = getattr(self._logger, "add_text", None)
         if callable(add_text):  # under a tag of its own: TensorBoard knows one kind of data per tag
             add_text(f"{CORRECTIVE_ACTION}/text", f"{outcome.action}: {outcome.detail}", outcome.at)

@@ -36,13 +36,17 @@ DEFAULT_DIR = "trimtab_runs"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PolicyConfig:
-    """How eagerly mode `act` acts.
+    """How often and how strongly mode `act` acts.
 
-    `cooldown` is the number of steps between two actions of one kind, `budget` how many there are in a run. After
-    `quiet` steps without it, trouble counts as new. The LR multiplier does not fall below `floor`, and grows tenfold
-    in `recover` steps. `effect_after` is how many steps later it is put on record what became of an action. Every
-    `ring_every` good steps the state is copied in memory, to go back to; all copies together take at most `ring_bytes`,
-    and a model of which not three copies fit has none.
+    Args:
+        cooldown: Steps between two actions of one kind.
+        budget: The most actions in a run.
+        quiet: After this many steps without it, trouble counts as new.
+        floor: The learning-rate multiplier does not fall below this.
+        recover: Steps in which the multiplier grows tenfold.
+        effect_after: Steps after which the effect of an action is recorded.
+        ring_every: Good steps between two copies of the state in memory, to roll back to; 0: none.
+        ring_bytes: The most bytes that all copies take. If three copies do not fit, there are none.
     """
 
     cooldown: int = 20
@@ -57,7 +61,7 @@ class PolicyConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Config:
-    """Every setting of a guard. `preset` names a set of them that the others are laid over.
+    """Every setting of a guard. `preset` names defaults that explicit settings override.
 
     Example:
         >>> from trimtab import Config
@@ -89,17 +93,17 @@ class Config:
     policy: PolicyConfig = field(default_factory=PolicyConfig)
 
     @classmethod
-    def from_dict(cls, settings: Mapping[str, Any]) -> Config:
+    def from_dict(cls, settings: Mapping[str, object]) -> Config:
         """Settings from plain data; an unknown key, an unknown rule or a bad value raises ConfigError."""
         return _checked(cls(**read_table(under(settings), _CONFIG, where="")))
 
     @classmethod
     def from_toml(cls, path: str | os.PathLike[str]) -> Config:
-        """Settings from a TOML file: its `[tool.trimtab]` table, or the whole file where there is none."""
+        """Settings from a TOML file: its `[tool.trimtab]` table, or the whole file if it has none."""
         return cls.from_dict(_toml_table(Path(path), whole=True) or {})
 
-    def with_changes(self, changes: Mapping[str, Any]) -> Config:
-        """The same settings with some replaced, checked like any others; another preset lies under what differs."""
+    def with_changes(self, changes: Mapping[str, object]) -> Config:
+        """The same settings with some replaced and checked. A new preset gives the defaults of the rest."""
         if changes.get("preset") is None:
             return _checked(replace(self, **read_table(changes, _CONFIG, where="")))
         usual = Config.from_dict({"preset": self.preset}).to_dict()
@@ -112,7 +116,7 @@ class Config:
 
 
 def _checked(config: Config) -> Config:
-    """The same settings, if the rules that they name exist and have such options."""
+    """The same settings, after a check that the rules they name exist and have such options."""
     if config.rules or config.severity or config.ignore or config.select != ("ALL",):
         # Only then: most settings are read without the rules, and without numpy.
         import_module("trimtab.core.registry").check_options(config)
@@ -120,7 +124,10 @@ def _checked(config: Config) -> Config:
 
 
 def resolve(
-    config: Config | Mapping[str, Any] | str | os.PathLike[str] | None, *, preset: str | None = None, **keywords: Any
+    config: Config | Mapping[str, object] | str | os.PathLike[str] | None,
+    *,
+    preset: str | None = None,
+    **keywords: object,
 ) -> Config:
     """The settings in force: keywords, over `config` (else the environment, over a found file), over the preset.
 
@@ -144,7 +151,7 @@ def resolve(
     return Config.from_dict({**settings, **named}).with_changes(changes)
 
 
-def discover(start: Path) -> Mapping[str, Any]:
+def discover(start: Path) -> Mapping[str, object]:
     """The settings of the nearest `trimtab.toml` or `[tool.trimtab]` at or above `start`, within its repository."""
     for folder in (start, *start.parents):
         for name in ("trimtab.toml", "pyproject.toml"):
@@ -158,12 +165,12 @@ def discover(start: Path) -> Mapping[str, Any]:
     return {}
 
 
-def _environment() -> dict[str, Any]:
+def _environment() -> dict[str, str]:
     names = {"TRIMTAB_MODE": "mode", "TRIMTAB_DIR": "dir", "TRIMTAB_PRESET": "preset"}
     return {key: os.environ[name] for name, key in names.items() if os.environ.get(name)}
 
 
-def _toml_table(path: Path, *, whole: bool) -> Mapping[str, Any] | None:
+def _toml_table(path: Path, *, whole: bool) -> Mapping[str, object] | None:
     try:
         data = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -178,7 +185,7 @@ def _toml_table(path: Path, *, whole: bool) -> Mapping[str, Any] | None:
     return table
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: object) -> object:
     if is_dataclass(value) and not isinstance(value, type):
         return {f.name: _plain(getattr(value, f.name)) for f in fields(value)}
     if isinstance(value, Mapping):
@@ -186,7 +193,7 @@ def _plain(value: Any) -> Any:
     return [_plain(v) for v in value] if isinstance(value, tuple | list) else value
 
 
-def _policy(value: Any, name: str) -> PolicyConfig:
+def _policy(value: object, name: str) -> PolicyConfig:
     if isinstance(value, PolicyConfig):
         return value
     read = {
@@ -202,7 +209,7 @@ def _policy(value: Any, name: str) -> PolicyConfig:
     return PolicyConfig(**read_table(value, read, where=name))
 
 
-def _preset(value: Any, name: str) -> str:
+def _preset(value: object, name: str) -> str:
     return get_preset(value).name
 
 

@@ -25,7 +25,7 @@ class Band(NamedTuple):
 class Preset:
     """A named set of settings, and what else its source says that a trainer may use.
 
-    `settings` are what `Config.from_dict` takes. `hints` are plain data for whoever builds optimizer, schedule and
+    `settings` are what `Config.from_dict` takes. `hints` are plain data for building optimizer, schedule and
     scaler: a guard does not touch those. `lines` names the documented output lines and every how many steps they come
     (0: once per epoch); `limits` are the fixed thresholds of the warnings among them. `bands` say what a norm means,
     `notes` where the source contradicts itself and what is done about it.
@@ -34,7 +34,7 @@ class Preset:
     name: str
     title: str
     source: str
-    settings: Mapping[str, Any]
+    settings: Mapping[str, object]
     aliases: tuple[str, ...] = ()
     hints: Mapping[str, Any] = field(default_factory=dict)
     lines: Mapping[str, int] = field(default_factory=dict)
@@ -43,7 +43,7 @@ class Preset:
     notes: tuple[str, ...] = ()
 
 
-def _arch(name: str, clip: Any, title: str, source: str, *notes: str, **settings: Any) -> Preset:
+def _arch(name: str, clip: object, title: str, source: str, *notes: str, **settings: object) -> Preset:
     return Preset(name=f"arch-{name}", title=title, source=source, settings={"clip": clip, **settings}, notes=notes)
 
 
@@ -343,7 +343,7 @@ LMOL = Preset(
         "A norm is too large above 100 and too small below 1e-8 for the diagnostics, above 300 and below 1e-12 for the "
         "health monitor. The preset takes the monitor's; lines:e13 by itself warns at the diagnostics'.",
         "AMP underflow was inferred from a scale below 2, which shows repeated overflow. The rule gradient-underflow "
-        "(AMP002) counts what float16 really loses.",
+        "(AMP002) counts what float16 loses.",
         "Parameters without any gradient were missing from the totals. In the [GRAD] line they count as zero.",
         "The documented --detect_anomaly false could not be parsed. Every flag here takes true, false, 1, 0, yes, no.",
         "The clip and the memory clean-up are configured twice, the latter with 10 and with 100 steps. There is one "
@@ -357,10 +357,10 @@ DOCUMENTED = (SIX_DIM, CAMOXPERT, MLP_CUDA, MLP_CUDA_V1, SEO, LMOL)
 PRESETS: tuple[Preset, ...] = (*DOCUMENTED, *ARCHITECTURES)
 
 _MERGED = ("policy", "rules", "severity")
-"""Tables of which one may change an entry and keep the rest of what the preset says."""
+"""Tables in which you can change one entry and keep the others of the preset."""
 
 
-def get_preset(name: str) -> Preset:
+def get_preset(name: object) -> Preset:
     """The preset of that name or alias; an unknown one raises ConfigError with a suggestion.
 
     Example:
@@ -377,7 +377,7 @@ def get_preset(name: str) -> Preset:
     raise ConfigError(f"there is no preset {name!r}; {did_you_mean(wanted, known, otherwise=f'known are {names}.')}")
 
 
-def under(settings: Mapping[str, Any]) -> Mapping[str, Any]:
+def under(settings: Mapping[str, object]) -> Mapping[str, object]:
     """The same settings on top of those of the preset they name, if they name one."""
     if not isinstance(settings, Mapping) or settings.get("preset") is None:
         return settings

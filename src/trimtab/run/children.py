@@ -1,4 +1,4 @@
-"""Processes that a program starts: those of `multiprocessing` are guarded, too, and tell the first one how it went."""
+"""Processes that a program starts: those of `multiprocessing` are guarded, too, and report to the first process."""
 
 from __future__ import annotations
 
@@ -13,23 +13,40 @@ import re
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any, SupportsIndex, TypedDict, TypeVar, TypeVarTuple
+
+if TYPE_CHECKING:
+    from trimtab.run.guarded_training import Summary
 
 NUM_COMMANDS = 20
 
 
+Command = str | Sequence[str | bytes | os.PathLike[str] | os.PathLike[bytes]]
+R = TypeVar("R")
+Ts = TypeVarTuple("Ts")
+
+
+class ChildStart(TypedDict):
+    """What a spawned process needs to guard its trainings: pickled with it."""
+
+    settings: dict[str, Any]
+    quiet: bool
+    home: str
+    folder: str
+
+
 class Exchange:
-    """A folder of their own in which processes of one run leave notes for the first of them."""
+    """A folder in which the processes of one run leave summaries for the first process."""
 
     def __init__(self, folder: str | None = None) -> None:
         name = f"trimtab-run-{os.getpid()}-{os.urandom(4).hex()}"
         self.folder = Path(folder or os.path.join(tempfile.gettempdir(), name))
 
-    def tell(self, runs: list[dict[str, Any]], *, begin: bool) -> bool:
-        """Leave a note about this process's trainings; False where nobody is there to read it any more."""
+    def write(self, runs: list[Summary], *, begin: bool) -> bool:
+        """Write the summaries of this process's trainings; False if the folder is gone."""
         try:
             if begin:
                 self.folder.mkdir(mode=0o700, exist_ok=True)
@@ -42,7 +59,7 @@ class Exchange:
         return True
 
     def is_first(self, what: str) -> bool:
-        """Whether no other process has said this yet; if so, it is said now. Alone one is always the first."""
+        """Whether no other process has printed this yet. Marks it as printed."""
         try:
             name = re.sub(r"\W+", "-", what)
             os.close(os.open(self.folder / f"{name}.said", os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
@@ -52,13 +69,14 @@ class Exchange:
             return True
         return True
 
-    def collect(self) -> list[dict[str, Any]]:
-        """What the others left, and no trace of it."""
-        found: list[dict[str, Any]] = []
+    def collect(self) -> list[Summary]:
+        """The summaries of the other processes. Removes the folder."""
+        found: list[Summary] = []
         with contextlib.suppress(OSError):
             for path in sorted(self.folder.glob("*.json")):
                 with contextlib.suppress(ValueError):
-                    found += [run for run in json.loads(path.read_text(encoding="utf-8")) if isinstance(run, dict)]
+                    runs: list[Summary] = json.loads(path.read_text(encoding="utf-8"))
+                    found += [run for run in runs if isinstance(run, dict)]
         shutil.rmtree(self.folder, ignore_errors=True)
         return found
 
@@ -71,16 +89,16 @@ def at_child_end(function: Callable[[], object]) -> None:
         util.Finalize(None, function, exitpriority=100)
 
 
-def guard_spawned(begin: Mapping[str, Any]) -> Callable[[], None]:
-    """Let every process that is spawned from now on begin with `begin_child(begin)`; returns how to stop that."""
+def guard_spawned(begin: ChildStart) -> Callable[[], None]:
+    """Let every process that is spawned from now on begin with `begin_child(begin)`; returns the undo function."""
     undo: list[Callable[[], None]] = []
 
     def patch() -> None:
-        from multiprocessing import process  # the rest of it may still be under way
+        from multiprocessing import process  # the rest of the package may still be loading
 
         inner = process.BaseProcess.__reduce_ex__
 
-        def reduce(this: Any, protocol: Any) -> Any:
+        def reduce(this: object, protocol: SupportsIndex) -> str | tuple[Any, ...]:
             from multiprocessing import context, spawn
 
             made = inner(this, protocol)
@@ -88,7 +106,7 @@ def guard_spawned(begin: Mapping[str, Any]) -> Callable[[], None]:
                 return made
             if os.fsdecode(spawn.get_executable() or b"") != sys.executable:
                 return made  # another interpreter may have no trimtab
-            return (revive, (dict(begin), made[0], made[1]), *made[2:])
+            return (revive, (begin, made[0], made[1]), *made[2:])
 
         process.BaseProcess.__reduce_ex__ = reduce  # type: ignore[method-assign]
 
@@ -108,8 +126,8 @@ def guard_spawned(begin: Mapping[str, Any]) -> Callable[[], None]:
     return stop
 
 
-def revive(begin: Mapping[str, Any], function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
-    """In a spawned child, before it knows what to run. A failure of ours is said, and costs nothing else."""
+def revive(begin: ChildStart, function: Callable[[*Ts], R], args: tuple[*Ts]) -> R:
+    """Start guarding in a spawned child before it unpickles its task. A failure of ours is only printed."""
     try:
         from trimtab.run.runner import begin_child
 
@@ -120,13 +138,13 @@ def revive(begin: Mapping[str, Any], function: Callable[..., Any], args: tuple[A
 
 
 class Commands:
-    """The Python programs that were started as commands: nobody guards those."""
+    """The Python programs that were started as commands, which are not guarded."""
 
     def __init__(self) -> None:
         self.seen: list[str] = []
 
     def watch(self) -> Callable[[], None]:
-        """Begin; returns how to stop."""
+        """Start watching; returns the undo function."""
         undo: list[Callable[[], None]] = []
 
         def patch() -> None:
@@ -135,7 +153,7 @@ class Commands:
             inner = subprocess.Popen.__init__
 
             @functools.wraps(inner)
-            def begin(this: Any, args: Any, *rest: Any, **kwargs: Any) -> None:
+            def begin(this: subprocess.Popen[Any], args: Command, *rest: Any, **kwargs: Any) -> None:
                 inner(this, args, *rest, **kwargs)
                 with contextlib.suppress(Exception):
                     self._note(args)
@@ -157,16 +175,15 @@ class Commands:
 
         return stop
 
-    def _note(self, args: Any) -> None:
-        words = args.split() if isinstance(args, str) else [os.fspath(word) for word in args]
-        words = [word.decode() if isinstance(word, bytes) else str(word) for word in words]
+    def _note(self, args: Command) -> None:
+        words = args.split() if isinstance(args, str) else [os.fsdecode(word) for word in args]
         if words and re.fullmatch(r"(python[\d.]*|torchrun|accelerate)", os.path.basename(words[0])):
             self.seen.append(" ".join(_program(words)))
             del self.seen[NUM_COMMANDS:]
 
 
 def _program(words: list[str]) -> Iterator[str]:
-    """What of a command says which program it is: no options of the interpreter."""
+    """The words of a command that name the program, without options of the interpreter."""
     if os.path.basename(words[0]).startswith("python"):
         rest = iter(words[1:])
         for word in rest:
@@ -180,9 +197,9 @@ def _program(words: list[str]) -> Iterator[str]:
 
 
 def when_imported(name: str, then: Callable[[], None]) -> None:
-    """Call `then` right after the module `name` was executed; at once if it is there already.
+    """Call `then` right after the module `name` was executed; at once if it is imported already.
 
-    What `then` raises is its own to contain: it would surface in the script's import.
+    `then` must not raise: the exception would surface in the script's import.
     """
     if name in sys.modules:
         then()
@@ -191,7 +208,7 @@ def when_imported(name: str, then: Callable[[], None]) -> None:
 
 
 class _Finder(importlib.abc.MetaPathFinder):
-    """Stands first in line for one module, lets the others find it, and wraps the loader they give."""
+    """Comes first for one module, lets the other finders find it, and wraps the loader that they return."""
 
     def __init__(self, name: str, then: Callable[[], None]) -> None:
         self._name, self._then = name, then

@@ -1,4 +1,4 @@
-"""Finds what nobody told us of: the modules that a program builds, and which of them an optimizer moves."""
+"""Finds the modules that a program builds, which of them an optimizer moves, and optimizers not from PyTorch."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import gc
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Concatenate, ParamSpec, TypeGuard, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -18,7 +18,13 @@ from torch.optim.optimizer import Optimizer
 from trimtab.sample.probes.forward import inert, only_traced
 from trimtab.sample.rows import Parts
 from trimtab.torchutil.param_groups import params_of
-from trimtab.torchutil.patch import native, own_hook, wrap_attribute
+from trimtab.torchutil.patch import OwnHook, native, own_hook, wrap_attribute
+
+if TYPE_CHECKING:
+    from trimtab.guard.lane import Lane
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 Kept = tuple[dict[str, Tensor | None], str, Tensor]
 MAX_COPIED = 1 << 20
@@ -26,7 +32,7 @@ HOOKS = ("_forward_pre_hooks", "_forward_pre_hooks_with_kwargs", "_forward_hooks
 
 
 class LooseParameters(nn.Module):
-    """Stands in for a model where tensors are optimized that belong to no module; it is never called."""
+    """Represents a model whose optimized tensors belong to no module; it is never called."""
 
     def __init__(self, tensors: Iterable[Tensor]) -> None:
         super().__init__()
@@ -34,13 +40,15 @@ class LooseParameters(nn.Module):
             self._parameters[f"tensor_{i}"] = tensor  # type: ignore[assignment]  # a plain leaf may be optimized, too
 
     def forward(self) -> None:
-        """There is nothing to compute."""
+        """Compute nothing."""
 
 
 def owners_of(params: Sequence[Tensor], among: Sequence[nn.Module] | None = None) -> list[nn.Module]:
-    """The modules that hold as many of these parameters as any does: the tightest first, those around it after it.
+    """The modules that hold the most of these parameters: the smallest first, those around it after it.
 
-    They are looked for `among` these modules, else among everything alive.
+    Args:
+        params: The parameters of an optimizer.
+        among: Where to look; None for all modules alive.
 
     Example:
         >>> body, head = nn.Linear(2, 2), nn.Linear(2, 1)
@@ -72,7 +80,7 @@ def owners_of(params: Sequence[Tensor], among: Sequence[nn.Module] | None = None
 def _cover(
     tight: Sequence[nn.Module], sizes: dict[int, tuple[int, int, int]], wanted: Mapping[int, None]
 ) -> list[nn.Module]:
-    """Few modules that hold them together, in the order in which their parameters are optimized."""
+    """Few modules that together hold all wanted parameters, in the order in which these are optimized."""
     chosen: list[nn.Module] = []
     missing = set(wanted)
     for module in sorted(tight, key=lambda m: -sizes[id(m)][0]):  # stable: of equals the tightest
@@ -85,7 +93,7 @@ def _cover(
 
 
 def bystanders(model: nn.Module, owned: Collection[int], modules: Sequence[nn.Module]) -> list[nn.Module]:
-    """Modules beside the model whose buffers training moves though no optimizer does: a frozen trunk, a lone norm."""
+    """Modules outside the model whose buffers training changes though no optimizer moves them: a frozen backbone."""
     children = {id(child) for module in modules for child in module._modules.values()}
     mine = {id(part) for part in model.modules()}
     return [
@@ -103,20 +111,20 @@ def _moves(module: nn.Module) -> bool:
 
 
 def copies_of(model: nn.Module) -> list[Kept]:
-    """The buffers as they are now, by their place."""
+    """Copies of the buffers as they are now, each with the dict that holds it."""
     found = [(m._buffers, k, b) for m in model.modules() for k, b in m._buffers.items() if b is not None]
     return [(home, key, b.detach().clone()) for home, key, b in found if not is_lazy(b) and b.numel() <= MAX_COPIED]
 
 
 def seen_from_outside(owners: Sequence[nn.Module]) -> nn.Module | None:
-    """The compiled form of the tightest owner, if there is one: its calls are seen, those of the module inside not."""
+    """The compiled form of the smallest owner, if there is one. Calls of the module inside it run no hooks."""
     return next((m for m in owners if m._modules.get("_orig_mod") is owners[0]), None)
 
 
 def uncalled(model: nn.Module) -> nn.Module:
-    """The same parameters, buffers and parts under the same names, but nobody calls it: a hook on it changes nothing.
+    """A module with the same parameters, buffers and parts that nobody calls, so that hooks on it change nothing.
 
-    For a model that is called inside compiled code, where every hook that comes or goes means compiling anew.
+    For a model that is called inside compiled code, which is compiled again whenever a hook is added or removed.
     """
     twin: nn.Module = object.__new__(type(model))
     twin.__dict__ = dict(model.__dict__)
@@ -158,11 +166,11 @@ def _num_modules(module: nn.Module) -> int:
 
 NUM_MARKED = 16
 METHODS = ("step", "apply_gradients", "apply", "update")
-"""How an optimizer that is none of PyTorch's is told to change the weights."""
+"""Methods with which optimizers not from PyTorch change the weights."""
 
 
-def marks_of(optimizers: Iterable[Any]) -> dict[int, object]:
-    """By optimizer, what of its gradients changes when a backward pass adds to them."""
+def marks_of(optimizers: Iterable[Optimizer]) -> dict[int, object]:
+    """By optimizer, a value that changes when a backward pass adds to its gradients."""
     out: dict[int, object] = {}
     for optimizer in optimizers:
         params = params_of(optimizer)
@@ -171,8 +179,8 @@ def marks_of(optimizers: Iterable[Any]) -> dict[int, object]:
     return out
 
 
-def still_scaled(lane: Any) -> bool:
-    """Whether a GradScaler has yet to unscale these gradients: their norm is not a true one."""
+def still_scaled(lane: Lane) -> bool:
+    """Whether a GradScaler has not unscaled these gradients yet, so that their norm is too large."""
     scaler = lane.scaler
     if scaler is None or not scaler.is_enabled():
         return False
@@ -180,10 +188,10 @@ def still_scaled(lane: Any) -> bool:
     return id(lane.optimizer) not in states or states[id(lane.optimizer)]["stage"].name == "READY"
 
 
-def lookalikes() -> list[Any]:
-    """Everything alive that looks like an optimizer and is none of PyTorch's: by its name, or by what it has.
+def lookalikes() -> list[object]:
+    """All objects that look like optimizers by name or attributes and are not from PyTorch.
 
-    Types are asked first: an attribute of an object may be anything, a lazy import say.
+    Types are checked first: reading an attribute of an object may trigger anything, such as a lazy import.
     """
     known: dict[type, bool] = {}
     found = []
@@ -191,16 +199,16 @@ def lookalikes() -> list[Any]:
         kind = type(obj)
         if kind not in known:
             known[kind] = _looks_like_one(kind)
-        if known[kind] and ("optim" in _names(kind) or quacks(obj)):
+        if known[kind] and ("optim" in _names(kind) or can_be_guarded(obj)):
             found.append(obj)
     return found
 
 
-def quacks(obj: Any) -> bool:
-    """Whether it has what a guard needs of an optimizer: groups of parameters, and a step."""
+def can_be_guarded(obj: object) -> TypeGuard[Optimizer]:
+    """Whether it has what a guard needs of an optimizer: parameter groups, and a step."""
     try:
         params = params_of(obj)
-    except Exception:  # whatever it is, it is not that
+    except Exception:  # not an optimizer then
         return False
     return callable(getattr(obj, "step", None)) and bool(params) and all(isinstance(p, Tensor) for p in params)
 
@@ -221,13 +229,13 @@ def _names(kind: type) -> str:
 
 
 class Census:
-    """Notes modules as they are built, copied or loaded. Walking all objects alive would cost 50 ms each time."""
+    """Lists modules as they are built, copied or loaded. A walk over all objects would cost 50 ms each time."""
 
     def __init__(self) -> None:
         self._known: dict[int, weakref.ref[nn.Module]] = {}
 
     def take(self) -> Callable[[], None]:
-        """Begin with those there are; returns how to end."""
+        """Start with the modules that exist; returns the undo function."""
         for module in alive():
             self._note(module)
         born = ("__init__", "__setstate__")  # copies and pickles come through the second
@@ -240,7 +248,7 @@ class Census:
         return stop
 
     def modules(self) -> list[nn.Module]:
-        """Those alive whose birth is over: one that is still being built has no parts yet."""
+        """The modules that exist. One that is still being built has no parts yet and is left out."""
         alive = (module for ref in list(self._known.values()) if (module := ref()) is not None)
         return [module for module in alive if "_parameters" in module.__dict__]
 
@@ -248,32 +256,34 @@ class Census:
         key = id(module)
         self._known[key] = weakref.ref(module, functools.partial(_forget, self._known, key))
 
-    def _noted(self, inner: Callable[..., Any], module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+    def _noted(
+        self, inner: Callable[Concatenate[nn.Module, P], R], module: nn.Module, *args: P.args, **kwargs: P.kwargs
+    ) -> R:
         self._note(module)
         return inner(module, *args, **kwargs)
 
 
 def _forget(known: dict[int, weakref.ref[nn.Module]], key: int, ref: weakref.ref[nn.Module]) -> None:
-    if known.get(key) is ref:  # else the place was taken by another module already
+    if known.get(key) is ref:  # else another module has this id already
         del known[key]
 
 
-class Door:
-    """Open until the model is called with gradients on; what was hooked on in answer sees that very call."""
+class FirstCall:
+    """Reports the first call of a model with gradients on. Hooks that are added in response see that call, too."""
 
     def __init__(self, model: nn.Module, called: Callable[[nn.Module], None]) -> None:
         self.model = weakref.ref(model)
         self._called = called
-        self._handle: Any = own_hook(model.register_forward_pre_hook(self, with_kwargs=True), listed=False)
+        self._handle: OwnHook | None = own_hook(model.register_forward_pre_hook(self, with_kwargs=True), listed=False)
 
     @property
-    def open(self) -> bool:
-        """Whether it still waits."""
+    def waiting(self) -> bool:
+        """Whether the model was not called yet."""
         return self._handle is not None
 
     @native
-    def __call__(self, module: nn.Module, args: Any, kwargs: Any) -> None:
-        """Runs before the model's forward."""
+    def __call__(self, module: nn.Module, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
+        """Run before the model's forward."""
         if only_traced() or not torch.is_grad_enabled() or self._handle is None:
             return
         self.close()
@@ -287,10 +297,10 @@ class Door:
                     hook(module, args)
 
     def close(self) -> None:
-        """Wait no longer."""
+        """Stop waiting."""
         if self._handle is not None:
             self._handle.remove()
             self._handle = None
 
-    def __reduce__(self) -> Any:
+    def __reduce__(self) -> str | tuple[object, ...]:
         return inert()

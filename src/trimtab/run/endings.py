@@ -1,13 +1,13 @@
-"""A signal that ends the program closes its records first, and then ends it as it would have without us.
+"""Closes the records when a signal ends the program, which then ends as it would have without trimtab.
 
 The default action of SIGTERM ends a process at once, also one that hangs in a call that is not Python. A handler in
-Python runs only when the main thread comes back from such a call. So the handler is only the bell: a thread that waits
-at a pipe closes the records, puts the default action back and sends the signal again. The exit status is that of the
+Python runs only when the main thread returns from such a call. So the handler only writes to a pipe: a thread that
+reads it closes the records, restores the default action and sends the signal again. The exit status is that of the
 signal.
 
-A program does not notice: asked for the handler, `signal` names the default action while ours is in its place, and a
-handler that the program sets replaces ours. Nothing is installed before there is a record to close, nor over a signal
-that is ignored or handled already; a forked child begins with the default actions.
+The program does not notice: `signal.getsignal` returns the default action while our handler is installed, and a handler
+that the program sets replaces ours. Nothing is installed before there is a record to close, nor over a signal that is
+ignored or handled already. A forked child begins with the default actions.
 """
 
 from __future__ import annotations
@@ -21,18 +21,19 @@ import threading
 import weakref
 from collections.abc import Callable
 from types import FrameType
-from typing import Any, NoReturn
+from typing import NoReturn, ParamSpec, TypeVar
 
 SIGNALS = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGHUP", "SIGINT") if hasattr(signal, name))
 LIMIT_S = 5.0
 """How long the end of the program waits for its records at most."""
 
-_HERE: weakref.WeakSet[Endings] = weakref.WeakSet()
-"""Those that forked children have to forget."""
+Handler = Callable[[int, FrameType | None], object] | int | signal.Handlers | None
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
 class Endings:
-    """Rings for `close(reason)` when a signal is about to end the process; `install` and `remove` can be repeated."""
+    """Calls `close(reason)` when a signal is about to end the process; `install` and `remove` can be repeated."""
 
     def __init__(self, close: Callable[[str], object]) -> None:
         self._close = close
@@ -40,36 +41,36 @@ class Endings:
         self._pid = 0
         self._pipe: tuple[int, int] | None = None
         self._over = threading.Event()
-        self._default: Any = None
+        self._reset: Callable[[int], object] = lambda number: None
+        self._forgets_in_children = False
         self._undo: list[Callable[[], None]] = []
 
     def install(self) -> None:
-        """Stand in for the default actions. Only the main thread can: elsewhere nothing happens."""
+        """Replace the default actions. Only the main thread can: elsewhere nothing happens."""
         if self._pid == os.getpid() or os.name != "posix" or threading.current_thread() is not threading.main_thread():
             return
         self._pid = os.getpid()
-        self._default = ctypes.CDLL(None).signal  # at the end it is too late to look for it
-        self._default.argtypes = [ctypes.c_int, ctypes.c_void_p]
+        set_action = ctypes.CDLL(None).signal  # when a signal comes it is too late to look it up
+        set_action.argtypes = [ctypes.c_int, ctypes.c_void_p]
+        self._reset = lambda number: set_action(number, None)
         self._pipe = reader, writer = os.pipe()
         os.set_blocking(writer, False)
         self._over = threading.Event()
         threading.Thread(target=self._wait, args=(reader,), name="trimtab-endings", daemon=True).start()
         self._hide()
         before = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
-        if before != -1:  # somebody else waits there, an event loop say: the handler alone has to do
+        if before != -1:  # an event loop uses it: only the handler is installed then
             signal.set_wakeup_fd(before)
         for number in SIGNALS:
             if _get(number) is signal.SIG_DFL:
                 _set(number, self._handler)
-        _forget_in_children()
-        _HERE.add(self)
+        self._forget_in_children()
 
     def remove(self) -> None:
-        """Give everything back."""
+        """Restore everything."""
         if self._pid != os.getpid():
             return
         self._pid = 0
-        _HERE.discard(self)
         if threading.current_thread() is threading.main_thread():
             self._give_back()
         for undo in self._undo:
@@ -77,7 +78,7 @@ class Endings:
         self._undo.clear()
         if self._pipe is not None:
             with contextlib.suppress(OSError):
-                os.write(self._pipe[1], b"\0")  # the thread goes home, and closes the pipe
+                os.write(self._pipe[1], b"\0")  # the thread ends, and closes the pipe
 
     def _give_back(self) -> None:
         for number in SIGNALS:
@@ -88,16 +89,16 @@ class Endings:
             signal.set_wakeup_fd(before)
 
     def forget(self) -> None:
-        """In a forked child: the default actions are the real ones again, until it has a record of its own."""
+        """In a forked child: restore the default actions until it has a record of its own."""
         self._give_back()
         self._pid, self._pipe = 0, None
 
     # -- when a signal comes -------------------------------------------------------------------------------------
 
     def _arrived(self, number: int, frame: FrameType | None) -> None:
-        """In the main thread, where the program goes no further."""
+        """Handle a signal in the main thread, where the program stops here."""
         if _get(number) is not self._handler:
-            return  # the program has one of its own, and calls the one before it: that was none
+            return  # called by a handler of the program's own, which replaced ours
         if self._pipe is not None:
             with contextlib.suppress(OSError):
                 os.write(self._pipe[1], bytes([number]))
@@ -110,7 +111,7 @@ class Endings:
             data = os.read(reader, 1)
             if data in (b"", b"\0"):
                 break
-            if _get(data[0]) is self._handler:  # other signals ring here, too
+            if _get(data[0]) is self._handler:  # other signals arrive here, too
                 self._close_and_end(data[0])
         for end in pipe or ():
             with contextlib.suppress(OSError):
@@ -123,9 +124,9 @@ class Endings:
             self._end(number)
 
     def _end(self, number: int) -> NoReturn:
-        """Not through Python, which would let only the main thread set a handler."""
+        """End the process by the signal. Python would let only the main thread reset the handler."""
         try:
-            self._default(number, None)
+            self._reset(number)
             os.kill(os.getpid(), number)
         finally:
             self._over.set()
@@ -139,23 +140,48 @@ class Endings:
         inner_set, inner_get = signal.signal, signal.getsignal
 
         @functools.wraps(inner_set)
-        def set_handler(number: Any, handler: Any) -> Any:
+        def set_handler(number: int, handler: Handler) -> Handler:
             mine = handler is signal.SIG_DFL and number in SIGNALS and self._pid == os.getpid()
             before = inner_set(number, self._handler if mine else handler)
             return signal.SIG_DFL if before is self._handler else before
 
         @functools.wraps(inner_get)
-        def get_handler(number: Any) -> Any:
+        def get_handler(number: int) -> Handler:
             found = inner_get(number)
             return signal.SIG_DFL if found is self._handler else found
 
         self._undo += [_replaced("signal", set_handler), _replaced("getsignal", get_handler)]
 
+    def _forget_in_children(self) -> None:
+        """Let no signal reach a forked child before its default actions are back: our pipe leads to the parent."""
+        if self._forgets_in_children:
+            return
+        self._forgets_in_children = True  # what is registered below cannot be removed again
+        me, masks = weakref.ref(self), threading.local()
+
+        def block() -> None:
+            one = me()
+            installed = one is not None and one._pid == os.getpid()
+            masks.before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS) if installed else None
+
+        def unblock() -> None:
+            if getattr(masks, "before", None) is not None:
+                signal.pthread_sigmask(signal.SIG_SETMASK, masks.before)
+
+        def forget() -> None:
+            one = me()
+            if one is not None and one._pid:
+                with contextlib.suppress(ValueError):
+                    one.forget()
+            unblock()
+
+        os.register_at_fork(before=block, after_in_parent=unblock, after_in_child=forget)
+
 
 _set, _get = signal.signal, signal.getsignal
 
 
-def _replaced(name: str, function: Any) -> Callable[[], None]:
+def _replaced(name: str, function: Callable[..., Handler]) -> Callable[[], None]:
     inner = getattr(signal, name)
     setattr(signal, name, function)
 
@@ -164,25 +190,3 @@ def _replaced(name: str, function: Any) -> Callable[[], None]:
             setattr(signal, name, inner)
 
     return undo
-
-
-@functools.cache  # it cannot be taken back, so once is enough
-def _forget_in_children() -> None:
-    """No signal reaches a child before its default actions are back: its bell would still ring in the parent."""
-    masks = threading.local()
-
-    def block() -> None:
-        masks.before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS) if _HERE else None
-
-    def unblock() -> None:
-        if getattr(masks, "before", None) is not None:
-            signal.pthread_sigmask(signal.SIG_SETMASK, masks.before)
-
-    def forget() -> None:
-        for one in list(_HERE):
-            with contextlib.suppress(ValueError):
-                one.forget()
-        _HERE.clear()
-        unblock()
-
-    os.register_at_fork(before=block, after_in_parent=unblock, after_in_child=forget)

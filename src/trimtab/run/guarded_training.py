@@ -1,12 +1,11 @@
-"""What is known of one guarded training without holding on to its model: for the last line, and a record cut loose."""
+"""The counts of one guarded training, without a reference to its model: for the summary and an unclosed record."""
 
 from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypedDict
 
 from trimtab.core.types import Closing, Record, Sample, Verdict
 
@@ -14,7 +13,20 @@ if TYPE_CHECKING:
     from trimtab.record.recorder import Recorder
 
 
-class Flight:
+class Summary(TypedDict):
+    """A training as plain data: for `--json`, and for other processes."""
+
+    model: str
+    steps: dict[str, int]
+    rejected: int
+    findings: dict[str, int]
+    run_dir: str | None
+    pid: int
+    ended: str
+    own: bool
+
+
+class GuardedTraining:
     """A sink that counts. It completes the record if its guard is collected before it was closed.
 
     `own` is a guard that the program built itself; `pid` is that of the process it trained in.
@@ -43,19 +55,19 @@ class Flight:
             self.reason = record.reason
 
     def end(self, reason: str) -> None:
-        """Why it ends, where nobody closed it."""
+        """Note why it ends, if nobody closed it."""
         self.reason = self.reason or reason
 
     def close(self) -> None:
-        """Nothing to let go of."""
+        """Do nothing: a sink without resources."""
 
     def ended(self) -> None:
-        """The guard is gone: if nobody closed it, its record is completed from what was counted. Does not wait."""
+        """The guard is gone: if nobody closed it, complete its record from what was counted. Does not wait."""
         if self.recorder is not None:
             self.recorder.finish()
 
-    def told(self) -> dict[str, Any]:
-        """Plain data for machines, and for other processes."""
+    def summary(self) -> Summary:
+        """The counts as plain data."""
         return {
             "model": self.model,
             "steps": dict(self.steps),
@@ -68,11 +80,11 @@ class Flight:
         }
 
     @classmethod
-    def from_told(cls, data: Mapping[str, Any]) -> Flight:
-        """The same from what another process told."""
-        flight = cls(str(data["model"]), own=bool(data["own"]))
-        flight.steps, flight.codes = Counter(data["steps"]), Counter(data["findings"])
-        flight.rejected, flight.findings = int(data["rejected"]), sum(flight.codes.values())
-        flight.run_dir = None if data["run_dir"] is None else Path(data["run_dir"])
-        flight.pid, flight.reason = int(data["pid"]), str(data["ended"])
-        return flight
+    def from_summary(cls, data: Summary) -> GuardedTraining:
+        """The training that a summary of another process describes."""
+        training = cls(str(data["model"]), own=bool(data["own"]))
+        training.steps, training.codes = Counter(data["steps"]), Counter(data["findings"])
+        training.rejected, training.findings = int(data["rejected"]), sum(training.codes.values())
+        training.run_dir = None if data["run_dir"] is None else Path(data["run_dir"])
+        training.pid, training.reason = int(data["pid"]), str(data["ended"])
+        return training

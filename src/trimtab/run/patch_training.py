@@ -5,43 +5,50 @@ from __future__ import annotations
 import functools
 import math
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Concatenate, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
+from torch.amp import GradScaler
 
 from trimtab.core.contain import Contained
 from trimtab.sample.measure import reference as measure
 from trimtab.sample.transfer import number
 from trimtab.torchutil.patch import wrap_attribute
 
-Told = Callable[[list[Tensor], Tensor | float], bool]
-"""Called with the parameters and their norm before clipping; says whether a bad update is kept out by a guard."""
+NAME = "clip_grad_norm_"
+Tensors = Tensor | Sequence[Tensor]
+P = ParamSpec("P")
+R = TypeVar("R")
+S = TypeVar("S")
+
+Clipped = Callable[[list[Tensor], Tensor | float], bool]
+"""Called with the parameters and their norm before clipping; returns whether a guard rejects bad updates."""
 
 
-def wrap_clip_grad_norm(told: Told, contained: Contained) -> Callable[[], None]:
-    """Put a wrapper in the place of `torch.nn.utils.clip_grad_norm_`; returns how to take it off again.
+def wrap_clip_grad_norm(clipped: Clipped, contained: Contained) -> Callable[[], None]:
+    """Replace `torch.nn.utils.clip_grad_norm_` by a wrapper; returns the undo function.
 
-    On finite gradients the result is bit for bit that of PyTorch. Where a guard keeps the update out anyway, a
-    non-finite gradient stays where it arose, so that it can be named; and finite gradients whose norm overflows are
-    clipped, not zeroed.
+    On finite gradients the result is bit-identical to that of PyTorch. Where a guard rejects the update anyway, a
+    non-finite gradient stays where it arose, so that the guard can name it, and finite gradients whose norm overflows
+    are clipped, not zeroed.
     """
-    homes: tuple[Any, ...] = (torch.nn.utils, torch.nn.utils.clip_grad)
+    homes = (torch.nn.utils, torch.nn.utils.clip_grad)
     inner = torch.nn.utils.clip_grad_norm_
     total_norm, scale = torch.nn.utils.get_total_norm, torch.nn.utils.clip_grads_with_norm_
 
     def kept_out(params: list[Tensor], grads: list[Tensor], norm: Tensor) -> float | None:
-        """The true norm where a guard keeps a bad update out, else None."""
+        """The true norm if a guard rejects bad updates, else None."""
         true = number(norm)
         if not math.isfinite(true):
             true = number(measure.total(measure.wide_norms([measure.plain(g) for g in grads])))
-        return true if told(params, true) else None
+        return true if clipped(params, true) else None
 
     @functools.wraps(inner)
     def clip_grad_norm_(
-        parameters: Any,
+        parameters: Tensor | Iterable[Tensor],
         max_norm: float,
         norm_type: float = 2.0,
         error_if_nonfinite: bool = False,
@@ -58,7 +65,7 @@ def wrap_clip_grad_norm(told: Told, contained: Contained) -> Callable[[], None]:
             return inner(params, max_norm, norm_type, error_if_nonfinite, foreach)
         if not plain or error_if_nonfinite:  # an error is PyTorch's own to raise
             norm = inner(params, max_norm, norm_type, error_if_nonfinite, foreach)
-            contained.call("noting a norm", told, params, norm)
+            contained.call("noting a norm", clipped, params, norm)
             return norm
         norm = total_norm(grads, norm_type, error_if_nonfinite, foreach)
         finite = math.isfinite(float(norm))
@@ -71,11 +78,11 @@ def wrap_clip_grad_norm(told: Told, contained: Contained) -> Callable[[], None]:
         return norm
 
     for home in homes:
-        home.clip_grad_norm_ = clip_grad_norm_
+        setattr(home, NAME, clip_grad_norm_)
 
     def undo() -> None:
         for home in homes:
-            home.clip_grad_norm_ = inner
+            setattr(home, NAME, inner)
 
     return undo
 
@@ -86,21 +93,21 @@ Marks = Mapping[int, object]
 
 @dataclass(slots=True)
 class _Seen:
-    """A loss, which optimizers its backward gave gradients to, of those that were known, and who was told."""
+    """A loss, the optimizers known at its backward, those that got gradients from it, and the guards that have it."""
 
     loss: Tensor
     known: frozenset[int]
     touched: frozenset[int]
-    told: set[int]
+    guards: set[int]
 
 
 class _Round(threading.local):
-    """What one thread called backward on since the last step of any optimizer."""
+    """The losses that one thread called `backward` on since the last step of any optimizer."""
 
     def __init__(self) -> None:
         self.losses: list[_Seen] = []
         self.stepped = False
-        self.scaled: tuple[Tensor, Tensor, Tensor] | None = None  # what scale() made, of what, and by how much
+        self.scaled: tuple[Tensor, Tensor, Tensor] | None = None  # result, argument and scale of the last scale()
 
 
 class Losses:
@@ -113,40 +120,42 @@ class Losses:
         self._marks, self._called = marks, called
         self._undo: list[Callable[[], None]] = []
         self.rivals: set[int] = set()
-        """Optimizers that got gradients from one backward pass: one model may be what another one works against."""
+        """Optimizers that got gradients from the same backward pass: their models may be adversaries."""
 
     def listen(self) -> None:
-        """Put the wrappers in place."""
+        """Install the wrappers."""
         self._undo = [
             wrap_attribute(torch.autograd, "backward", self._around_backward, while_compiling=False),
-            wrap_attribute(torch.amp.GradScaler, "scale", self._around_scale),
+            wrap_attribute(GradScaler, "scale", self._around_scale),
         ]
 
-    def _around_backward(self, inner: Callable[..., Any], tensors: Any, *args: Any, **kwargs: Any) -> Any:
+    def _around_backward(
+        self, inner: Callable[Concatenate[Tensors, P], R], tensors: Tensors, *args: P.args, **kwargs: P.kwargs
+    ) -> R:
         before = self._contained.call("looking at gradients", self._marks, default={})
         out = inner(tensors, *args, **kwargs)
-        self._contained.call("hearing of a backward pass", self._called)
+        self._contained.call("counting a backward pass", self._called)
         self._contained.call("seeing a loss", self._see, tensors, before)
         return out
 
-    def _around_scale(self, inner: Callable[..., Any], scaler: Any, outputs: Any) -> Any:
+    def _around_scale(self, inner: Callable[[GradScaler, S], S], scaler: GradScaler, outputs: S) -> S:
         out = inner(scaler, outputs)
         self._contained.call("seeing a scaled loss", self._scaled, scaler, outputs, out)
         return out
 
     def remove(self) -> None:
-        """Take the wrappers off again."""
+        """Remove the wrappers."""
         for undo in self._undo:
             undo()
         self._undo.clear()
 
-    def _scaled(self, scaler: Any, outputs: Any, out: Any) -> None:
+    def _scaled(self, scaler: GradScaler, outputs: object, out: object) -> None:
         if isinstance(outputs, Tensor) and isinstance(out, Tensor) and out is not outputs:
             by = getattr(scaler, "_scale", None)
             if isinstance(by, Tensor):
                 self._round.scaled = (out, outputs, by.detach().clone())
 
-    def _see(self, tensors: Any, before: Marks) -> None:
+    def _see(self, tensors: Tensors, before: Marks) -> None:
         mine, after = self._round, self._marks()
         if mine.stepped:
             mine.losses, mine.stepped = [], False
@@ -159,19 +168,19 @@ class Losses:
                 mine.losses.append(_Seen(_unscaled(tensor, scaled), frozenset(before), touched, set()))
 
     def take(self, optimizer: int, guard: int) -> list[Tensor]:
-        """The losses that this optimizer steps on now, those that its guard was not told yet.
+        """The losses that this optimizer steps on now and that its guard does not have yet.
 
-        Another optimizer that steps on the same backward sees them, too; one that got no gradient from it does not.
+        Another optimizer that steps on the same backward gets them, too; one that got no gradient from it does not.
         """
         self._round.stepped = True
         mine = [s for s in self._round.losses if optimizer in s.touched or optimizer not in s.known]
-        new = [s for s in mine if guard not in s.told]
+        new = [s for s in mine if guard not in s.guards]
         for seen in new:
-            seen.told.add(guard)
+            seen.guards.add(guard)
         return [seen.loss for seen in new]
 
     def ended(self, closure: bool) -> None:
-        """A step is over; what a closure called backward on inside it was told already."""
+        """A step is over; the guard has the losses of its closure already."""
         self._round.stepped = True
         if closure:
             self._round.losses = []

@@ -1,11 +1,11 @@
-"""Runs the first steps of a script under observation, stops it, and has the checks look at what was seen."""
+"""Runs the first steps of a script under observation, stops it, and runs the checks on what was recorded."""
 
 from __future__ import annotations
 
 import contextlib
 import sys
 from collections.abc import Callable
-from typing import Any
+from typing import Concatenate, ParamSpec
 
 from torch import nn
 from torch.optim.lr_scheduler import LRScheduler
@@ -24,15 +24,17 @@ from trimtab.torchutil.param_groups import params_of
 from trimtab.torchutil.patch import wrap_attribute
 
 LEAST = 4
-"""Steps that the checks of wiring need."""
+"""Steps that the checks need."""
+
+P = ParamSpec("P")
 
 
 class _Enough(BaseException):
-    """Enough was seen. No `except Exception` of a script holds it up."""
+    """Enough steps were seen. No `except Exception` of a script catches it."""
 
 
 class Preflight:
-    """Waits for the first optimizer and its model, and listens from their first forward pass on."""
+    """Waits for the first optimizer and its model, and records from their first forward pass on."""
 
     def __init__(self, options: Options) -> None:
         self.options = options
@@ -44,29 +46,37 @@ class Preflight:
         self._steps = 0
         self.schedulers: list[LRScheduler] = []
 
-    def take_off(self) -> None:
-        """Put everything in place."""
+    def start(self) -> None:
+        """Install every wrapper and hook."""
         self._stack.callback(self._census.take())
         self._stack.callback(wrap_attribute(Optimizer, "__init__", self._built))
         self._stack.callback(wrap_attribute(LRScheduler, "__init__", self._scheduled))
         hook = nn.modules.module.register_module_forward_pre_hook(self._called)
         self._stack.callback(hook.remove)
 
-    def land(self) -> None:
-        """Put PyTorch back as it was."""
+    def stop(self) -> None:
+        """Undo every wrapper and hook."""
         self._stack.close()
 
-    def _built(self, inner: Callable[..., Any], optimizer: Any, *args: Any, **kwargs: Any) -> None:
+    def _built(
+        self, inner: Callable[Concatenate[Optimizer, P], None], optimizer: Optimizer, *args: P.args, **kwargs: P.kwargs
+    ) -> None:
         inner(optimizer, *args, **kwargs)
         self.optimizers.append(optimizer)
         if self.watch is not None:
             self.watch.know(optimizer)
 
-    def _scheduled(self, inner: Callable[..., Any], scheduler: Any, *args: Any, **kwargs: Any) -> None:
+    def _scheduled(
+        self,
+        inner: Callable[Concatenate[LRScheduler, P], None],
+        scheduler: LRScheduler,
+        *args: P.args,
+        **kwargs: P.kwargs,
+    ) -> None:
         inner(scheduler, *args, **kwargs)
         self.schedulers.append(scheduler)
 
-    def _called(self, module: nn.Module, args: Any) -> None:
+    def _called(self, module: nn.Module, args: tuple[object, ...]) -> None:
         """The first call of the model that the optimizers move."""
         if self.watch is not None or not self.optimizers:
             return
@@ -77,13 +87,14 @@ class Preflight:
         self.model = owners_of(params, self._census.modules())[-1]
         if not any(part is module for part in self.model.modules()):
             self.model = module
-        self.watch = Watch(self.model, self.optimizers, self.schedulers, before_forward=self._before_forward)
+        schedulers = tuple(self.schedulers)
+        self.watch = Watch(self.model, self.optimizers, schedulers, before_forward=self._before_forward)
         self.watch.begin()
         self._stack.enter_context(self.watch.listening())
-        self.watch.enter(module, args)  # PyTorch calls the hook only from the next forward pass on
+        self.watch.enter(module, args)  # its hook was added too late for this call
 
     def _before_forward(self) -> None:
-        """A forward pass begins: after a step that is a new call, and after enough of them the end."""
+        """A forward pass begins: begin a new call after each step, and end the script after enough of them."""
         assert self.watch is not None
         stepped = [e for e in self.watch.now.events if e.kind in ("step", "scaler-step")]
         if not stepped:
@@ -97,9 +108,13 @@ class Preflight:
 def examine_script(
     program: Program, options: Options, *, select: tuple[str, ...], ignore: tuple[str, ...]
 ) -> tuple[Report, Target]:
-    """Run a script until enough of its steps were seen: the report, and what it trained. InputError: nothing."""
-    flight = Preflight(options)
-    flight.take_off()
+    """Run a script until enough steps were seen; returns the report and what it trained.
+
+    Raises:
+        InputError: The script trained nothing, or ended too early.
+    """
+    preflight = Preflight(options)
+    preflight.start()
     failure: Exception | None = None
     try:
         with contextlib.redirect_stdout(sys.stderr):  # the report alone is ours to print
@@ -112,8 +127,8 @@ def examine_script(
     except Exception as error:
         failure = error
     finally:
-        flight.land()
-    watch, model = flight.watch, flight.model
+        preflight.stop()
+    watch, model = preflight.watch, preflight.model
     if watch is None or model is None:
         if failure is not None:
             raise InputError(
@@ -122,5 +137,5 @@ def examine_script(
         raise InputError(f"{program.target} stepped no PyTorch optimizer; expected a script that trains")
     if failure is not None:
         watch.now.failure = failure_of(failure, watch.now, watch)
-    probe = Probe.of_recording(model, flight.optimizers, watch, options, flight.schedulers)
+    probe = Probe.of_recording(model, preflight.optimizers, watch, options, tuple(preflight.schedulers))
     return examine_seen(probe, select=select, ignore=ignore), probe.target

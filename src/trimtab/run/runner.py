@@ -1,4 +1,4 @@
-"""One guarded run of somebody's program, from its start to the last line on stderr."""
+"""Runs a program under guard, from its start to the last line on stderr."""
 
 from __future__ import annotations
 
@@ -18,68 +18,75 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from trimtab.core.errors import TrainingStopped
 from trimtab.core.printable import FINDINGS_LOG, LINES_LOG
-from trimtab.run.children import Commands, Exchange, at_child_end, guard_spawned, when_imported
+from trimtab.run.children import ChildStart, Commands, Exchange, at_child_end, guard_spawned, when_imported
 from trimtab.run.endings import Endings
 from trimtab.run.script import CannotStart, Program, run_program
 
 if TYPE_CHECKING:
-    from trimtab.run.auto_guard import Pilot
-    from trimtab.run.guarded_training import Flight
+    from trimtab.run.auto_guard import AutoGuard
+    from trimtab.run.guarded_training import GuardedTraining
 
 
 STOPPED = 70
-"""Exit code of a program that was stopped for the health of its training, and did not catch that itself."""
-NUM_NAMED, NUM_TOLD = 4, 6
+"""Exit code of a program whose training was stopped by its guard, if the program does not catch that."""
+NUM_NAMED, NUM_SHOWN = 4, 6
 
 log = logging.getLogger("trimtab")
 
 
-def fly(program: Program, settings: Mapping[str, Any], *, quiet: bool = False, as_json: bool = False) -> None:
-    """Run the program under guard. Output, input and exit code are its own; our lines go to stderr."""
-    crew = _Crew(settings, sys.stderr, quiet=quiet, as_json=as_json)
-    when_imported("torch", crew.take_off)
-    crew.watch_children()
-    # First in, last out: what the program does in its own exit handlers, or in threads that outlive it, is guarded.
-    atexit.register(crew.land)
+def run_guarded(program: Program, settings: Mapping[str, Any], *, quiet: bool = False, as_json: bool = False) -> None:
+    """Run the program under guard. Output, input and exit code are its own; our lines go to stderr.
+
+    Args:
+        program: What to run.
+        settings: Keywords for each `Guard`.
+        quiet: Print nothing on stderr.
+        as_json: End with one JSON object on stderr instead of sentences.
+    """
+    run = _GuardedRun(settings, sys.stderr, quiet=quiet, as_json=as_json)
+    when_imported("torch", run.start)
+    run.watch_children()
+    # First registered, last called: the program's own exit handlers and threads that outlive it are guarded, too.
+    atexit.register(run.finish)
     try:
         run_program(program)
     except CannotStart:
-        crew.cancel()
+        run.cancel()
         raise
     except TrainingStopped as stop:
-        crew.land("stopped")
-        crew.say(f"stopped for its health. {stop}")
+        run.finish("stopped")
+        run.say(f"stopped for its health. {stop}")
         raise SystemExit(STOPPED) from None
     except Exception as error:
-        crew.land(type(error).__name__)  # while it is being handled: what ended the run belongs in the record
+        run.finish(type(error).__name__)  # while it is being handled, so that the record shows it
         raise
     except SystemExit as end:
-        crew.reason = getattr(end, "reason", crew.reason)  # one that a signal asked for says so
+        run.reason = getattr(end, "reason", run.reason)  # set if a signal asked for the exit
         raise
     except BaseException as end:
-        crew.reason = type(end).__name__
+        run.reason = type(end).__name__
         raise
 
 
-def begin_child(begin: Mapping[str, Any]) -> None:
-    """In a process that a guarded program spawned: guard what it trains, too. Costs nothing until it does."""
-    crew = _Crew(begin["settings"], sys.stderr, quiet=begin["quiet"], as_json=False, home=begin["home"])
-    crew.belong_to(Exchange(begin["folder"]))
-    when_imported("torch", crew.wait_for_an_optimizer)
+def begin_child(begin: ChildStart) -> None:
+    """In a process that a guarded program spawned: guard what it trains, too."""
+    run = _GuardedRun(begin["settings"], sys.stderr, quiet=begin["quiet"], as_json=False, home=begin["home"])
+    run.belong_to(Exchange(begin["folder"]))
+    when_imported("torch", run.wait_for_an_optimizer)
 
 
-class _Crew:
-    """What is said on stderr, and the pilot once there is PyTorch to fly with."""
+class _GuardedRun:
+    """One program under guard: its `AutoGuard` once PyTorch is imported, its child processes, what stderr shows."""
 
     def __init__(
         self, settings: Mapping[str, Any], stream: TextIO, *, quiet: bool, as_json: bool, home: str | None = None
     ) -> None:
         self._settings, self._stream, self._quiet, self._as_json = settings, stream, quiet, as_json
-        self._pilot: Pilot | None = None
+        self._auto_guard: AutoGuard | None = None
         self._home = home or os.getcwd()
-        self._flights: list[Flight] = []
-        self._landing = threading.Lock()
-        self._landed = self._is_child = self._awaited = False
+        self._trainings: list[GuardedTraining] = []
+        self._finishing = threading.Lock()
+        self._finished = self._is_child = self._awaited = False
         self._pid = os.getpid()
         self._exchange, self._commands, self._endings = Exchange(), Commands(), Endings(self._cut_short)
         self._undo: list[Callable[[], None]] = []
@@ -87,28 +94,29 @@ class _Crew:
 
     # -- the start -----------------------------------------------------------------------------------------------
 
-    def take_off(self) -> None:
-        """PyTorch is there: from here on every optimizer is seen. A failure of ours is said, and costs nothing else."""
+    def start(self) -> None:
+        """PyTorch is imported: watch every optimizer from here on. If that fails, the program runs unguarded."""
         try:
             from trimtab.core.journal import Said
             from trimtab.record.sinks import ConsoleSink
-            from trimtab.run.auto_guard import Pilot
+            from trimtab.run.auto_guard import AutoGuard
 
-            # Handlers run last in, first out: ours must come before that of the recorder, which was just imported.
-            atexit.unregister(self.land)
-            atexit.register(self.land)
+            # The last registered handler runs first: ours must run before that of the recorder, just imported.
+            atexit.unregister(self.finish)
+            atexit.register(self.finish)
             self._own_the_log()
             said = Said(self._exchange.is_first)
             sinks = list if self._quiet else (lambda: [ConsoleSink(stream=self._stream, said=said)])
-            pilot = Pilot(self._settings, self._flights.append, sinks=sinks, begun=self._begun, forked=self._forked)
-            pilot.take_off()
-            self._pilot = pilot
+            ended = self._trainings.append
+            auto_guard = AutoGuard(self._settings, ended, sinks=sinks, on_begin=self._begun, on_fork=self._forked)
+            auto_guard.start()
+            self._auto_guard = auto_guard
         except Exception as error:
-            self.say(f"cannot guard this program ({type(error).__name__}: {error}); it runs on without")
+            self.say(f"cannot guard this program ({type(error).__name__}: {error}); it runs unguarded")
 
     def watch_children(self) -> None:
-        """See processes being started: what they train is guarded as well, or they are named."""
-        begin = {
+        """Watch for processes being started: guard what they train, or name them at the end."""
+        begin: ChildStart = {
             "settings": {k: v for k, v in self._settings.items() if k not in ("checkpoint", "resume")},
             "quiet": self._quiet,
             "home": self._home,
@@ -117,122 +125,122 @@ class _Crew:
         self._undo += [guard_spawned(begin), self._commands.watch()]
 
     def wait_for_an_optimizer(self) -> None:
-        """In a child, which may have nothing to train: begin when the first optimizer is built, or is there."""
+        """In a child, which may train nothing: begin when the first optimizer is built, or now if there is one."""
         from torch.optim.optimizer import Optimizer
 
         from trimtab.torchutil.patch import wrap_attribute
 
         if any(issubclass(type(o), Optimizer) for o in gc.get_objects()):
-            self.take_off()
+            self.start()
             return
         undo: list[Callable[[], None]] = []
 
-        def begin(name: str, inner: Callable[..., Any], this: Any, *args: Any, **kwargs: Any) -> Any:
+        def begin(name: str, inner: object, this: Optimizer, *args: object, **kwargs: object) -> object:
             for put_back in undo:
                 put_back()
-            self.take_off()
+            self.start()
             return getattr(Optimizer, name)(this, *args, **kwargs)
 
         names = ("__init__", "__setstate__")
         undo += [wrap_attribute(Optimizer, name, functools.partial(begin, name)) for name in names]
 
     def belong_to(self, exchange: Exchange) -> None:
-        """This is a child: how it went is told to the first process."""
+        """This is a child: it reports to the first process."""
         self._exchange, self._is_child = exchange, True
         self.watch_children()
 
     def _forked(self) -> None:
-        """In a forked child that begins to train: nothing of its parent's is its own to tell."""
+        """In a forked child that begins to train: forget the trainings of the parent."""
         self._pid, self._is_child = os.getpid(), True
-        self._landed = self._awaited = False
-        self._flights.clear()
-        self._landing, self._endings = threading.Lock(), Endings(self._cut_short)
+        self._finished = self._awaited = False
+        self._trainings.clear()
+        self._finishing, self._endings = threading.Lock(), Endings(self._cut_short)
         self.reason = "closed"
 
-    def _begun(self, flights: list[Flight]) -> None:
-        """There is a record now: it is to be closed whatever ends the process."""
+    def _begun(self, trainings: list[GuardedTraining]) -> None:
+        """A record was opened: make sure that it is closed whatever ends the process."""
         self._endings.install()
         if self._is_child:
             if not self._awaited:
                 self._awaited = True
-                at_child_end(self.land)
-            self._exchange.tell([f.told() for f in (*self._flights, *flights)], begin=True)
+                at_child_end(self.finish)
+            self._exchange.write([t.summary() for t in (*self._trainings, *trainings)], begin=True)
 
     def _own_the_log(self) -> None:
-        """The program's logging may go to its output, where nothing of ours belongs; findings are said by the sink."""
+        """Log to stderr only, as the program's logging may go to its output. The console sink prints findings."""
         handler = _Handler(self._stream)
         handler.setFormatter(logging.Formatter("trimtab: %(message)s"))
         log.addHandler(logging.NullHandler() if self._quiet else handler)
         log.setLevel(logging.WARNING)
         logging.getLogger(LINES_LOG).setLevel(logging.INFO)
-        logging.getLogger(FINDINGS_LOG).setLevel(logging.CRITICAL + 1)  # the sink tells them, with their advice
+        logging.getLogger(FINDINGS_LOG).setLevel(logging.CRITICAL + 1)  # the console sink prints them, with advice
         log.propagate = False
 
     # -- the end -------------------------------------------------------------------------------------------------
 
-    def land(self, reason: str | None = None) -> None:
-        """Complete every record, and say how it went; once."""
-        if os.getpid() != self._pid or not self._landing.acquire(blocking=False):
+    def finish(self, reason: str | None = None) -> None:
+        """Complete every record and print the summary; once."""
+        if os.getpid() != self._pid or not self._finishing.acquire(blocking=False):
             return
-        if self._landed:
-            self._landing.release()
+        if self._finished:
+            self._finishing.release()
             return
-        self._landed = True
+        self._finished = True
         try:
-            if self._pilot is not None:
-                self._pilot.land(reason or self.reason)
+            if self._auto_guard is not None:
+                self._auto_guard.finish(reason or self.reason)
             self._endings.remove()
             for undo in self._undo:
                 undo()
-            self._tell()
-        except Exception as error:  # an exit handler that raises would be heard of in the program's own output
-            self.say(f"the end could not be told ({type(error).__name__}: {error})")
+            self._summarise()
+        except Exception as error:  # an exit handler that raises would print into the program's own output
+            self.say(f"the summary failed ({type(error).__name__}: {error})")
         finally:
-            self._landing.release()
+            self._finishing.release()
 
     def _cut_short(self, reason: str) -> None:
-        """A signal is about to end the process: complete every record, without a look at anything that may hang."""
+        """A signal is about to end the process: complete every record without touching anything that may hang."""
         if os.getpid() != self._pid:
             return
-        landing, self._landed = self._landed, True
+        finishing, self._finished = self._finished, True
         from trimtab.record.recorder import close_all
 
         close_all(reason)
-        if not landing:  # else the lines are being said already
-            if self._pilot is not None:
-                self._flights += self._pilot.flights
-            self._tell()
+        if not finishing:  # else the summary is being printed already
+            if self._auto_guard is not None:
+                self._trainings += self._auto_guard.trainings
+            self._summarise()
 
-    def _tell(self) -> None:
-        flights = [f for f in self._flights if f.steps]  # one that never took off is nothing to tell of
-        if self._is_child and self._exchange.tell([f.told() for f in flights], begin=False):
+    def _summarise(self) -> None:
+        trainings = [t for t in self._trainings if t.steps]
+        if self._is_child and self._exchange.write([t.summary() for t in trainings], begin=False):
             return
-        if not self._is_child and (told_by_others := self._exchange.collect()):
+        if not self._is_child and (from_children := self._exchange.collect()):
             with contextlib.suppress(KeyError, TypeError, ValueError):
-                from trimtab.run.guarded_training import Flight
+                from trimtab.run.guarded_training import GuardedTraining
 
-                others = [Flight.from_told(data) for data in told_by_others]
-                flights += [flight for flight in others if flight.steps or not flight.reason]
+                others = [GuardedTraining.from_summary(data) for data in from_children]
+                trainings += [training for training in others if training.steps or not training.reason]
         if self._as_json:
-            self._write(json.dumps({"schema_version": 1, "runs": [f.told() for f in flights]}) + "\n")
+            self._write(json.dumps({"schema_version": 1, "runs": [t.summary() for t in trainings]}) + "\n")
             return
-        told = sorted(flights, key=lambda f: f.findings == 0)[:NUM_TOLD]  # the ones with findings first
-        for flight in flights:
-            if flight in told:
-                self.say(_sentence(flight, self._pid))
-                if flight.run_dir is not None:
-                    self.say(f"  trimtab report {_short(flight.run_dir, self._home)}")
-        if len(flights) > len(told):
-            rest = len(flights) - len(told)
-            num = sum(f.findings > 0 for f in flights if f not in told)
-            self.say(f"and {rest} more trainings, {num} of them with findings; their records are beside these")
-        if not flights:
+        shown = sorted(trainings, key=lambda t: t.findings == 0)[:NUM_SHOWN]  # those with findings first
+        for training in trainings:
+            if training in shown:
+                self.say(_sentence(training, self._pid))
+                if training.run_dir is not None:
+                    self.say(f"  trimtab report {_short(training.run_dir, self._home)}")
+        if len(trainings) > len(shown):
+            rest = len(trainings) - len(shown)
+            num = sum(t.findings > 0 for t in trainings if t not in shown)
+            self.say(f"and {rest} more trainings, {num} of them with findings; their records are in the same folder")
+        if not trainings:
             for line in self._nothing():
                 self.say(line)
 
     def _nothing(self) -> Iterator[str]:
-        """What was seen, where nothing was guarded."""
-        seen = None if self._pilot is None else self._pilot.seen
+        """Why nothing was guarded."""
+        seen = None if self._auto_guard is None else self._auto_guard.seen
         if seen is not None and seen.lookalikes:
             names = ", ".join(sorted(seen.lookalikes))
             yield (
@@ -255,16 +263,16 @@ class _Crew:
             yield f"Python programs were started, which are not guarded ({named}); put `trimtab run` before them"
 
     def cancel(self) -> None:
-        """There was nothing to run, and so there is nothing to tell."""
-        self._landed = True
+        """Nothing was run: print no summary."""
+        self._finished = True
 
     def say(self, text: str) -> None:
-        """Something of ours: every line of it says whose it is."""
+        """Print to stderr, each line marked as ours."""
         if not self._quiet:
             self._write("".join(f"trimtab: {line}\n" for line in text.splitlines()))
 
     def _write(self, text: str) -> None:
-        """The program may have closed the stream, or another thread may be stuck in it."""
+        """Write, even if the program closed the stream or another thread hangs in it."""
         with contextlib.suppress(ValueError, OSError):
             if threading.current_thread() is threading.main_thread():
                 self._stream.write(text)
@@ -274,37 +282,37 @@ class _Crew:
 
 
 class _Handler(logging.StreamHandler[TextIO]):
-    """Says nothing of a stream that the program has closed."""
+    """Stays silent about a stream that the program has closed."""
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802
-        """Not into the program's output."""
+        """Do not print into the program's output."""
 
 
 def _short(path: Path, home: str) -> str:
-    """The path as it can be typed where the command was."""
+    """The path as you can type it where the command was run."""
     relative = os.path.relpath(path, home)
     return str(path) if relative.startswith("..") else relative
 
 
-def _sentence(flight: Flight, pid: int) -> str:
-    steps = sum(flight.steps.values())
-    who = f"your own guard: {flight.model}" if flight.own else flight.model
-    if flight.pid != pid:
-        who += f" (child process {flight.pid})"
-    if not flight.reason and flight.pid != pid:
-        return f"{who} did not tell how it ended; its record says how far it came"
-    told = f"{who}, {_several('step', steps)}"
-    if len(flight.steps) > 1:
-        told += f" of {len(flight.steps)} optimizers"
-    if flight.rejected:
-        told += f", {_several('update', flight.rejected)} kept out of the weights"
-    if flight.reason not in ("closed", "stopped", ""):
-        told += f", ended by {flight.reason}"
-    if not flight.codes:
-        return f"{told}, no findings"
-    named = [f"{name}{f' ({num}x)' if num > 1 else ''}" for name, num in list(flight.codes.items())[:NUM_NAMED]]
-    more = f" and {len(flight.codes) - NUM_NAMED} more" if len(flight.codes) > NUM_NAMED else ""
-    return f"{told}; found {', '.join(named)}{more}"
+def _sentence(training: GuardedTraining, pid: int) -> str:
+    steps = sum(training.steps.values())
+    who = f"your own guard: {training.model}" if training.own else training.model
+    if training.pid != pid:
+        who += f" (child process {training.pid})"
+    if not training.reason and training.pid != pid:
+        return f"{who} did not report how it ended; its record shows how far it got"
+    text = f"{who}, {_several('step', steps)}"
+    if len(training.steps) > 1:
+        text += f" of {len(training.steps)} optimizers"
+    if training.rejected:
+        text += f", {_several('update', training.rejected)} kept out of the weights"
+    if training.reason not in ("closed", "stopped", ""):
+        text += f", ended by {training.reason}"
+    if not training.codes:
+        return f"{text}, no findings"
+    named = [f"{name}{f' ({num}x)' if num > 1 else ''}" for name, num in list(training.codes.items())[:NUM_NAMED]]
+    more = f" and {len(training.codes) - NUM_NAMED} more" if len(training.codes) > NUM_NAMED else ""
+    return f"{text}; found {', '.join(named)}{more}"
 
 
 def _several(what: str, num: int) -> str:

@@ -13,13 +13,16 @@ import types
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from trimtab.core.errors import InputError
 
 OURS = str(Path(__file__).parents[1]) + os.sep
-LAUNCHERS = {"<frozen runpy>", os.path.abspath(sys.argv[0])}
-"""Where frames come from that are above a program: our own, and what started us."""
+LAUNCHERS = frozenset({"<frozen runpy>", os.path.abspath(sys.argv[0])})
+"""Files of the frames above a program: our own, and what started us."""
+
+
+Loaded = tuple[types.CodeType, types.ModuleType, str]
+"""The code of a program, its `__main__`, and its `sys.argv[0]`."""
 
 
 class CannotStart(InputError):
@@ -36,10 +39,10 @@ class Program:
 
 
 def run_program(program: Program) -> None:
-    """Execute it in this process. Whatever it raises comes out, its traceback beginning in the program itself."""
+    """Execute it in this process. What it raises passes through, with a traceback that begins in the program itself."""
     code, main, argv0 = _module(program.target) if program.module else _script(program.target)
     sys.argv[:] = [argv0, *program.args]
-    sys.modules["__main__"] = main  # for good: pickles, threads and exit handlers of the program look for it there
+    sys.modules["__main__"] = main  # not undone: pickles, threads and exit handlers look there
     _hide_in_threads()
     try:
         exec(code, main.__dict__)
@@ -48,7 +51,7 @@ def run_program(program: Program) -> None:
         raise
 
 
-def _script(target: str) -> tuple[Any, types.ModuleType, str]:
+def _script(target: str) -> Loaded:
     path = Path(target)
     if path.is_dir() or target.endswith((".zip", ".pyz")):
         sys.path[0] = os.path.abspath(path)
@@ -77,7 +80,7 @@ def _script(target: str) -> tuple[Any, types.ModuleType, str]:
     return _compiled(source, where), main, target
 
 
-def _compiled(source: bytes, where: str) -> Any:
+def _compiled(source: bytes, where: str) -> types.CodeType:
     try:
         return compile(source, where, "exec", dont_inherit=True)
     except SyntaxError:
@@ -85,7 +88,7 @@ def _compiled(source: bytes, where: str) -> Any:
         raise
 
 
-def _module(name: str) -> tuple[Any, types.ModuleType, str]:
+def _module(name: str) -> Loaded:
     sys.path[0] = os.getcwd()
     try:
         spec = importlib.util.find_spec(name)
@@ -98,7 +101,7 @@ def _module(name: str) -> tuple[Any, types.ModuleType, str]:
     return _loaded(spec, f"no module named {name!r} that can be run; expected a module, as for `python -m`")
 
 
-def _loaded(spec: importlib.machinery.ModuleSpec | None, otherwise: str) -> tuple[Any, types.ModuleType, str]:
+def _loaded(spec: importlib.machinery.ModuleSpec | None, otherwise: str) -> Loaded:
     loader = None if spec is None else spec.loader
     get_code = getattr(loader, "get_code", None)
     code = None if spec is None or get_code is None else get_code(spec.name)

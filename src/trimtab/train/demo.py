@@ -12,7 +12,6 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -56,7 +55,7 @@ class Arm:
     faulty: bool
     model: nn.Module
     optimizer: torch.optim.Optimizer
-    guard: Any = None
+    guard: Guard | None = None
     loss: float = math.nan
     accuracy: float = math.nan
     history: list[float] = field(default_factory=list)
@@ -77,7 +76,7 @@ class ArmResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DemoResult:
-    """How all arms ended, and what the guard said."""
+    """How all arms ended, and what the guard found."""
 
     plan: Plan
     arms: tuple[ArmResult, ...]

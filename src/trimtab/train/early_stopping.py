@@ -1,11 +1,11 @@
-"""Ends a training that no longer improves, and knows when it was best."""
+"""Stops a training that no longer improves, and keeps the best value."""
 
 from __future__ import annotations
 
 import logging
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import TypedDict
 
 from trimtab.core.errors import InputError
 from trimtab.core.suggest_name import did_you_mean
@@ -13,11 +13,20 @@ from trimtab.core.suggest_name import did_you_mean
 log = logging.getLogger("trimtab")
 
 
+class StoppingState(TypedDict):
+    """What a checkpoint holds of it."""
+
+    best: float
+    epochs_without_improvement: int
+
+
 class EarlyStopping:
     """Counts epochs without improvement of one metric.
 
-    `monitor` is its name, with a minus where less is better. A value that is not finite is no improvement. With
-    `patience` 0 nothing is ever stopped, but the best is still known.
+    Args:
+        monitor: The name of the metric, with a minus if less is better.
+        patience: Epochs without improvement before it stops; 0: it never stops, but the best is still known.
+        min_delta: The smallest difference that counts as an improvement. A non-finite value is no improvement.
 
     Example:
         >>> stopping = EarlyStopping("-val_loss", patience=2)
@@ -32,7 +41,7 @@ class EarlyStopping:
             raise InputError(f"patience is {patience} and min_delta {min_delta}; expected 0 or more of both")
         self.metric, self._sign = monitor.removeprefix("-"), -1.0 if monitor.startswith("-") else 1.0
         self.patience, self.min_delta = patience, min_delta
-        self.told = False  # that there is no such metric
+        self.warned = False  # that there is no such metric
         self._best = -math.inf
         self.epochs_without_improvement = 0
 
@@ -43,11 +52,11 @@ class EarlyStopping:
 
     @property
     def stop(self) -> bool:
-        """Whether patience is at an end."""
+        """Whether there was no improvement for `patience` epochs."""
         return self.patience > 0 and self.epochs_without_improvement >= self.patience
 
     def update(self, metrics: Mapping[str, float]) -> bool:
-        """Take in an epoch; whether it is the best so far. One without the metric does not count."""
+        """Add an epoch; returns whether it is the best so far. An epoch without the metric does not count."""
         if self.metric not in metrics:
             return False
         value = self._sign * metrics[self.metric]
@@ -58,27 +67,27 @@ class EarlyStopping:
             self.epochs_without_improvement += 1
         return better
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> StoppingState:
         """Plain data."""
         return {"best": self._best, "epochs_without_improvement": self.epochs_without_improvement}
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where `state_dict` was taken."""
+    def load_state_dict(self, state: StoppingState) -> None:
+        """Continue from where `state_dict` was taken."""
         self._best = float(state["best"])
         self.epochs_without_improvement = int(state["epochs_without_improvement"])
 
 
 def warn_of_no_metric(stopping: EarlyStopping, metrics: Mapping[str, float]) -> None:
-    """Say once that the metric to go by is not there: nothing would be the best, and nothing would ever stop."""
-    if stopping.metric in metrics or stopping.told:
+    """Warn once that the metric is missing: no epoch would be the best, and training would never stop early."""
+    if stopping.metric in metrics or stopping.warned:
         return
-    stopping.told = True
+    stopping.warned = True
     if stopping.metric == "val_loss":
-        tell, hint = (
+        write, hint = (
             log.warning if stopping.patience else log.info,
             "give a validation loader, or monitor='-train_loss'",
         )
     else:
-        tell = log.warning
+        write = log.warning
         hint = did_you_mean(stopping.metric, metrics, otherwise=f"an epoch has {', '.join(metrics)}")
-    tell("no epoch has %r to be judged by: none is the best, and none the last; %s", stopping.metric, hint)
+    write("no epoch has the metric %r: none is the best, and training is not stopped early; %s", stopping.metric, hint)

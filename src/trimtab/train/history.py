@@ -1,7 +1,7 @@
-"""What became of each epoch (`History`), what the guard recorded in it (`Meter`), where a training stands (`Course`).
+"""The results of each epoch (`History`), the norms of each step (`Meter`), and where a training stands (`Course`).
 
 The history is written to `history.json` as it grows: losses, metrics, rates, norms and memory. The course is all that
-must be put back, beside model and optimizer, to go on exactly.
+must be restored, beside model and optimizer, to continue exactly.
 """
 
 from __future__ import annotations
@@ -15,13 +15,39 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypedDict
 
 import torch
 from torch import Tensor
 
 from trimtab.core.types import Outcome, Record, Sample
-from trimtab.train.early_stopping import EarlyStopping
+from trimtab.train.early_stopping import EarlyStopping, StoppingState
+
+if TYPE_CHECKING:
+    from trimtab.compat.monitors.stability import MonitorState, StabilityMonitor
+    from trimtab.train.stages import Rig
+
+
+class HistoryState(TypedDict):
+    """What a checkpoint holds of a history."""
+
+    epochs: list[dict[str, Any]]
+
+
+class CourseState(TypedDict):
+    """What a checkpoint holds of a course."""
+
+    epoch: int
+    step: int
+    steps_done: int
+    micro: int
+    first_step: int
+    last_loss: float
+    sums: list[float] | None
+    settings: dict[str, object]
+    history: HistoryState
+    stopping: StoppingState
+    stability: MonitorState | None
 
 
 class History:
@@ -37,16 +63,16 @@ class History:
     def __init__(self) -> None:
         self.epochs: list[dict[str, Any]] = []
 
-    def add(self, epoch: Mapping[str, Any]) -> None:
-        """Take in an epoch."""
+    def add(self, epoch: Mapping[str, object]) -> None:
+        """Add an epoch."""
         self.epochs.append(dict(epoch))
 
     def column(self, name: str) -> list[float]:
-        """One number of every epoch that has it."""
+        """One value of every epoch that has it."""
         return [epoch[name] for epoch in self.epochs if epoch.get(name) is not None]
 
     def complete(self, meter: Meter, stage: str) -> None:
-        """Put in what is known by now of gradient norms, clipping and rejections in the epochs of a stage."""
+        """Add the gradient norms, clipping and rejections known by now to the epochs of a stage."""
         for epoch in self.epochs:
             if epoch.get("stage") != stage:
                 continue
@@ -60,29 +86,29 @@ class History:
                 }
 
     def to_json(self) -> str:
-        """A list of objects, one epoch a line; numbers that JSON has not become "NaN", "Infinity", "-Infinity"."""
+        """A list of objects, one epoch a line; numbers that JSON lacks become "NaN", "Infinity", "-Infinity"."""
         lines = [json.dumps(_plain(epoch), ensure_ascii=False, allow_nan=False) for epoch in self.epochs]
         return "[\n  " + ",\n  ".join(lines) + "\n]\n" if lines else "[]\n"
 
     def save(self, path: Path) -> None:
-        """Write it in the place of an earlier one; a reader never sees half of it."""
+        """Replace the file at once: a reader never sees half of it."""
         path.parent.mkdir(parents=True, exist_ok=True)
         new = path.with_name(f"{path.name}.new")
         new.write_text(self.to_json(), encoding="utf-8")
         os.replace(new, path)
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> HistoryState:
         """Plain data."""
         return {"epochs": [dict(epoch) for epoch in self.epochs]}
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where `state_dict` was taken."""
+    def load_state_dict(self, state: HistoryState) -> None:
+        """Continue from where `state_dict` was taken."""
         self.epochs = [dict(epoch) for epoch in state["epochs"]]
 
 
 def epoch_row(
-    course: Any,
-    rig: Any,
+    course: Course,
+    rig: Rig,
     train_loss: float,
     measured: Mapping[str, float],
     num_bad: int,
@@ -90,15 +116,15 @@ def epoch_row(
     device: torch.device,
     began: float,
 ) -> dict[str, Any]:
-    """One epoch as it goes into the history; `learning_rates` are those really used by the coming step, per group."""
+    """One epoch as it goes into the history; `learning_rates` are those of the next step, cuts included, per group."""
     row: dict[str, Any] = {"epoch": course.epoch + 1, "stage": rig.stage.name, "train_loss": train_loss}
     row |= {"val_loss" if name == "loss" else name: float(value) for name, value in measured.items()}
     if issues is not None:
         row["issues"] = issues
     return row | {
         "nonfinite_losses": num_bad,
-        "learning_rates": rig.stability.keeper.rates,
-        "weight_decay": max(rig.stability.keeper.decays, default=0.0),
+        "learning_rates": rig.stability.corrector.rates,
+        "weight_decay": max(rig.stability.corrector.decays, default=0.0),
         "first_step": course.first_step,
         "num_steps": course.step - course.first_step,
         "device": str(device),
@@ -108,7 +134,7 @@ def epoch_row(
 
 
 def memory_peak(device: torch.device) -> int:
-    """The most bytes taken since it was last asked (CUDA), or since the process began (elsewhere)."""
+    """The peak memory in bytes since the last call (CUDA), or since the process began (elsewhere)."""
     if device.type == "cuda":
         peak = torch.cuda.max_memory_allocated(device)
         torch.cuda.reset_peak_memory_stats(device)
@@ -117,7 +143,7 @@ def memory_peak(device: torch.device) -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: object) -> object:
     if isinstance(value, Mapping):
         return {str(key): _plain(one) for key, one in value.items()}
     if isinstance(value, list | tuple):
@@ -144,7 +170,7 @@ class Norms:
 
 
 class Meter:
-    """A sink that keeps one short line per step. What it knows is complete once the guard is closed.
+    """A sink that keeps norm, clipping and rejection of each step. It is complete once the guard is closed.
 
     Example:
         >>> import numpy as np
@@ -164,7 +190,7 @@ class Meter:
         self._seen: set[tuple[int, str]] = set()
 
     def write(self, record: Record) -> None:
-        """Take in a step, or an action that was carried out."""
+        """Add a step, or an action that was carried out."""
         if isinstance(record, Sample) and record.phase == "train":
             scalars = record.scalars
             clipped = scalars.get("clip_coef", 1.0) < 1.0
@@ -174,12 +200,12 @@ class Meter:
                 self.losses[record.step] = float(scalars["loss"])
         elif isinstance(record, Outcome) and record.applied and record.action.kind != "skip":
             key = record.at, record.action.kind
-            if key not in self._seen:  # the same action comes again, later, with what became of it
+            if key not in self._seen:  # the same action comes again later, with its effect
                 self._seen.add(key)
                 self.outcomes.append(record)
 
     def close(self) -> None:
-        """Nothing to close."""
+        """Do nothing: a sink without resources."""
 
     @property
     def last_norm(self) -> float:
@@ -187,7 +213,7 @@ class Meter:
         return self._steps[max(self._steps)][0] if self._steps else math.nan
 
     def norms(self, begin: int, end: int) -> Norms:
-        """Of the steps from `begin` to before `end`, as far as they are known."""
+        """The norms of the known steps from `begin` to before `end`."""
         steps = [self._steps[i] for i in range(begin, end) if i in self._steps]
         known = [norm for norm, _, _ in steps if math.isfinite(norm)]
         return Norms(
@@ -200,7 +226,7 @@ class Meter:
 
 
 class Course:
-    """Counts epochs, steps and micro-batches, and sums up the losses of the epoch under way.
+    """Counts epochs, steps and micro-batches, and sums up the losses of the current epoch.
 
     It goes into checkpoints beside the schedulers, so that a training resumed within an epoch also ends with the same
     history. Losses stay on their device until the epoch is over: no step waits for them.
@@ -208,21 +234,21 @@ class Course:
 
     def __init__(self, history: History, stopping: EarlyStopping) -> None:
         self.history, self.stopping = history, stopping
-        self.stability: Any = None
-        self.settings: dict[str, Any] = {}
-        self.changed: dict[str, tuple[Any, Any]] = {}
-        """Settings that a checkpoint was saved with, and those here, where they differ."""
+        self.stability: StabilityMonitor | None = None
+        self.settings: dict[str, object] = {}
+        self.changed: dict[str, tuple[object, object]] = {}
+        """Settings that differ from those of the loaded checkpoint: its value, and the one here."""
         self.epoch = self.step = self.steps_done = self.micro = self.first_step = 0
         self.last_loss = torch.zeros((), dtype=torch.float32, device="cpu")
         self._sums: Tensor | None = None  # of finite losses, how many they are, how many were not finite
 
     def begin_stage(self) -> None:
-        """Epochs and steps of a stage count from 0."""
+        """Start a stage: its epochs and steps count from 0."""
         self.epoch = self.step = self.micro = self.first_step = 0
         self._sums = None
 
     def add(self, loss: Tensor) -> None:
-        """Take in the loss of one micro-batch."""
+        """Add the loss of one micro-batch."""
         self.micro += 1
         self.last_loss = loss
         value = loss.detach().double().reshape(())
@@ -231,13 +257,13 @@ class Course:
         self._sums = row if self._sums is None else self._sums.to(row.device) + row
 
     def step_done(self) -> None:
-        """An optimizer step was attempted."""
+        """Count an attempted optimizer step."""
         self.micro = 0
         self.step += 1
         self.steps_done += 1
 
-    def epoch_done(self, row: Mapping[str, Any]) -> None:
-        """An epoch is over."""
+    def epoch_done(self, row: Mapping[str, object]) -> None:
+        """End an epoch."""
         self.history.add(row)
         self.epoch, self.first_step = self.epoch + 1, self.step
 
@@ -247,8 +273,8 @@ class Course:
         self._sums = None
         return (total / num if num else float("nan")), int(bad)
 
-    def state_dict(self) -> dict[str, Any]:
-        """Plain data and one tensor."""
+    def state_dict(self) -> CourseState:
+        """Plain data."""
         return {
             "epoch": self.epoch,
             "step": self.step,
@@ -263,10 +289,11 @@ class Course:
             "stability": None if self.stability is None else self.stability.state_dict(),
         }
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where `state_dict` was taken."""
+    def load_state_dict(self, state: CourseState) -> None:
+        """Continue from where `state_dict` was taken."""
+        counts: Mapping[str, Any] = state
         for name in ("epoch", "step", "steps_done", "micro", "first_step"):
-            setattr(self, name, int(state[name]))
+            setattr(self, name, int(counts[name]))
         self.last_loss = torch.tensor(float(state["last_loss"]), dtype=torch.float32, device="cpu")
         self._sums = None if state["sums"] is None else torch.tensor(state["sums"], dtype=torch.float64, device="cpu")
         saved = state.get("settings", {})

@@ -6,7 +6,6 @@ all from the same start on the same batches. Afterwards all is put back.
 
 from __future__ import annotations
 
-import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -16,9 +15,11 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch.optim import Optimizer
 
 from trimtab.core.errors import InputError
 from trimtab.doctor.target import Target, compute_loss, endless, take_step
+from trimtab.torchutil.optimizer_argument import needs_closure
 from trimtab.torchutil.param_groups import rates_of
 from trimtab.torchutil.undo import untouched
 
@@ -29,7 +30,7 @@ MARGIN, EDGE = 3.0, 20.0
 at a rate for one step only, and so bears more than a training does."""
 FAINT, LONGER = 0.12, 4
 """Where no short training fell by more than this part of the loss, all of them may sit where the model only guesses
-better than at the start; they are made so many times longer, to see which one leaves that."""
+better than at the start; they are made this many times longer, to see which one leaves that."""
 USEFUL = 0.25
 """A rate whose short training fell by this part less than the best one's is still worth trying."""
 
@@ -66,7 +67,7 @@ def find_lr(
     repeats: int = 3,
     trial_steps: int = 50,
 ) -> LrRange:
-    """Suggest a learning rate. Model, optimizer, RNG and loader are afterwards what they were, to the bit.
+    """Suggest a learning rate. Model, optimizer, RNG and loader are restored bit-identically afterwards.
 
     Example:
         >>> import torch
@@ -97,14 +98,14 @@ def find_lr(
 
 def settle(found: LrRange, trials: Mapping[float, float], num_steps: int) -> LrRange:
     """Choose among the rates that were tried: the middle of those that did as well as the best."""
-    told = replace(found, trials=trials, num_steps=found.num_steps + num_steps * len(trials))
+    extended = replace(found, trials=trials, num_steps=found.num_steps + num_steps * len(trials))
     fell = max(trials.values(), default=0.0)
     if not fell > 0:
-        return told
+        return extended
     good = [rate for rate, by in trials.items() if by >= (1.0 - CLOSE) * fell]
     useful = [rate for rate, by in trials.items() if by >= (1.0 - USEFUL) * fell]
     middle = math.exp(sum(map(math.log, good)) / len(good))
-    return replace(told, suggested=middle, low=min(useful), high=max(useful))
+    return replace(extended, suggested=middle, low=min(useful), high=max(useful))
 
 
 def suggest_lr(sweeps: Sequence[Sweep]) -> LrRange:
@@ -158,7 +159,7 @@ POOL = 32
 """Batches of one sweep, gone through in turn: for each of them it is known what its loss was at the start."""
 SOONEST = 8
 CHANCE = 9.0
-"""So many of its usual steps a curve of pure noise, smoothed, wanders in a hundred of them."""
+"""A smoothed curve of pure noise wanders by this many of its usual steps within a hundred of them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -202,8 +203,8 @@ def sweep_rates(target: Target, *, low: float, high: float, num_steps: int, repe
     return tuple(sweeps)
 
 
-def start_loss(target: Target, batch: Any) -> float:
-    """What the loss of this batch is before anything was learned: batches differ more than early steps do."""
+def start_loss(target: Target, batch: object) -> float:
+    """The loss of this batch before training: batches differ more than early steps do."""
     with torch.no_grad():
         value = float(compute_loss(target, batch))
     if not math.isfinite(value):
@@ -211,7 +212,7 @@ def start_loss(target: Target, batch: Any) -> float:
     return value
 
 
-def _sweep(target: Target, rates: NDArray[np.float64], pool: list[tuple[Any, float]]) -> Sweep:
+def _sweep(target: Target, rates: NDArray[np.float64], pool: list[tuple[object, float]]) -> Sweep:
     shares = shares_of(target)
     usual = sum(start for _, start in pool) / len(pool)
     losses: list[float] = []
@@ -237,9 +238,9 @@ def _sweep(target: Target, rates: NDArray[np.float64], pool: list[tuple[Any, flo
 
 
 def has_left(smooth: Sequence[float], start: float) -> bool:
-    """Whether the loss is so far above its best that it is not coming back: by more than twice what was ever gained.
+    """Whether the loss has diverged: it is above the start by more than twice what was ever gained.
 
-    It is told by differences, so that it does not matter what the smallest possible loss is.
+    Only differences count, so that it does not matter what the smallest possible loss is.
     """
     if len(smooth) < SOONEST:
         return False
@@ -252,10 +253,9 @@ def wobble(smooth: Sequence[float] | NDArray[np.float64]) -> float:
     return float(np.median(np.abs(np.diff(smooth)))) if len(smooth) > 1 else 0.0
 
 
-def _check_optimizer(optimizer: Any) -> None:
+def _check_optimizer(optimizer: Optimizer) -> None:
     name = type(optimizer).__name__
-    closure = inspect.signature(type(optimizer).step).parameters.get("closure")
-    if closure is not None and closure.default is inspect.Parameter.empty:
+    if needs_closure(optimizer):
         raise InputError(
             f"{name} needs a closure and evaluates it as often as it likes; a sweep needs one step at a time"
         )
@@ -282,9 +282,9 @@ def set_rates(target: Target, shares: list[list[float]], rate: float) -> None:
 APART = 3.0
 """Factor between neighbouring rates."""
 MOST = 9
-"""From so many trials on the ladder is left as it is."""
+"""No further rates are added after this many trials."""
 CLOSE = 0.05
-"""A training that fell by this part less than the best one did as well: noise makes more difference."""
+"""A loss that fell by this share less than the best is as good: noise makes more difference."""
 TRIAL_POOL = 64
 END_FRAC = 0.3
 
@@ -321,7 +321,7 @@ def climb(trial: Callable[[float], float], middle: float, *, low: float, high: f
     return dict(sorted(found.items()))
 
 
-def _fell(target: Target, rate: float, known: list[tuple[Any, float]]) -> float:
+def _fell(target: Target, rate: float, known: list[tuple[object, float]]) -> float:
     """How far the loss is below the start's on the same batches, at the end of a short training; -inf if it broke."""
     set_rates(target, shares_of(target), rate)
     gains: list[float] = []

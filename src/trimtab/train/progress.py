@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping
-from typing import Any
 
 from trimtab.compat import lines
 
@@ -16,7 +15,7 @@ class Progress:
     """The bar of one epoch after another, with loss and gradient norm.
 
     `say` gets a finished line per epoch. `show` gets the unfinished one, at most ten times a second; without it only
-    whole epochs are told. The values come from a `LineSink` that has this object as its `bar`.
+    whole epochs are printed. The values come from a `LineSink` that has this object as its `bar`.
 
     Example:
         >>> progress = Progress(print)
@@ -33,17 +32,17 @@ class Progress:
         self.begin(0, 0, 0)
 
     def begin(self, epoch: int, num_epochs: int, total: int, done: int = 0) -> None:
-        """A new epoch."""
+        """Start an epoch."""
         self._epoch, self._num_epochs, self._total, self._done = epoch, num_epochs, total, done
         self._began, self._shown = time.monotonic(), 0.0
 
     def set_postfix(self, values: Mapping[str, str], refresh: bool = False) -> None:
-        """Take the newest gradient norm, as a `LineSink` tells it."""
+        """Take the newest loss and gradient norm from a `LineSink`."""
         self._grad = float(values.get("grad", "nan"))
         self._loss = float(values.get("loss", "nan"))
 
-    def advance(self, loss: Any = None) -> None:
-        """One batch is done."""
+    def advance(self, loss: float | None = None) -> None:
+        """Count a batch."""
         self._done += 1
         if self._show is not None and time.monotonic() - self._shown > REFRESH_S:
             self._shown = time.monotonic()
@@ -51,11 +50,11 @@ class Progress:
             self._show(self._line())
 
     def end(self, loss: float | None = None) -> None:
-        """The epoch is over; `loss` is its mean."""
+        """End the epoch; `loss` is its mean."""
         self._total = max(self._total, self._done)
         self._loss = self._loss if loss is None else loss
         if self._show is not None:
-            self._show("")  # nothing grows any more
+            self._show("")  # the line is finished
         if self._say is not None:
             self._say(self._line())
 

@@ -1,4 +1,4 @@
-"""A recipe is a whole training under one name: data, model, settings, faults to inject, and how good it became.
+"""A recipe is a whole training under one name: data, model, settings, faults to inject, and a score.
 
 How to write one: a folder `recipes/NAME/` whose `__init__.py` has
 
@@ -12,13 +12,12 @@ How to write one: a folder `recipes/NAME/` whose `__init__.py` has
 
 and one line in `recipes/__init__.py`. `Parts.begin(parts)` is called once everything, a fault included, is in place;
 `Parts.within(trainer)` is a context around the training, left whatever happens; `Parts.finish(trainer)` may return
-facts for the result (samples of text, a diagnosis). Texts for people go through the `say` in `settings` (None where
-nobody reads). `settings["device"]` is the device of every recipe: models and batches are brought there by the trainer,
-and nothing else needs to know it. `settings["resume"]` and `["checkpoint_dir"]` are what was given; a recipe that goes
-on by itself sets `Parts.resume` to what is left for the trainer (None: nothing).
-`settings["arm"]` is which of the compared runs this is (None: the only one), for files that each should have to itself;
-`Parts.score` takes the place of the recipe's where it depends on the settings.
-`Parts.guard` are further settings of the guard, as `Config` knows them.
+facts for the result (samples of text, a diagnosis). Lines for people go through the `say` in `settings` (None if nobody
+reads them). `settings["device"]` is the device of every recipe: the trainer moves models and batches there.
+`settings["resume"]` and `["checkpoint_dir"]` are what was given; a recipe that resumes by itself sets `Parts.resume` to
+what is left for the trainer (None: nothing). `settings["arm"]` names which of the compared runs this is (None: the only
+one), for files that each run writes. `Parts.score` replaces the recipe's score if it depends on the settings.
+`Parts.guard` are further settings of the guard, as for `Config`.
 """
 
 from __future__ import annotations
@@ -39,11 +38,11 @@ from trimtab.core.config import PolicyConfig
 from trimtab.core.errors import InputError, TrainingStopped
 from trimtab.core.suggest_name import instead_of
 from trimtab.train.device import AUTO, choose_device
-from trimtab.train.evaluation import LossFn, Metrics, StepFn
+from trimtab.train.evaluation import Evaluate, LossFn, Metrics, StepFn
 from trimtab.train.progress import Progress
 from trimtab.train.settings import TrainConfig
-from trimtab.train.stages import Stage, Surroundings, freeze, make_optimizer
-from trimtab.train.trainer import Evaluate, Hook, Trainer
+from trimtab.train.stages import RunDir, Stage, Surroundings, freeze, make_optimizer
+from trimtab.train.trainer import Hook, Trainer
 
 Settings = Mapping[str, Any]
 SEED = 42
@@ -52,7 +51,7 @@ AS_GIVEN = "as given"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Option:
-    """One setting of a recipe. `kind` is needed where the default is None; a number is `least` or more."""
+    """One setting of a recipe. `kind` is needed if the default is None; a number is `least` or more."""
 
     name: str
     default: Any
@@ -63,7 +62,7 @@ class Option:
 
     @property
     def type(self) -> type:
-        """What its values are."""
+        """The type of its values."""
         return self.kind or type(self.default)
 
 
@@ -90,7 +89,7 @@ class Parts:
     after_step: Hook | None = None
     begin: Callable[[Parts], None] | None = None
     within: Callable[[Trainer], AbstractContextManager[object]] | None = None
-    finish: Callable[[Trainer], Mapping[str, Any]] | None = None
+    finish: Callable[[Trainer], Mapping[str, object]] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,8 +154,8 @@ def settings_of(recipe: Recipe, given: Settings, *, quick: bool = False) -> dict
 
 
 def build_parts(recipe: Recipe, settings: Settings, fault: str | None = None) -> Parts:
-    """Build a recipe, seeded, and inject a fault where one is named."""
-    chosen = None if fault is None else recipe.fault(fault)  # a wrong name is told before anything is built
+    """Build a recipe, seeded, and inject the fault that is named, if any."""
+    chosen = None if fault is None else recipe.fault(fault)  # a wrong name is reported before anything is built
     torch.manual_seed(settings["seed"])
     parts = recipe.build(settings)
     return parts if chosen is None else chosen.inject(parts, settings)
@@ -169,20 +168,20 @@ def run_recipe(
     quick: bool = False,
     guarded: bool = True,
     fault: str | None = None,
-    run_dir: Any = None,
+    run_dir: RunDir = None,
     checkpoint_dir: Path | None = None,
     resume: str | None = None,
     say: Callable[[str], object] | None = None,
     show: Callable[[str], object] | None = None,
 ) -> Result:
-    """Run a recipe once and say how it ended; a training that was stopped for its health is a result, too.
+    """Run a recipe once and return how it ended; a training that its guard stopped is a result, too.
 
     `run_dir=False` records nothing. `say` gets finished lines, `show` the one that is still growing.
     """
-    told = {"say": say, "resume": resume, "checkpoint_dir": checkpoint_dir}
-    settings = settings_of(recipe, {**(given or {}), **told}, quick=quick)
+    around_it = {"say": say, "resume": resume, "checkpoint_dir": checkpoint_dir}
+    settings = settings_of(recipe, {**(given or {}), **around_it}, quick=quick)
     began, stopped = time.perf_counter(), None
-    device = choose_device(settings["device"])  # a wrong one is told before anything is built
+    device = choose_device(settings["device"])  # a wrong one is reported before anything is built
     with torch.random.fork_rng(devices=[] if device.type != "cuda" else [device]):
         parts = build_parts(recipe, settings, fault)
         config = replace(parts.config, device=str(device))
@@ -229,12 +228,12 @@ def compare(
     given: Settings | None = None,
     *,
     fault: str | None = None,
-    tell: Callable[[str], object] | None = None,
+    say: Callable[[str], object] | None = None,
     **how: Any,
 ) -> list[Result]:
     """The same training three times: clean, with a fault under a guard, with the fault and no guard.
 
-    Without a name the first fault of the recipe is taken. `tell` gets a line before each run. `how` are the other
+    Without a name the first fault of the recipe is used. `say` gets a line before each run. `how` are the other
     arguments of `run_recipe`.
     """
     if not recipe.faults:
@@ -248,8 +247,8 @@ def compare(
     )
     results = []
     for number, (arm, injected, guarded) in enumerate(arms, start=1):
-        if tell is not None:
-            tell(f"run {number} of {len(arms)}: {arm}" + (f", {injected}" if injected else ""))
+        if say is not None:
+            say(f"run {number} of {len(arms)}: {arm}" + (f", {injected}" if injected else ""))
         results.append(
             run_recipe(
                 recipe,
@@ -264,12 +263,12 @@ def compare(
     return results
 
 
-def doctor_target(recipe: Recipe, given: Settings | None = None, *, quick: bool = False) -> dict[str, Any]:
-    """A recipe as `trimtab doctor` wants it, in its first stage."""
+def doctor_target(recipe: Recipe, given: Settings | None = None, *, quick: bool = False) -> dict[str, object]:
+    """A recipe as a target of `trimtab doctor`, in its first stage."""
     parts = build_parts(recipe, settings_of(recipe, given or {}, quick=quick))
     stage = parts.stages[0] if parts.stages else Stage()
     freeze(parts.model, stage)
-    target = {"model": parts.model, "optimizer": make_optimizer(parts.model, stage, parts.config)}
+    target: dict[str, object] = {"model": parts.model, "optimizer": make_optimizer(parts.model, stage, parts.config)}
     target |= {"loader": parts.train_loader, "val_loader": parts.val_loader}
     return target | ({"loss_fn": parts.loss_fn} if parts.step_fn is None else {"step_fn": parts.step_fn})
 
@@ -292,7 +291,7 @@ class Result:
     actions: tuple[str, ...]
     stopped: str | None
     run_dirs: tuple[str, ...]
-    facts: Mapping[str, Any]
+    facts: Mapping[str, object]
     history: tuple[Mapping[str, Any], ...] = field(repr=False)
 
 
@@ -303,10 +302,10 @@ def result_of(
     arm: str,
     fault: str | None,
     stopped: str | None,
-    facts: Mapping[str, Any],
+    facts: Mapping[str, object],
     seconds: float,
 ) -> Result:
-    """What a trainer that is done has to say; `score` is the metric it is judged by (`-mae`: less is better)."""
+    """The result of a finished trainer; `score` names the metric that counts (`-mae`: less is better)."""
     history: Sequence[Mapping[str, Any]] = trainer.history.epochs
     last = {name: value for name, value in (history[-1] if history else {}).items() if isinstance(value, float)}
     last.pop("seconds", None)
@@ -336,7 +335,7 @@ FACTOR = 1000.0
 
 
 def rate_spike(parts: Parts, now: Callable[[Trainer], bool]) -> Parts:
-    """The rate times 1000 while `now(trainer)`: written into the optimizer before a step, and taken out after it."""
+    """Multiply the rate by 1000 while `now(trainer)`: in the optimizer before a step, and undone after it."""
 
     def scale(trainer: Trainer, factor: float) -> None:
         rig = trainer.rig

@@ -1,5 +1,6 @@
-"""Where the checkpoints of a training lie, what is saved after an epoch, and where a training goes on from:
-the newest sound checkpoint, one of a folder, or a file under a path.
+"""Where a training saves its checkpoints, what it saves after an epoch, and how it resumes.
+
+It resumes from the newest sound checkpoint, from one of a folder, or from a file.
 """
 
 from __future__ import annotations
@@ -20,14 +21,14 @@ from trimtab.compat import checkpoint_pair as documented
 from trimtab.core.errors import CheckpointError, InputError
 from trimtab.train.device import AUTO
 from trimtab.train.history import Course, History
-from trimtab.train.stages import Rig, Stage
+from trimtab.train.stages import Rig, RunDir, Stage, Unguarded
 
 BEST = "best_model"
 HISTORY = "history.json"
 
 
 def folder_of(root: Path | None, stages: Sequence[Stage], index: int) -> Path | None:
-    """Where a stage keeps its checkpoints: in the folder itself, or below it under its name where there are several.
+    """Where a stage keeps its checkpoints: in the folder itself, or in one below it if there are several stages.
 
     Example:
         >>> folder_of(Path("checkpoints"), (Stage(name="head"), Stage(name="all")), 1).as_posix()
@@ -38,17 +39,17 @@ def folder_of(root: Path | None, stages: Sequence[Stage], index: int) -> Path | 
     return root / f"{index + 1}-{stages[index].name}"
 
 
-def run_dir_of(run_dir: Any, stages: Sequence[Stage], index: int) -> Any:
-    """Where a stage records: what None, True and False mean to a guard stays so."""
+def run_dir_of(run_dir: RunDir, stages: Sequence[Stage], index: int) -> RunDir:
+    """Where a stage records; None, True and False are passed on to the guard."""
     return run_dir if run_dir is None or isinstance(run_dir, bool) else folder_of(Path(run_dir), stages, index)
 
 
 def save_history(folder: Path, history: History) -> None:
-    """Write the history; a disk that is full costs the file, not the run."""
+    """Write the history. If that fails, training continues."""
     try:
         history.save(folder / HISTORY)
     except OSError as error:
-        log.warning("%s could not be written (%s); training goes on", folder / HISTORY, error)
+        log.warning("%s could not be written (%s); training continues", folder / HISTORY, error)
 
 
 def whole(rig: Rig) -> dict[str, Any]:
@@ -57,34 +58,34 @@ def whole(rig: Rig) -> dict[str, Any]:
 
 
 def save_after_epoch(rig: Rig, metrics: Mapping[str, float], step: int) -> None:
-    """Save the whole state, with its metrics; a failure costs the checkpoint, not the run."""
+    """Save the whole state with its metrics. If that fails, training continues."""
     if rig.checkpointer is None:
         return
     try:
         rig.checkpointer.save(step, metrics=metrics, **whole(rig))
     except CheckpointError as error:
-        log.warning("the checkpoint after step %d could not be written: %s; training goes on", step, error)
+        log.warning("the checkpoint after step %d could not be written: %s; training continues", step, error)
 
 
-def save_best(root: Path | None, model: nn.Module, config: Mapping[str, Any], metrics: Mapping[str, float]) -> None:
+def save_best(root: Path | None, model: nn.Module, config: Mapping[str, object], metrics: Mapping[str, float]) -> None:
     """Save the weights that the best metric was measured on."""
     if root is None:
         return
     try:
         documented.save_checkpoint(root / BEST, model, include_optimizer=False, config=config, metrics=metrics)
     except CheckpointError as error:
-        log.warning("the best model could not be written: %s; training goes on", error)
+        log.warning("the best model could not be written: %s; training continues", error)
 
 
-def tell_how_to_go_on(error: BaseException, root: Path | None) -> None:
-    """After a training that ended before its time: what is left of it, and what to do."""
+def log_how_to_resume(error: BaseException, root: Path | None) -> None:
+    """After a training that failed: log what is saved, and how to resume."""
     if root is None:
         return
     after = (
         "" if isinstance(error, KeyboardInterrupt | SystemExit) else ", with a lower rate or clip if it explodes again"
     )
     log.error(
-        "training ended with %s; the history so far is in %s. To go on from the newest sound checkpoint: "
+        "training ended with %s; the history so far is in %s. To resume from the newest sound checkpoint: "
         "resume='auto' (trimtab train NAME --checkpoint-dir %s --resume auto)%s",
         type(error).__name__,
         root / HISTORY,
@@ -105,19 +106,19 @@ QUIET: tuple[str, ...] = (
 )
 QUIET += ("pct_start", "div_factor", "gamma", "step_size", "t_mult")
 QUIET += ("device", "lines", "full_every", "keep_last", "checkpoint_every")
-"""What the schedule tells itself, and what changes nothing."""
+"""Settings without a warning: the schedule warns about its own, and the others do not change the training."""
 _STAGE = re.compile(r"\d+-.+")
 
 
-def go_on(
+def resume_from(
     resume: str | os.PathLike[str],
     root: Path | None,
     stages: Sequence[Stage],
     enter: Callable[[int], Rig],
     leave: Callable[[], None],
-    load: Callable[[Any], bool],
+    load: Callable[[Path], bool],
 ) -> int:
-    """Put the state of a checkpoint in place and return its stage.
+    """Restore the state of a checkpoint and return its stage.
 
     `resume` is `auto` for the newest sound one in `root`, another folder of checkpoints, one of its `step-` folders,
     or what `save_checkpoint` wrote.
@@ -156,14 +157,14 @@ def stage_in(path: str | os.PathLike[str], stages: Sequence[Stage]) -> int:
 
 
 def settle(rig: Rig, course: Course) -> None:
-    """Settings that are not those of the checkpoint are told, and hold; gradients made under others are dropped."""
+    """Warn about settings that differ from the checkpoint's, and apply them; drop gradients made under others."""
     rig.schedule.follow_plan()
     changed = {name: pair for name, pair in course.changed.items() if name not in QUIET}
     course.changed = {}
     if not changed:
         return
-    said = "; ".join(f"{name} was {then}, is {now}" for name, (then, now) in changed.items())
-    log.warning("the checkpoint was saved with other settings, and those given now hold: %s", said)
+    text = "; ".join(f"{name} was {then}, is {now}" for name, (then, now) in changed.items())
+    log.warning("the checkpoint was saved with other settings; those given now apply: %s", text)
     for group in rig.optimizer.param_groups:
         group |= {name: changed[name][1] for name in ("weight_decay", "momentum") if name in changed and name in group}
     if course.micro and changed.keys() & {"use_amp", "amp_dtype", "accumulation_steps"}:
@@ -172,12 +173,12 @@ def settle(rig: Rig, course: Course) -> None:
 
 
 def _newest(root: Path, stages: Sequence[Stage], enter: Callable[[int], Rig], leave: Callable[[], None]) -> int:
-    """The newest sound checkpoint of the last stage that has one; the beginning where there is none at all."""
+    """Resume from the newest sound checkpoint of the last stage that has one; without any, start from the beginning."""
     folders = [folder_of(root, stages, index) or root for index in range(len(stages))]
     if strangers := [folder for folder in _folders(root) if folder not in folders]:
-        there = ", ".join("an only one" if folder == root else folder.name for folder in strangers)
+        there = ", ".join("a single stage" if folder == root else folder.name for folder in strangers)
         raise InputError(
-            f"{root} holds checkpoints of other stages than those of this training: {there}; here are "
+            f"{root} holds checkpoints of other stages than those of this training: {there}; its stages are "
             f"{', '.join(stage.name for stage in stages)}. Give the stages they were saved in, or another folder"
         )
     for index in reversed(range(len(stages))):
@@ -186,11 +187,14 @@ def _newest(root: Path, stages: Sequence[Stage], enter: Callable[[int], Rig], le
         rig = enter(index)
         own = rig.checkpointer is not None and rig.checkpointer.directory.resolve() == folders[index].resolve()
         other = None if own else Checkpointer(folders[index])
-        found = rig.guard.resume(strict=False) if other is None else other.resume(strict=False, **whole(rig))
+        if other is not None:
+            found = other.resume(strict=False, **whole(rig))
+        else:
+            found = None if isinstance(rig.guard, Unguarded) else rig.guard.resume(strict=False)
         if found is not None:
             return index
         leave()
-    log.warning("no checkpoint to resume from in %s: training begins anew", root)
+    log.warning("no checkpoint to resume from in %s: training starts from the beginning", root)
     return 0
 
 

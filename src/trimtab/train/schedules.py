@@ -1,4 +1,4 @@
-"""Learning-rate schedules, stepped with every optimizer step, each parameter group with a peak of its own."""
+"""Learning-rate schedules, stepped with every optimizer step; each parameter group has its own peak."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import TypedDict
 
 from torch.optim import Optimizer, lr_scheduler
 
@@ -22,12 +22,21 @@ LENGTHLESS = ("none", "plateau", "lambda")
 """Schedules that need not know how many steps there will be."""
 
 
+class ScheduleState(TypedDict):
+    """What a checkpoint holds of a schedule."""
+
+    count: int
+    inner: dict[str, object]
+    base_lrs: list[float]
+    plan: dict[str, object]
+
+
 class Schedule:
     """A schedule with an exact linear warm-up before it; owns what the rates of an optimizer are.
 
     During the warm-up the rate at step s is `init + (s / warmup_steps) * (base - init)`; then the inner schedule
     begins at its own beginning. `step` is called after each optimizer step, `epoch_done` after each validation. `plan`
-    is what the schedule was made from: one that goes on from a checkpoint with another plan follows its own.
+    is what the schedule was made from: resumed from a checkpoint with another plan, it follows its own.
 
     Example:
         >>> import torch
@@ -42,13 +51,13 @@ class Schedule:
     def __init__(
         self,
         optimizer: Optimizer,
-        inner: Any,
+        inner: lr_scheduler.LRScheduler | None,
         base_lrs: Sequence[float],
         warmup_steps: int,
         warmup_init_lr: float,
-        plan: Mapping[str, Any] | None = None,
+        plan: Mapping[str, object] | None = None,
     ) -> None:
-        self.optimizer: Any = optimizer
+        self.optimizer = optimizer
         self.base_lrs = list(base_lrs)
         self.count = 0
         self._other: list[str] = []  # what a checkpoint that was loaded had planned otherwise
@@ -57,30 +66,32 @@ class Schedule:
         self._first = [warmup_init_lr * base / highest for base in self.base_lrs]
         self._after = rates_of(self.optimizer, wait=True)
         self._groups = [{k: group[k] for k in RATES if k in group} for group in self.optimizer.param_groups]
-        self._begun = copy.deepcopy(self._inner_state())
+        self._initial = copy.deepcopy(self._inner_state())
         if warmup_steps:
             self._warm()
 
     @property
     def rates(self) -> list[float]:
-        """The learning rate of each group for the coming step, without what a guard may cut."""
+        """The learning rate of each group for the next step, before any cut by a guard."""
         return rates_of(self.optimizer, wait=True)
 
     def step(self) -> None:
-        """One optimizer step was attempted."""
+        """Count an attempted optimizer step, and set the rates of the next."""
         self.count += 1
         if self.count < self._warmup:
             self._warm()
         elif self.count == self._warmup:
             self._put(self._after)
-        elif self._inner is not None and not _by_metric(self._inner) and not self._over() and self._moved():
-            self._inner.step()
+        elif (inner := self._inner) is None or isinstance(inner, lr_scheduler.ReduceLROnPlateau) or _is_over(inner):
+            return
+        elif inner.last_epoch > 0 or self._stepped():
+            inner.step()
 
     def epoch_done(self, metric: float) -> None:
-        """A validation gave this loss: what `plateau` goes by. One that is not finite says nothing about a plateau."""
+        """Report a validation loss, for `plateau`. A non-finite one is ignored."""
         if not math.isfinite(metric):
             return
-        if self._inner is not None and _by_metric(self._inner) and self.count >= self._warmup:
+        if isinstance(self._inner, lr_scheduler.ReduceLROnPlateau) and self.count >= self._warmup:
             self._inner.step(metric)
 
     def _warm(self) -> None:
@@ -91,23 +102,19 @@ class Schedule:
         for group, rate in zip(self.optimizer.param_groups, rates, strict=True):
             group["lr"] = rate
 
-    def _moved(self) -> bool:
+    def _stepped(self) -> bool:
         """Whether there was a step at all: a scaler may have skipped the first ones, and torch warns about those."""
-        return self._inner.last_epoch > 0 or bool(getattr(self.optimizer, "_opt_called", False))
+        return bool(getattr(self.optimizer, "_opt_called", False))
 
-    def _over(self) -> bool:
-        total = getattr(self._inner, "total_steps", None)  # one cycle must not be stepped beyond its end
-        return total is not None and self._inner.last_epoch >= total - 1
-
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> ScheduleState:
         """Plain data."""
         base_lrs, plan = list(self.base_lrs), dict(self._plan)
         return {"count": self.count, "inner": self._inner_state(), "base_lrs": base_lrs, "plan": plan}
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where `state_dict` was taken; the rates themselves come with the optimizer, unless the plan is new."""
-        saved = {"base_lrs": list(state["base_lrs"]), **state.get("plan", self._plan)}
-        here = {"base_lrs": self.base_lrs, **self._plan}
+    def load_state_dict(self, state: ScheduleState) -> None:
+        """Continue from where `state_dict` was taken; the rates come with the optimizer, unless the plan is new."""
+        saved: dict[str, object] = {"base_lrs": list(state["base_lrs"]), **state.get("plan", self._plan)}
+        here: dict[str, object] = {"base_lrs": self.base_lrs, **self._plan}
         differing = [name for name in {**saved, **here} if saved.get(name) != here.get(name)]
         other = [f"{name} was {saved.get(name)}, is {here.get(name)}" for name in differing]
         self.count, self._other = int(state["count"]), other
@@ -115,24 +122,25 @@ class Schedule:
             self._inner.load_state_dict(dict(state["inner"]))
 
     def follow_plan(self) -> None:
-        """After a resume: where the checkpoint's plan was another one, be at the same step of this one."""
+        """After a resume from a checkpoint with another plan: go to the same step of this plan."""
         if not self._other:
             return
-        log.warning("the schedule goes on at step %d of another plan: %s", self.count, "; ".join(self._other))
+        log.warning("the schedule continues at step %d of another plan: %s", self.count, "; ".join(self._other))
         self._other, count = [], self.count
         for group, own in zip(self.optimizer.param_groups, self._groups, strict=True):
             for name in RATES:
                 group.pop(name, None)
             group |= own
         if self._inner is not None:
-            self._inner.load_state_dict(copy.deepcopy(self._begun))
-        self.count, self.optimizer._opt_called = 0, True  # torch warns about steps that no optimizer made
+            self._inner.load_state_dict(copy.deepcopy(self._initial))
+        self.count = 0
+        setattr(self.optimizer, "_opt_called", True)  # noqa: B010  # torch warns about steps that no optimizer made
         if self._warmup:
             self._warm()
         for _ in range(count):
             self.step()
 
-    def _inner_state(self) -> dict[str, Any]:
+    def _inner_state(self) -> dict[str, object]:
         return {} if self._inner is None else dict(self._inner.state_dict())
 
 
@@ -154,7 +162,7 @@ def make_schedule(
 ) -> Schedule:
     """The schedule of that kind over `total_steps`; each group's own rate is its base, and its peak in `onecycle`.
 
-    Where nobody knows how many steps there will be, `total_steps` is None: `none`, `plateau` and `lambda` work, `step`
+    If the number of steps is unknown, `total_steps` is None: `none`, `plateau` and `lambda` work, `step`
     and `cosine_restart` with a `step_size`.
     `step_size` is how many steps `step` keeps a rate (a third of the run unless given) and how long a first cycle of
     `cosine_restart` is (a quarter). `gamma` is the factor of `step` and `plateau`, and what is left at the end of
@@ -195,7 +203,7 @@ def make_schedule(
         plan["div_factor"] = div_factor
     if kind == "onecycle":  # its rise is its warm-up
         share = warmup / total if warmup else pct_start
-        inner: Any = lr_scheduler.OneCycleLR(
+        inner: lr_scheduler.LRScheduler | None = lr_scheduler.OneCycleLR(
             optimizer,
             max_lr=bases,
             total_steps=max(total, 2),
@@ -221,7 +229,7 @@ def _inner(
     size: int,
     t_mult: int,
     factor: Callable[[int], float] | None,
-) -> Any:
+) -> lr_scheduler.LRScheduler | None:
     if kind == "cosine":
         return lr_scheduler.CosineAnnealingLR(optimizer, T_max=total, eta_min=min_lr)
     if kind == "cosine_restart":
@@ -246,5 +254,6 @@ def _inverse_root(step: int) -> float:
     return float((1.0 + step / 100.0) ** -0.5)
 
 
-def _by_metric(inner: Any) -> bool:
-    return isinstance(inner, lr_scheduler.ReduceLROnPlateau)
+def _is_over(inner: lr_scheduler.LRScheduler) -> bool:
+    total: int | None = getattr(inner, "total_steps", None)  # one cycle must not be stepped beyond its end
+    return total is not None and inner.last_epoch >= total - 1

@@ -1,4 +1,4 @@
-"""Whether trimtab does what it promises on this very machine: every part is tried, and what breaks is told.
+"""Tests on this machine whether trimtab does what it promises; every part runs, and failures are reported.
 
 - monitor: real gradients, healthy and spoiled, and clipping beside torch's own;
 - guard: an update with a NaN in it leaves no bit changed, and the record tells of it;
@@ -15,21 +15,22 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from trimtab import __version__
-from trimtab.compat.monitors.gradient_monitor import GradientHealthMonitor
+from trimtab.compat.monitors.gradient_monitor import GradientHealthMonitor, GradientStats
 from trimtab.core.printable import silenced
 from trimtab.guard.guard import Guard
 from trimtab.losses import get_stable_loss_function, nway_logits, nway_loss
 from trimtab.record.reader import read_run
 from trimtab.report.replay import replay
 
-Facts = Mapping[str, Any]
+Facts = Mapping[str, object]
+Kind = Literal["has_nan", "has_inf"]
 
 
 class SelfTestError(Exception):
@@ -46,7 +47,7 @@ class Part:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Group:
-    """Parts that are told under one heading."""
+    """Parts under one heading."""
 
     heading: str
     parts: tuple[Part, ...]
@@ -69,7 +70,7 @@ def loss_of(model: nn.Module, device: torch.device, factor: float = 1.0) -> Tens
     return nn.functional.cross_entropy(model(x), torch.arange(16, device=device) % 4) * factor
 
 
-def _checked(device: torch.device, factor: float = 1.0, spoil: float | None = None) -> dict[str, Any]:
+def _checked(device: torch.device, factor: float = 1.0, spoil: float | None = None) -> GradientStats:
     """What the monitor says of real gradients: as they are, scaled, or with one bad value in one layer."""
     model = network(device)
     loss_of(model, device, factor).backward()  # type: ignore[no-untyped-call]
@@ -79,7 +80,7 @@ def _checked(device: torch.device, factor: float = 1.0, spoil: float | None = No
     return GradientHealthMonitor(model).check_gradients()
 
 
-def _told(stats: Mapping[str, Any]) -> Facts:
+def _facts(stats: GradientStats) -> Facts:
     return {
         "Global norm": f"{stats['global_grad_norm']:.4g}",
         "Max norm": f"{stats['max_grad_norm']:.4g}",
@@ -103,15 +104,15 @@ def _healthy(device: torch.device) -> Facts:
     expect(
         stats["params_with_grads"] == len(parts), f"{stats['params_with_grads']} of {len(parts)} gradients were seen"
     )
-    return _told(stats)
+    return _facts(stats)
 
 
-def _nonfinite(device: torch.device, *, value: float, key: str, other: str) -> Facts:
+def _nonfinite(device: torch.device, *, value: float, key: Kind, other: Kind) -> Facts:
     stats = _checked(device, spoil=value)
     expect(stats[key], f"one {value} in a gradient was not seen ({key} is False)")
     expect(not stats[other], f"one {value} in a gradient was taken for another kind ({other} is True)")
     expect(bool(stats["recommendations"]), f"one {value} in a gradient was seen, but nothing was recommended")
-    return _told(stats)
+    return _facts(stats)
 
 
 def _vanishing(device: torch.device) -> Facts:
@@ -119,7 +120,7 @@ def _vanishing(device: torch.device) -> Facts:
     expect(
         any("anish" in r for r in stats["recommendations"]), f"gradients of {_size(stats)} were not called vanishing"
     )
-    return _told(stats)
+    return _facts(stats)
 
 
 def _exploding(device: torch.device) -> Facts:
@@ -127,10 +128,10 @@ def _exploding(device: torch.device) -> Facts:
     expect(
         any("xplod" in r for r in stats["recommendations"]), f"gradients of {_size(stats)} were not called exploding"
     )
-    return _told(stats)
+    return _facts(stats)
 
 
-def _size(stats: Mapping[str, Any]) -> str:
+def _size(stats: GradientStats) -> str:
     return f"norm {stats['global_grad_norm']:.3g}"
 
 
@@ -167,7 +168,7 @@ MONITOR = Group(
 
 NUM_STEPS, BAD_STEP = 40, 25
 
-Make = Callable[[Any], torch.optim.Optimizer]
+Make = Callable[[Iterator[nn.Parameter]], torch.optim.Optimizer]
 
 
 def _rejecting(device: torch.device, *, make: Make) -> Facts:
@@ -223,11 +224,11 @@ def _record(device: torch.device) -> Facts:
         expect(not run.problems, f"the record cannot be read back whole: {'; '.join(run.problems)}")
         steps = run.series("loss")[0].tolist()
         expect(steps == list(range(NUM_STEPS)), f"{len(steps)} of {NUM_STEPS} steps are on record")
-        told = sorted({f.code for f in run.findings if f.step == BAD_STEP})
-        expect("LOSS001" in told, f"the NaN at step {BAD_STEP} is not on record (found there: {told or 'nothing'})")
+        codes = sorted({f.code for f in run.findings if f.step == BAD_STEP})
+        expect("LOSS001" in codes, f"the NaN at step {BAD_STEP} is not on record (found there: {codes or 'nothing'})")
         again = replay(place)
         expect(again.identical, f"verdicts made again from the record differ: {'; '.join(again.differences[:2])}")
-    return {"Steps on record": len(steps), "Findings": ", ".join(told), "Replay": "identical"}
+    return {"Steps on record": len(steps), "Findings": ", ".join(codes), "Replay": "identical"}
 
 
 def _part(name: str, make: Make) -> Part:
@@ -357,7 +358,7 @@ GROUPS: tuple[Group, ...] = (MONITOR, GUARD, LOSSES)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
-    """What became of one part on one device; `problem` is empty where it passed."""
+    """The result of one part on one device; `problem` is empty if it passed."""
 
     heading: str
     name: str
@@ -400,7 +401,7 @@ def _try(group: Group, part: Part, device: torch.device) -> Result:
             facts = part.body(device)
     except SelfTestError as error:
         problem = str(error)
-    except Exception as error:  # whatever it is, it is told, and the other parts are tried
+    except Exception as error:  # reported, and the other parts run
         problem = f"{type(error).__name__}: {error}"
     return Result(
         heading=group.heading, name=part.name, device=str(device), passed=not problem, problem=problem, facts=facts

@@ -154,6 +154,6 @@ def _one_of(name: str, value: str, known: tuple[str, ...]) -> None:
         raise ConfigError(f"{name} is {value!r}; expected one of {', '.join(known)}")
 
 
-def _check(name: str, value: Any, fine: bool, expected: str) -> None:
+def _check(name: str, value: object, fine: bool, expected: str) -> None:
     if not fine:
         raise ConfigError(f"{name} is {value!r}; expected {expected}")

@@ -1,12 +1,13 @@
-"""A training in stages: what is frozen, which part learns how fast, and everything that is built anew for a stage.
+"""A training in stages: what is frozen, which part learns how fast, and everything that is built for each stage.
 
 `Rig` holds the parts that one stage runs on (optimizer, schedule, scaler, average and guard), built and closed
-together; `Unguarded` takes the place of the guard in the control arm.
+together; `Unguarded` replaces the guard in the control arm.
 """
 
 from __future__ import annotations
 
 import math
+import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -24,11 +25,15 @@ from trimtab.compat.monitors.stability import StabilityMonitor
 from trimtab.compat.training_tags import TrainingTagsSink
 from trimtab.core.config import PolicyConfig
 from trimtab.core.errors import InputError
+from trimtab.core.types import Finding
 from trimtab.guard.guard import Guard
 from trimtab.train.history import Course, Meter
 from trimtab.train.progress import Progress
 from trimtab.train.schedules import Schedule, make_schedule
 from trimtab.train.settings import TrainConfig
+
+RunDir = str | os.PathLike[str] | bool | None
+"""Where to record: None for a new folder in `trimtab_runs`, False for nowhere."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,8 +42,8 @@ class Stage:
 
     `frozen` and the keys of `lr_factors` are the beginnings of parameter names: `backbone` means `backbone.*`. The rate
     of a part is the stage's `learning_rate` (that of the config unless given) times its factor, else times 1. Frozen
-    parts are also left in evaluation mode, so that their running statistics stay. `scaler` are arguments of the
-    GradScaler. What is None is as the config says.
+    parts stay in evaluation mode, so that their running statistics stay. `scaler` are arguments of the GradScaler. What
+    is None comes from the config.
 
     Example:
         >>> first = Stage(name="head", epochs=30, frozen=("backbone",))
@@ -63,11 +68,11 @@ class Stage:
 
 
 def check_stages(model: nn.Module, stages: Sequence[Stage]) -> None:
-    """Tell before anything is trained what would not work in a later stage."""
+    """Raise InputError before training for what would fail in a later stage."""
     if not any(True for _ in model.parameters()):
         raise InputError(f"the model, a {type(model).__name__}, has no parameters; there is nothing to train")
     if len({stage.name for stage in stages}) != len(stages):
-        raise InputError("two stages have the same name; give each its own: checkpoints lie under them")
+        raise InputError("two stages have the same name; give each its own: it names the folder of checkpoints")
     for stage in stages:
         if not re.fullmatch(r"\w[\w. -]*", stage.name):
             raise InputError(f"a stage is named {stage.name!r}; expected letters, digits, - and _: it names a folder")
@@ -77,26 +82,26 @@ def check_stages(model: nn.Module, stages: Sequence[Stage]) -> None:
 
 
 def freeze(model: nn.Module, stage: Stage) -> None:
-    """Let exactly the parameters of this stage learn; a part that is not there is an error."""
+    """Let exactly the parameters of this stage learn; an unknown part is an error."""
     _checked(model, stage)
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(not any(_within(name, part) for part in stage.frozen))
 
 
 def _checked(model: nn.Module, stage: Stage) -> list[str]:
-    """The names of all parameters, if each part that the stage names is among them."""
+    """The names of all parameters, after a check that each part of the stage is among them."""
     names = [name for name, _ in model.named_parameters()]
     for part in (*stage.frozen, *(p for p in stage.lr_factors if p)):
         if not any(_within(name, part) for name in names):
             raise InputError(
-                f"stage {stage.name!r} names the part {part!r}, and no parameter begins so; "
+                f"stage {stage.name!r} names the part {part!r}, but no parameter name begins with it; "
                 f"expected the beginning of one of {', '.join(names[:4])}, ..."
             )
     return names
 
 
 def set_training(model: nn.Module, stage: Stage) -> None:
-    """Training mode, but for what is frozen: its running statistics and dropout are those of evaluation."""
+    """Set training mode, but evaluation mode for frozen parts."""
     model.train()
     for name, module in model.named_modules():
         if name and any(_within(name, part) for part in stage.frozen):
@@ -117,7 +122,7 @@ def make_optimizer(model: nn.Module, stage: Stage, config: TrainConfig) -> torch
     for name, parameter in model.named_parameters():
         if parameter.requires_grad:
             groups.setdefault(stage.factor_of(name), []).append(parameter)
-    given: list[dict[str, Any]] = [{"params": some, "lr": base * factor} for factor, some in groups.items()]
+    given: list[dict[str, object]] = [{"params": some, "lr": base * factor} for factor, some in groups.items()]
     if config.optimizer == "sgd":
         return torch.optim.SGD(given, lr=base, momentum=config.momentum, weight_decay=config.weight_decay)
     if config.optimizer == "adam":
@@ -146,7 +151,7 @@ def schedule_of(
 
 
 def num_steps(stage: Stage, config: TrainConfig, num_batches: int | None) -> int | None:
-    """How many optimizer steps a stage will take at most; None where neither loader nor config says."""
+    """The most optimizer steps of a stage; None if neither loader nor config limits them."""
     if num_batches is None:
         return config.max_steps
     total = math.ceil(num_batches / config.accumulation_steps) * stage.epochs
@@ -154,15 +159,15 @@ def num_steps(stage: Stage, config: TrainConfig, num_batches: int | None) -> int
 
 
 def amp_dtype(config: TrainConfig, device: torch.device) -> torch.dtype | None:
-    """What the forward is computed in; None without mixed precision."""
+    """The dtype of the forward pass; None without mixed precision."""
     if not config.use_amp:
         return None
     known = {"bf16": torch.bfloat16, "fp16": torch.float16}
     return known.get(config.amp_dtype, torch.float16 if device.type == "cuda" else torch.bfloat16)
 
 
-def make_scaler(stage: Stage, config: TrainConfig, device: torch.device) -> Any:
-    """A GradScaler for float16, which needs one; None for everything else, which does not."""
+def make_scaler(stage: Stage, config: TrainConfig, device: torch.device) -> torch.amp.GradScaler | None:
+    """A GradScaler for float16; None for other dtypes, which need none."""
     if amp_dtype(config, device) is not torch.float16:
         return None
     return torch.amp.GradScaler(device.type, **dict(stage.scaler))
@@ -174,11 +179,11 @@ def _within(name: str, part: str) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Surroundings:
-    """What is the same in every stage: where to record and to save, who listens, and whether there is a guard."""
+    """What all stages share: where to record and to save, the sinks, and whether there is a guard."""
 
     guarded: bool = True
     sinks: tuple[Any, ...] = ()
-    run_dir: Any = None
+    run_dir: RunDir = None
     checkpoint_dir: Path | None = None
     say: Callable[[str], object] | None = None
     progress: Progress | None = None
@@ -187,7 +192,7 @@ class Surroundings:
     """Gets the documented TensorBoard tags: a SummaryWriter, anything with `.log()`, or a function of one dict."""
     guard: Mapping[str, Any] = field(default_factory=dict)
     """Further settings of the guard, as `Config` knows them."""
-    on_finding: Callable[[Any], object] | None = None
+    on_finding: Callable[[Finding], object] | None = None
 
     def __post_init__(self) -> None:
         if self.checkpoint_dir is not None:
@@ -196,26 +201,26 @@ class Surroundings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rig:
-    """The parts of one stage, each knowing the others it needs."""
+    """The parts that one stage runs on."""
 
     stage: Stage
     optimizer: torch.optim.Optimizer
     schedule: Schedule
-    scaler: Any
-    ema: Any
-    guard: Any
+    scaler: torch.amp.GradScaler | None
+    ema: AveragedModel | None
+    guard: Guard | Unguarded
     stability: StabilityMonitor
     meter: Meter
     checkpointer: Checkpointer | None
-    kept: dict[str, Any]
-    """What a checkpoint holds, by the names that `Checkpointer.save` knows."""
+    kept: dict[str, object]
+    """What a checkpoint holds, by the argument names of `Checkpointer.save`."""
 
     def flush(self) -> None:
-        """Wait until everything recorded so far was heard: an epoch ends with all of its lines and norms."""
+        """Wait until the sinks have everything recorded so far, so that an epoch ends with all its lines and norms."""
         self.guard.flush()
 
     def validated(self, measured: Mapping[str, float], train_loss: float, around: Surroundings) -> None:
-        """Tell the guard what was measured; without one, the line of an epoch is said from here."""
+        """Pass the measured values to the guard; without one, print the line of an epoch here."""
         if "loss" not in measured:
             return
         others = {name: value for name, value in measured.items() if name != "loss"}
@@ -224,7 +229,7 @@ class Rig:
             around.say(epoch_metrics({"Loss": train_loss, "Val loss": measured["loss"], **others}))
 
     def close(self, reason: str = "closed") -> None:
-        """Judge what is under way, finish the record, take every hook off."""
+        """Judge the last steps, finish the record, remove every hook."""
         try:
             self.guard.close(reason=reason)
         finally:
@@ -238,11 +243,11 @@ def build_rig(
     course: Course,
     around: Surroundings,
     *,
-    loader: Any,
+    loader: object,
     total_steps: int | None,
     device: torch.device,
     checkpoint_dir: Path | None,
-    run_dir: Any,
+    run_dir: RunDir,
 ) -> Rig:
     """Build the parts of a stage for a model whose frozen parts are frozen already."""
     optimizer = make_optimizer(model, stage, config)
@@ -251,10 +256,11 @@ def build_rig(
     ema = make_average(model, config.ema_decay)
     clip = config.max_grad_norm if stage.clip is None else stage.clip
     meter = Meter()
-    kept = {"model": model, "optimizer": optimizer, "scheduler": {"schedule": schedule, "course": course}}
+    schedulers = {"schedule": schedule, "course": course}
+    kept: dict[str, object] = {"model": model, "optimizer": optimizer, "scheduler": schedulers}
     kept |= {"scaler": scaler, "ema": ema, "loader": loader}
     checkpointer: Checkpointer | None = None
-    guard: Any
+    guard: Guard | Unguarded
     if not around.guarded:
         guard = Unguarded(optimizer, scaler)
     else:
@@ -262,7 +268,7 @@ def build_rig(
             checkpointer = Checkpointer(checkpoint_dir, keep_last=config.keep_last, keep_best=config.monitor)
         tags = [TrainingTagsSink(around.tags)] if around.tags is not None else []
         lines = [LineSink(config.lines, write=around.say, bar=around.progress)] if config.lines else []
-        settings: dict[str, Any] = {"full_every": config.full_every, "checkpoint_every": config.checkpoint_every}
+        settings: dict[str, object] = {"full_every": config.full_every, "checkpoint_every": config.checkpoint_every}
         settings |= dict(around.guard)
         if around.policy is not None:
             settings["policy"] = around.policy
@@ -274,7 +280,7 @@ def build_rig(
             mode=config.mode,
             # An average must not follow a step that was rejected: with one, each step is judged before the next.
             lag=None if ema is None else 0,
-            scheduler=kept["scheduler"],
+            scheduler=schedulers,
             scaler=scaler,
             ema=ema,
             loader=loader,
@@ -300,8 +306,8 @@ def build_rig(
     )
 
 
-def make_average(model: nn.Module, decay: float | None) -> Any:
-    """An exponential moving average of weights and buffers, torch's own; None where no decay is given.
+def make_average(model: nn.Module, decay: float | None) -> AveragedModel | None:
+    """An exponential moving average of weights and buffers by torch; None without a decay.
 
     Example:
         >>> import torch
@@ -319,8 +325,8 @@ def make_average(model: nn.Module, decay: float | None) -> Any:
     return AveragedModel(model, multi_avg_fn=follow, use_buffers=True)
 
 
-def averaged_or(model: nn.Module, average: Any) -> nn.Module:
-    """The model whose metrics count: the average once it has begun, else the model itself."""
+def averaged_or(model: nn.Module, average: AveragedModel | None) -> nn.Module:
+    """The model to evaluate: the average once it has begun, else the model itself."""
     if average is None or int(average.n_averaged) == 0:
         return model
     inner: nn.Module = average.module
@@ -340,13 +346,13 @@ class Unguarded:
         (0, True)
     """
 
-    def __init__(self, optimizer: Any, scaler: Any = None) -> None:
+    def __init__(self, optimizer: torch.optim.Optimizer, scaler: torch.amp.GradScaler | None = None) -> None:
         self._optimizer, self._scaler = optimizer, scaler
-        self.findings: list[Any] = []
+        self.findings: list[Finding] = []
         self.rejected = 0
         self.run_dir = None
 
-    def step(self, loss: Any, batch: Any = None) -> None:
+    def step(self, loss: object, batch: object = None) -> None:
         """Step, whatever the gradients hold."""
         if self._scaler is None:
             self._optimizer.step()
@@ -355,13 +361,13 @@ class Unguarded:
         self._scaler.update()
 
     def flush(self) -> None:
-        """Nothing is recorded."""
+        """Do nothing: nothing is recorded."""
 
-    def observe(self, loss: Any = None, batch: Any = None, **scalars: Any) -> None:
-        """Nobody looks."""
+    def observe(self, loss: object = None, batch: object = None, **scalars: object) -> None:
+        """Do nothing."""
 
-    def validate(self, loss: Any, **metrics: Any) -> None:
-        """Nobody looks."""
+    def validate(self, loss: object, **metrics: object) -> None:
+        """Do nothing."""
 
     def close(self, reason: str = "closed") -> None:
-        """Nothing to close."""
+        """Do nothing."""

@@ -1,6 +1,6 @@
 """The trainer: epochs and stages, accumulation, precision, averaging, early stopping; every update through a guard.
 
-After it: one optimizer step from its micro-batches, what batches are read from, and the corrections after an epoch.
+Below it: one optimizer step from its micro-batches, the checks of loaders, and the corrections after an epoch.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import logging
 import math
 import os
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,28 +20,38 @@ from torch.utils.data import DataLoader
 
 from trimtab.checkpoint.loader import resumable
 from trimtab.compat import checkpoint_pair as documented
+from trimtab.compat.monitors.loss_history import check_training_stability
 from trimtab.compat.monitors.stability import (
     StabilityMonitor,
-    check_training_stability,
+    TrainingStats,
     get_training_stats,
     monitor_training_health,
 )
 from trimtab.core.errors import InputError
-from trimtab.core.types import Outcome, Snapshot
+from trimtab.core.types import Finding, Outcome, Snapshot
 from trimtab.sample.transfer import to_device
 from trimtab.train.device import choose_device
 from trimtab.train.early_stopping import EarlyStopping, warn_of_no_metric
-from trimtab.train.evaluation import LossFn, Metrics, StepFn, check_given, evaluate_model, loss_of, measured_by
+from trimtab.train.evaluation import (
+    Evaluate,
+    LossFn,
+    Metrics,
+    StepFn,
+    check_given,
+    evaluate_model,
+    loss_of,
+    measured_by,
+)
 from trimtab.train.history import Course, History, epoch_row
 from trimtab.train.resuming import (
     folder_of,
-    go_on,
+    log_how_to_resume,
+    resume_from,
     run_dir_of,
     save_after_epoch,
     save_best,
     save_history,
     settle,
-    tell_how_to_go_on,
 )
 from trimtab.train.settings import TrainConfig
 from trimtab.train.stages import (
@@ -58,7 +68,6 @@ from trimtab.train.stages import (
 )
 
 log = logging.getLogger("trimtab")
-Evaluate = Callable[[nn.Module, Any], Mapping[str, float]]
 Hook = Callable[["Trainer"], None]
 
 
@@ -69,10 +78,10 @@ class Trainer:
         model: What to train; moved to the device of the config.
         loss_fn: `loss_fn(output, target)`; give this or `step_fn`.
         config: A `TrainConfig`, or a mapping of its fields.
-        step_fn: `step_fn(model, batch) -> loss`, in place of `loss_fn`.
+        step_fn: `step_fn(model, batch) -> loss`, instead of `loss_fn`.
         metrics: `metrics(outputs, targets)`: how good the model is, by name.
-        evaluate: `evaluate(model, loader)`, in place of `metrics`; the result has the key `loss`.
-        stages: Stages in place of the single one of the config.
+        evaluate: `evaluate(model, loader)`, instead of `metrics`; the result has the key `loss`.
+        stages: Stages instead of the single one of the config.
         around: Where to record and to save.
         before_step: Called with the trainer before every optimizer step.
         after_step: Called with the trainer after every optimizer step.
@@ -124,8 +133,8 @@ class Trainer:
         self.course.settings = self.config.to_dict()
         self.rig: Rig | None = None
         self.last_rig: Rig | None = None
-        self.findings: list[Any] = []
-        self.outcomes: list[Any] = []
+        self.findings: list[Finding] = []
+        self.outcomes: list[Outcome] = []
         self.rejected = 0
         self.run_dirs: list[Path] = []
         self._loss_fn, self._step_fn, self._metrics, self._evaluate = loss_fn, step_fn, metrics, evaluate
@@ -136,19 +145,19 @@ class Trainer:
 
     def train(
         self,
-        train_loader: Any,
-        val_loader: Iterable[Any] | None = None,
+        train_loader: Iterable[object],
+        val_loader: Iterable[object] | None = None,
         *,
         resume: str | os.PathLike[str] | None = None,
     ) -> History:
-        """Train through all stages; `resume` goes on from the newest sound checkpoint (`auto`) or from a path."""
+        """Train through all stages; `resume` starts from the newest sound checkpoint (`auto`) or from a path."""
         loader, val_loader = readable(train_loader, guarded=self.around.guarded), to_measure(val_loader)
         self._stage, self._moved = 0, False
         try:
             if resume is not None:
                 self._resume(resume, loader)
             while self._stage < len(self.stages):
-                if self.rig is not None or self.stages[self._stage].epochs > 0:  # else a stage to be passed over
+                if self.rig is not None or self.stages[self._stage].epochs > 0:  # else the stage is skipped
                     rig = self.rig or self._enter(self._stage, loader)
                     while not self._over(rig):
                         self._epoch(rig, loader, val_loader)
@@ -156,20 +165,20 @@ class Trainer:
                 self._stage += 1
         except BaseException as error:
             self._leave(type(error).__name__)
-            if self._moved:  # before the first step there is nothing to go on from
-                tell_how_to_go_on(error, self.around.checkpoint_dir)
+            if self._moved:  # before the first step there is nothing to resume from
+                log_how_to_resume(error, self.around.checkpoint_dir)
             raise
         return self.history
 
-    def _resume(self, resume: str | os.PathLike[str], loader: Any) -> None:
+    def _resume(self, resume: str | os.PathLike[str], loader: Iterable[object]) -> None:
         if not self.around.guarded:
-            raise InputError("a training without a guard keeps no checkpoints; resume it with one, or begin anew")
+            raise InputError("a training without a guard keeps no checkpoints; leave resume out, or use a guard")
         enter, root = partial(self._enter, loader=loader), self.around.checkpoint_dir
-        self._stage = go_on(resume, root, self.stages, enter, self._leave, self.load_checkpoint)
+        self._stage = resume_from(resume, root, self.stages, enter, self._leave, self.load_checkpoint)
         if self.rig is not None:
             settle(self.rig, self.course)
 
-    def _enter(self, index: int, loader: Any) -> Rig:
+    def _enter(self, index: int, loader: Iterable[object]) -> Rig:
         stage = self.stages[index]
         freeze(self.model, stage)
         self.course.begin_stage()
@@ -206,15 +215,15 @@ class Trainer:
     def _over(self, rig: Rig) -> bool:
         if self.stopping.stop:
             log.info("no improvement for %d epochs: stage %s ends here", self.stopping.patience, rig.stage.name)
-            self.stopping.epochs_without_improvement = 0  # the next stage has patience of its own
+            self.stopping.epochs_without_improvement = 0  # the next stage counts from 0
             return True
         return self.course.epoch >= rig.stage.epochs or self._enough()
 
     def _enough(self) -> bool:
         return self.config.max_steps is not None and self.course.steps_done >= self.config.max_steps
 
-    def _epoch(self, rig: Rig, loader: Any, val_loader: Iterable[Any] | None) -> None:
-        """One epoch, or what is left of it after a resume."""
+    def _epoch(self, rig: Rig, loader: Iterable[object], val_loader: Iterable[object] | None) -> None:
+        """One epoch, or the rest of it after a resume."""
         began, course = time.perf_counter(), self.course
         set_training(self.model, rig.stage)
         progress = self.around.progress
@@ -225,8 +234,8 @@ class Trainer:
             ready(rig.scaler, self.device)
             self._update(rig, course.last_loss)
         for batch in loader:
-            batch = to_device(batch, self.device)
-            loss = micro_batch(self.model, batch, rig, self.config, self.device, self._loss_fn, self._step_fn)
+            there = to_device(batch, self.device)
+            loss = micro_batch(self.model, there, rig, self.config, self.device, self._loss_fn, self._step_fn)
             course.add(loss)
             if progress is not None:
                 progress.advance()
@@ -239,7 +248,7 @@ class Trainer:
             ready(rig.scaler, self.device)
             self._update(rig, course.last_loss)
         if course.step == course.first_step and not self._enough():
-            raise nothing_came(loader, course.epoch + 1)
+            raise no_batch_error(loader, course.epoch + 1)
         self._end_epoch(rig, val_loader, began)
 
     def _update(self, rig: Rig, loss: Tensor) -> None:
@@ -252,7 +261,7 @@ class Trainer:
         rig.schedule.step()
         self.course.step_done()
 
-    def _end_epoch(self, rig: Rig, val_loader: Iterable[Any] | None, began: float) -> None:
+    def _end_epoch(self, rig: Rig, val_loader: Iterable[object] | None, began: float) -> None:
         course, around = self.course, self.around
         train_loss, num_bad = course.take_mean()
         rig.flush()
@@ -276,14 +285,14 @@ class Trainer:
         save_after_epoch(rig, numbers, course.step)
         self._save_history()
 
-    def evaluate(self, loader: Iterable[Any]) -> dict[str, float]:
-        """Loss and metrics of the average where there is one, else of the model; key `loss` and the metrics' own."""
+    def evaluate(self, loader: Iterable[object]) -> dict[str, float]:
+        """Loss (key `loss`) and metrics, of the averaged weights if there are any, else of the model."""
         model = averaged_or(self.model, self.rig.ema if self.rig is not None else None)
         if self._evaluate is not None:
             return measured_by(self._evaluate, model, loader)
         return evaluate_model(model, loader, loss_fn=self._loss_fn, step_fn=self._step_fn, metrics=self._metrics)
 
-    # -- what the documents ask a trainer for --------------------------------------------------------------------
+    # -- the documented methods ----------------------------------------------------------------------------------
 
     def save_checkpoint(self, path: str | os.PathLike[str], include_optimizer: bool = True, **how: Any) -> Snapshot:
         """Save everything at `path`; a state with a NaN or Inf is refused. `how`: see `recover.save_checkpoint`."""
@@ -301,7 +310,7 @@ class Trainer:
         )
 
     def load_checkpoint(self, path: str | os.PathLike[str], load_optimizer: bool = True) -> bool:
-        """Load what `save_checkpoint` wrote, all of it or nothing; False where there is nothing sound at `path`."""
+        """Load what `save_checkpoint` wrote, all of it or nothing; False if there is nothing sound at `path`."""
         return documented.load_checkpoint(path, self.model, load_optimizer=load_optimizer, **self._kept())
 
     def _kept(self) -> dict[str, Any]:
@@ -313,8 +322,8 @@ class Trainer:
         rig, losses = self.rig or self.last_rig, {n: self.history.column(f"{n}_loss") for n in ("train", "val")}
         return monitor_training_health(self.model, losses, None if rig is None else rig.optimizer)
 
-    def get_training_stats(self) -> dict[str, Any]:
-        """The documented numbers; the rate is the one really used, the norm that of the last step."""
+    def get_training_stats(self) -> TrainingStats:
+        """The documented numbers; the rate includes cuts, the norm is that of the last step."""
         rig = self.rig or self.last_rig
         stats = get_training_stats(
             self.model,
@@ -322,7 +331,7 @@ class Trainer:
             training_history=self.history.column("train_loss"),
             validation_history=self.history.column("val_loss"),
             amp_enabled=self.config.use_amp,
-            learning_rate=None if rig is None else next(iter(rig.stability.keeper.rates), None),
+            learning_rate=None if rig is None else next(iter(rig.stability.corrector.rates), None),
         )
         if rig is not None and all(p.grad is None for p in self.model.parameters()):
             stats["current_gradient_norm"] = rig.meter.last_norm
@@ -336,40 +345,41 @@ class Trainer:
 
 def micro_batch(
     model: nn.Module,
-    batch: Any,
+    batch: object,
     rig: Rig,
     config: TrainConfig,
     device: torch.device,
     loss_fn: LossFn | None,
     step_fn: StepFn | None,
 ) -> Tensor:
-    """Forward and backward of one batch, its loss divided by how many make a step; returns the loss undivided."""
+    """Forward and backward of one micro-batch. The gradient is divided by their number; the returned loss is not."""
     dtype = amp_dtype(config, device)
     with torch.autocast(device.type, dtype=dtype, enabled=dtype is not None):
         loss, _ = loss_of(model, batch, loss_fn, step_fn)
     if not isinstance(loss, Tensor):
-        raise InputError(f"the loss is a {type(loss).__name__}; expected a tensor of one number, to go backward from")
+        raise InputError(f"the loss is a {type(loss).__name__}; expected a tensor of one number, to call backward on")
     rig.guard.observe(loss=loss, batch=batch)
     shared = loss / config.accumulation_steps if config.accumulation_steps > 1 else loss
-    (shared if rig.scaler is None else rig.scaler.scale(shared)).backward()
+    scaled: Any = shared if rig.scaler is None else rig.scaler.scale(shared)
+    scaled.backward()
     return loss
 
 
-def ready(scaler: Any, device: torch.device) -> None:
-    """Let a scaler know its scale: torch's finds it out with the first loss, and after a resume there may be none."""
+def ready(scaler: torch.amp.GradScaler | None, device: torch.device) -> None:
+    """Initialise the scale, which torch does with the first loss: after a resume there may be none before the step."""
     if scaler is not None:
         scaler.scale(torch.zeros((), device=device, dtype=torch.float32))
 
 
 def complete_tail(model: nn.Module, factor: float) -> None:
-    """Make gradients of fewer micro-batches than usual a mean over those that there were."""
+    """Rescale the gradients of an incomplete accumulation to the mean over its micro-batches."""
     gradients = [p.grad for p in model.parameters() if p.grad is not None]
     if gradients and factor != 1.0:
         torch._foreach_mul_(gradients, factor)
 
 
 def update(model: nn.Module, rig: Rig, loss: Tensor) -> None:
-    """Step through the guard; the average follows only if the update went into the weights."""
+    """Step through the guard; the average is updated only if the update was accepted."""
     rejected, scale = rig.guard.rejected, _scale(rig)
     rig.guard.step(loss)
     rig.optimizer.zero_grad(set_to_none=True)
@@ -378,12 +388,12 @@ def update(model: nn.Module, rig: Rig, loss: Tensor) -> None:
 
 
 def _scale(rig: Rig) -> float:
-    """The loss scale, where an average has to know whether a step was skipped: only then is it waited for."""
+    """The loss scale if there is an average, which must know of skipped steps. Reading it waits for the GPU."""
     return float(rig.scaler.get_scale()) if rig.scaler is not None and rig.ema is not None else 1.0
 
 
-def readable(loader: Any, *, guarded: bool = True) -> Any:
-    """The loader as a training reads it: one that knows its place where that is possible, else as it is.
+def readable(loader: object, *, guarded: bool = True) -> Iterable[object]:
+    """The loader as a training reads it: one that can be resumed if possible, else as it is.
 
     Example:
         >>> readable([1, 2])
@@ -399,45 +409,49 @@ def readable(loader: Any, *, guarded: bool = True) -> Any:
         )
     if num_batches(loader) == 0:
         raise InputError(f"the training loader has no batches{_why(loader)}")
-    return resumable(loader) if guarded and isinstance(loader, DataLoader) else loader
+    if guarded and isinstance(loader, DataLoader):
+        wrapped: Iterable[object] = resumable(loader)
+        return wrapped
+    return loader
 
 
-def to_measure(loader: Any) -> Any:
-    """The validation loader, if it has something to measure on."""
+def to_measure(loader: Iterable[object] | None) -> Iterable[object] | None:
+    """The validation loader, after a check that it has batches."""
     if loader is not None and num_batches(loader) == 0:
         raise InputError(f"the validation loader has no batches{_why(loader)}, or give None: nothing is measured then")
     return loader
 
 
-def num_batches(loader: Any) -> int | None:
-    """How many batches an epoch has; None where the loader does not say."""
+def num_batches(loader: object) -> int | None:
+    """How many batches an epoch has; None if the loader has no length."""
     try:
-        return len(loader)
-    except TypeError:
+        return len(loader) if isinstance(loader, Sized) else None
+    except TypeError:  # that of an iterable data set
         return None
 
 
-def place_of(loader: Any) -> Any:
-    """The loader, if it can say where it is: what a checkpoint holds of it; else None."""
+def place_of(loader: object) -> object:
+    """The loader if it has a state to save, else None."""
     return loader if hasattr(loader, "state_dict") and hasattr(loader, "load_state_dict") else None
 
 
-def nothing_came(loader: Any, epoch: int) -> InputError:
-    """An epoch without a single batch is no epoch."""
+def no_batch_error(loader: object, epoch: int) -> InputError:
+    """The error for an epoch without a single batch."""
     if epoch == 1:
         return InputError(f"the training loader gave no batch{_why(loader)}")
     return InputError(
         f"the training loader gave no batch in epoch {epoch}: it can be read only once. Give a DataLoader, a list, or "
-        "an object whose __iter__ begins anew"
+        "an object whose __iter__ starts from the beginning"
     )
 
 
-def _why(loader: Any) -> str:
+def _why(loader: object) -> str:
     size, drop = getattr(loader, "batch_size", None), bool(getattr(loader, "drop_last", False))
     if size is None:
         return "; give one with data"
     try:
-        rows = f"{len(loader.dataset)} rows"
+        dataset: Any = getattr(loader, "dataset", None)
+        rows = f"{len(dataset)} rows"
     except TypeError:
         rows = "a dataset of unknown length"
     return f": {rows}, batch_size {size}, drop_last {drop}; give more data" + (
@@ -446,7 +460,7 @@ def _why(loader: Any) -> str:
 
 
 def correct(stability: StabilityMonitor, train_loss: float, val_loss: float | None) -> tuple[list[str], list[Outcome]]:
-    """Judge an epoch, and answer each issue with its documented factor, the gravest first; cool-down and bounds hold.
+    """Judge an epoch, and apply the documented factor of each issue, the gravest first, within cool-down and bounds.
 
     Example:
         >>> import torch
@@ -458,13 +472,13 @@ def correct(stability: StabilityMonitor, train_loss: float, val_loss: float | No
         (['loss_explosion'], 'LR multiplier 1 -> 0.1, effective LR 0.01')
     """
     issues = check_training_stability(train_loss, val_loss, stability.history, persistence=stability.persistence)
-    gravest_first = sorted(issues, key=lambda issue: stability.keeper.factors[issue])
+    gravest_first = sorted(issues, key=lambda issue: stability.corrector.factors[issue])
     return issues, [stability.handle_training_instability(issue) for issue in gravest_first]
 
 
 def correct_epoch(
     stability: StabilityMonitor, train_loss: float, val_loss: float | None, num_bad: int
 ) -> tuple[list[str], list[Outcome]]:
-    """The issues of an epoch and what was really done; one NaN among its losses is news, whatever their mean is."""
+    """The issues of an epoch and the corrections applied; one NaN among its losses counts, whatever their mean is."""
     issues, outcomes = correct(stability, math.nan if num_bad else train_loss, val_loss)
     return issues, [outcome for outcome in outcomes if outcome.applied]

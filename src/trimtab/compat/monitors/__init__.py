@@ -1,160 +1,94 @@
-"""The pull-style faces of the source documents: ask for the health of gradients, activations and losses."""
+"""Functions and classes of the source documents that report on gradients, activations and losses when asked."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from importlib import import_module
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from trimtab.compat.monitors.activation_monitor import ActivationMonitor, get_activation_function_recommendations
-    from trimtab.compat.monitors.diagnostics import (
-        GradientDiagnostics,
-        assert_all_requires_grad,
-        check_amp_underflow,
-        check_gradient_flow,
-        check_inplace_operations,
-        setup_gradient_diagnostics,
-        validate_training_setup,
+    from trimtab.compat.monitors.activation_monitor import ActivationMonitor as ActivationMonitor
+    from trimtab.compat.monitors.activation_monitor import (
+        get_activation_function_recommendations as get_activation_function_recommendations,
     )
-    from trimtab.compat.monitors.gradient_monitor import (
-        GradientHealthMonitor,
-        check_and_log_gradients,
-        integrate_health_checks,
+    from trimtab.compat.monitors.diagnostics import GradientDiagnostics as GradientDiagnostics
+    from trimtab.compat.monitors.diagnostics import assert_all_requires_grad as assert_all_requires_grad
+    from trimtab.compat.monitors.diagnostics import check_amp_underflow as check_amp_underflow
+    from trimtab.compat.monitors.diagnostics import check_gradient_flow as check_gradient_flow
+    from trimtab.compat.monitors.diagnostics import check_inplace_operations as check_inplace_operations
+    from trimtab.compat.monitors.diagnostics import setup_gradient_diagnostics as setup_gradient_diagnostics
+    from trimtab.compat.monitors.diagnostics import validate_training_setup as validate_training_setup
+    from trimtab.compat.monitors.gradient_monitor import GradientHealthMonitor as GradientHealthMonitor
+    from trimtab.compat.monitors.gradient_monitor import check_and_log_gradients as check_and_log_gradients
+    from trimtab.compat.monitors.gradient_monitor import integrate_health_checks as integrate_health_checks
+    from trimtab.compat.monitors.loss_history import LossHistory as LossHistory
+    from trimtab.compat.monitors.loss_history import check_training_stability as check_training_stability
+    from trimtab.compat.monitors.nonfinite_tensors import check_nan_inf as check_nan_inf
+    from trimtab.compat.monitors.nonfinite_tensors import find_nonfinite as find_nonfinite
+    from trimtab.compat.monitors.nonfinite_tensors import handle_nan_inf as handle_nan_inf
+    from trimtab.compat.monitors.norm_functions import GradientNorms as GradientNorms
+    from trimtab.compat.monitors.norm_functions import GradSnapshot as GradSnapshot
+    from trimtab.compat.monitors.norm_functions import clip_gradients_by_global_norm as clip_gradients_by_global_norm
+    from trimtab.compat.monitors.norm_functions import compute_global_gradient_norm as compute_global_gradient_norm
+    from trimtab.compat.monitors.norm_functions import compute_l2_norm as compute_l2_norm
+    from trimtab.compat.monitors.norm_functions import compute_parameter_norm as compute_parameter_norm
+    from trimtab.compat.monitors.norm_functions import effective_lr as effective_lr
+    from trimtab.compat.monitors.norm_functions import gradient_norms as gradient_norms
+    from trimtab.compat.monitors.norm_functions import gradient_percentiles as gradient_percentiles
+    from trimtab.compat.monitors.norm_functions import layer_gradient_scale as layer_gradient_scale
+    from trimtab.compat.monitors.norm_functions import scale_gradients as scale_gradients
+    from trimtab.compat.monitors.optimizer_state import UpdateRatio as UpdateRatio
+    from trimtab.compat.monitors.optimizer_state import adam_state_report as adam_state_report
+    from trimtab.compat.monitors.optimizer_state import update_to_parameter_ratio as update_to_parameter_ratio
+    from trimtab.compat.monitors.stability import Clipped as Clipped
+    from trimtab.compat.monitors.stability import StabilityCorrector as StabilityCorrector
+    from trimtab.compat.monitors.stability import StabilityMonitor as StabilityMonitor
+    from trimtab.compat.monitors.stability import clip_gradients as clip_gradients
+    from trimtab.compat.monitors.stability import corrector_of as corrector_of
+    from trimtab.compat.monitors.stability import get_training_stats as get_training_stats
+    from trimtab.compat.monitors.stability import handle_training_instability as handle_training_instability
+    from trimtab.compat.monitors.stability import monitor_training_health as monitor_training_health
+    from trimtab.compat.monitors.training_health import TrainingHealthMonitor as TrainingHealthMonitor
+    from trimtab.compat.monitors.training_health import format_health_report as format_health_report
+    from trimtab.compat.stable_losses import (
+        replace_loss_function_with_stable_version as replace_loss_function_with_stable_version,
     )
-    from trimtab.compat.monitors.norm_functions import (
-        GradientNorms,
-        GradSnapshot,
-        clip_gradients_by_global_norm,
-        compute_global_gradient_norm,
-        compute_l2_norm,
-        compute_parameter_norm,
-        effective_lr,
-        gradient_norms,
-        gradient_percentiles,
-        layer_gradient_scale,
-        scale_gradients,
-    )
-    from trimtab.compat.monitors.optimizer_state import UpdateRatio, adam_state_report, update_to_parameter_ratio
-    from trimtab.compat.monitors.stability import (
-        Clipped,
-        LossHistory,
-        StabilityKeeper,
-        StabilityMonitor,
-        check_nan_inf,
-        check_training_stability,
-        clip_gradients,
-        find_nonfinite,
-        get_training_stats,
-        handle_nan_inf,
-        handle_training_instability,
-        keeper_of,
-        monitor_training_health,
-    )
-    from trimtab.compat.monitors.training_health import TrainingHealthMonitor, format_health_report
-    from trimtab.compat.stable_losses import replace_loss_function_with_stable_version, restore_loss_function
+    from trimtab.compat.stable_losses import restore_loss_function as restore_loss_function
 
-_HOME = {
-    "ActivationMonitor": "trimtab.compat.monitors.activation_monitor",
-    "get_activation_function_recommendations": "trimtab.compat.monitors.activation_monitor",
-    "GradientDiagnostics": "trimtab.compat.monitors.diagnostics",
-    "assert_all_requires_grad": "trimtab.compat.monitors.diagnostics",
-    "check_gradient_flow": "trimtab.compat.monitors.diagnostics",
-    "check_inplace_operations": "trimtab.compat.monitors.diagnostics",
-    "setup_gradient_diagnostics": "trimtab.compat.monitors.diagnostics",
-    "GradientHealthMonitor": "trimtab.compat.monitors.gradient_monitor",
-    "check_and_log_gradients": "trimtab.compat.monitors.gradient_monitor",
-    "integrate_health_checks": "trimtab.compat.monitors.gradient_monitor",
-    "GradientNorms": "trimtab.compat.monitors.norm_functions",
-    "clip_gradients_by_global_norm": "trimtab.compat.monitors.norm_functions",
-    "compute_global_gradient_norm": "trimtab.compat.monitors.norm_functions",
-    "compute_l2_norm": "trimtab.compat.monitors.norm_functions",
-    "compute_parameter_norm": "trimtab.compat.monitors.norm_functions",
-    "effective_lr": "trimtab.compat.monitors.norm_functions",
-    "gradient_norms": "trimtab.compat.monitors.norm_functions",
-    "gradient_percentiles": "trimtab.compat.monitors.norm_functions",
-    "layer_gradient_scale": "trimtab.compat.monitors.norm_functions",
-    "scale_gradients": "trimtab.compat.monitors.norm_functions",
-    "UpdateRatio": "trimtab.compat.monitors.optimizer_state",
-    "adam_state_report": "trimtab.compat.monitors.optimizer_state",
-    "update_to_parameter_ratio": "trimtab.compat.monitors.optimizer_state",
-    "GradSnapshot": "trimtab.compat.monitors.norm_functions",
-    "check_nan_inf": "trimtab.compat.monitors.stability",
-    "check_training_stability": "trimtab.compat.monitors.stability",
-    "clip_gradients": "trimtab.compat.monitors.stability",
-    "get_training_stats": "trimtab.compat.monitors.stability",
-    "handle_nan_inf": "trimtab.compat.monitors.stability",
-    "handle_training_instability": "trimtab.compat.monitors.stability",
-    "monitor_training_health": "trimtab.compat.monitors.stability",
-    "TrainingHealthMonitor": "trimtab.compat.monitors.training_health",
-    "Clipped": "trimtab.compat.monitors.stability",
-    "LossHistory": "trimtab.compat.monitors.stability",
-    "StabilityKeeper": "trimtab.compat.monitors.stability",
-    "StabilityMonitor": "trimtab.compat.monitors.stability",
-    "find_nonfinite": "trimtab.compat.monitors.stability",
-    "keeper_of": "trimtab.compat.monitors.stability",
-    "format_health_report": "trimtab.compat.monitors.training_health",
-    "check_amp_underflow": "trimtab.compat.monitors.diagnostics",
-    "validate_training_setup": "trimtab.compat.monitors.diagnostics",
-    "replace_loss_function_with_stable_version": "trimtab.compat.stable_losses",
-    "restore_loss_function": "trimtab.compat.stable_losses",
+_NAMES = {
+    "monitors.activation_monitor": "ActivationMonitor get_activation_function_recommendations",
+    "monitors.diagnostics": (
+        "GradientDiagnostics assert_all_requires_grad check_amp_underflow check_gradient_flow "
+        "check_inplace_operations setup_gradient_diagnostics validate_training_setup"
+    ),
+    "monitors.gradient_monitor": "GradientHealthMonitor check_and_log_gradients integrate_health_checks",
+    "monitors.loss_history": "LossHistory check_training_stability",
+    "monitors.nonfinite_tensors": "check_nan_inf find_nonfinite handle_nan_inf",
+    "monitors.norm_functions": (
+        "GradSnapshot GradientNorms clip_gradients_by_global_norm compute_global_gradient_norm compute_l2_norm "
+        "compute_parameter_norm effective_lr gradient_norms gradient_percentiles layer_gradient_scale "
+        "scale_gradients"
+    ),
+    "monitors.optimizer_state": "UpdateRatio adam_state_report update_to_parameter_ratio",
+    "monitors.stability": (
+        "Clipped StabilityCorrector StabilityMonitor clip_gradients corrector_of get_training_stats "
+        "handle_training_instability monitor_training_health"
+    ),
+    "monitors.training_health": "TrainingHealthMonitor format_health_report",
+    "stable_losses": "replace_loss_function_with_stable_version restore_loss_function",
 }
+_HOME = {name: f"trimtab.compat.{module}" for module, names in _NAMES.items() for name in names.split()}
+"""Where each name is defined: modules are imported when one of their names is used."""
 
-__all__ = [
-    "ActivationMonitor",
-    "Clipped",
-    "GradSnapshot",
-    "GradientDiagnostics",
-    "GradientHealthMonitor",
-    "GradientNorms",
-    "LossHistory",
-    "StabilityKeeper",
-    "StabilityMonitor",
-    "TrainingHealthMonitor",
-    "UpdateRatio",
-    "adam_state_report",
-    "assert_all_requires_grad",
-    "check_amp_underflow",
-    "check_and_log_gradients",
-    "check_gradient_flow",
-    "check_inplace_operations",
-    "check_nan_inf",
-    "check_training_stability",
-    "clip_gradients",
-    "clip_gradients_by_global_norm",
-    "compute_global_gradient_norm",
-    "compute_l2_norm",
-    "compute_parameter_norm",
-    "effective_lr",
-    "find_nonfinite",
-    "format_health_report",
-    "get_activation_function_recommendations",
-    "get_training_stats",
-    "gradient_norms",
-    "gradient_percentiles",
-    "handle_nan_inf",
-    "handle_training_instability",
-    "integrate_health_checks",
-    "keeper_of",
-    "layer_gradient_scale",
-    "monitor_training_health",
-    "replace_loss_function_with_stable_version",
-    "restore_loss_function",
-    "scale_gradients",
-    "setup_gradient_diagnostics",
-    "update_to_parameter_ratio",
-    "validate_training_setup",
-]
+__all__ = sorted(_HOME)
 
 
-def __getattr__(name: str) -> Any:
-    if name in _HOME:
-        from importlib import import_module
-
-        home = _HOME[name]
-        value = getattr(import_module(home if "." in home else f"trimtab.compat.monitors.{home}"), name)
-        globals()[name] = value
-        return value
-    raise AttributeError(f"module 'trimtab.compat.monitors' has no attribute {name!r}")
+def __getattr__(name: str) -> object:
+    if name not in _HOME:
+        raise AttributeError(f"module 'trimtab.compat.monitors' has no attribute {name!r}")
+    value: object = getattr(import_module(_HOME[name]), name)
+    globals()[name] = value
+    return value
 
 
 def __dir__() -> list[str]:
-    return sorted(__all__)
+    return __all__

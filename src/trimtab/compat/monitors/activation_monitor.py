@@ -1,5 +1,4 @@
-"""ActivationMonitor: statistics of every layer's output, dead and saturated units, shifts, read when asked for;
-which activation to try instead."""
+"""ActivationMonitor: statistics of every layer's output, dead and saturated units, shifts, and activations to try."""
 
 from __future__ import annotations
 
@@ -7,7 +6,7 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Self
+from typing import Any, Self, TypedDict
 
 import numpy as np
 import torch
@@ -37,12 +36,23 @@ class _Layer:
     floor: float | None
     bounds: tuple[float, float] | None
     shape: tuple[int, ...] = ()
-    width: int = 0  # units, where they are told apart
+    width: int = 0  # units, if they are distinguished
     windows: list[Activity] = field(default_factory=list)  # the first, the one before, the one under way
 
 
+class LayerActivations(TypedDict):
+    """The outputs of one layer over the last forwards."""
+
+    mean: float
+    std: float
+    max: float
+    min: float
+    sparsity: float
+    shape: tuple[int, ...]
+
+
 class ActivationMonitor:
-    """Listens to the outputs of all layers of a model; nothing waits for the device until something is asked.
+    """Watches the outputs of all layers of a model; nothing waits for the device until you read a result.
 
     A context manager: hooks are on inside `with`, or between `register_hooks()` and `remove_hooks()`. What was seen can
     be read afterwards. A copied or saved model carries nothing of it.
@@ -74,7 +84,7 @@ class ActivationMonitor:
         self._broken = False
 
     def register_hooks(self) -> None:
-        """Begin to listen; a second call changes nothing."""
+        """Install the hooks; a second call changes nothing."""
         if self._undo:
             return
         for name, module in self._model.named_modules():
@@ -83,7 +93,7 @@ class ActivationMonitor:
                 self._undo.append(own_hook(module.register_forward_hook(hook), listed=False).remove)
 
     def remove_hooks(self) -> None:
-        """Stop listening; what was seen stays."""
+        """Remove the hooks; the statistics stay."""
         for undo in self._undo:
             undo()
         self._undo.clear()
@@ -95,23 +105,29 @@ class ActivationMonitor:
     def __exit__(self, *exc: object) -> None:
         self.remove_hooks()
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> dict[str, object]:
         # A module that keeps its monitor is copied and saved with it: the copy has seen nothing and listens to nothing.
         return {**self.__dict__, "_layers": {}, "_undo": []}
 
     # -- what was seen -------------------------------------------------------------------------------------------
 
-    def get_statistics(self) -> dict[str, dict[str, Any]]:
+    def get_statistics(self) -> dict[str, LayerActivations]:
         """Per layer `mean`, `std`, `max`, `min`, `sparsity` (share of zeros) and `shape` (of the last output).
 
         They are over the last forwards: the window under way and the one before.
         """
-        out = {}
-        for name, moments in self._moments({n: x.windows[-2:] for n, x in self._layers.items()}).items():
-            mean, std, low, high, zero = moments
-            entry = {"mean": mean, "std": std, "max": high, "min": low, "sparsity": zero}
-            out[name] = {**entry, "shape": self._layers[name].shape}
-        return out
+        moments = self._moments({n: x.windows[-2:] for n, x in self._layers.items()})
+        return {
+            name: {
+                "mean": mean,
+                "std": std,
+                "max": high,
+                "min": low,
+                "sparsity": zero,
+                "shape": self._layers[name].shape,
+            }
+            for name, (mean, std, low, high, zero) in moments.items()
+        }
 
     def detect_dead_neurons(self, threshold: float = 1e-6) -> dict[str, list[int]]:
         """Per layer the units of its activation that never got further than `threshold` from silence.
@@ -135,8 +151,8 @@ class ActivationMonitor:
     ) -> dict[str, dict[str, float]]:
         """Layers whose last finished window is unlike their first: `mean_shift` in its stds, `std_ratio` to its std.
 
-        Told are layers whose mean moved by more than `threshold` or whose spread changed by more than `factor` either
-        way, or that became non-finite. There is nothing to compare before two windows are over.
+        A layer is listed if its mean moved by more than `threshold`, if its spread changed by more than `factor` either
+        way, or if it became non-finite. There is nothing to compare before two windows are over.
         """
         over = {name: [w for w in x.windows if w.num_forwards >= self._window] for name, x in self._layers.items()}
         ready = [name for name, windows in over.items() if len(windows) >= 2]
@@ -153,7 +169,7 @@ class ActivationMonitor:
         return out
 
     def reset(self) -> None:
-        """Forget what was seen."""
+        """Delete all statistics."""
         self._layers.clear()
 
     # -- reading -------------------------------------------------------------------------------------------------
@@ -203,16 +219,16 @@ class ActivationMonitor:
 
     # -- listening -----------------------------------------------------------------------------------------------
 
-    def _look(self, name: str, module: nn.Module, args: object, output: Any) -> None:
+    def _look(self, name: str, module: nn.Module, args: object, output: object) -> None:
         if not self._broken:
             with torch.no_grad():
                 for i, tensor in enumerate(tensors_in(output)):
                     self._add(name if i == 0 else f"{name}[{i}]", module, tensor)
 
     def _fail(self, error: Exception) -> None:
-        """What breaks here must not break the forward it looks at: it is reported once and switched off."""
+        """Log a failure once and switch the monitor off, instead of breaking the forward pass."""
         self._broken = True
-        log.error("trimtab: looking at activations failed; training goes on without it", exc_info=error)
+        log.error("trimtab: looking at activations failed; training continues without it", exc_info=error)
 
     def _add(self, name: str, module: nn.Module, output: Tensor) -> None:
         if not output.is_floating_point() or not output.numel() or recorded(output):
@@ -255,7 +271,7 @@ _ADVICE: dict[str, dict[str, tuple[str, ...]]] = {
         "conv": ("ReLU or SiLU after BatchNorm: neither flattens for large inputs",),
         "rnn": ("keep tanh inside, but use LSTM or GRU: their gates carry the gradient past it",),
         "": (
-            "GELU, SiLU or ReLU in place of Sigmoid and Tanh, whose slope is at most 0.25 and 1",
+            "GELU, SiLU or ReLU instead of Sigmoid and Tanh, whose slope is at most 0.25 and 1",
             "residual connections and normalisation, so that the gradient does not depend on every slope on its way",
             "Kaiming initialisation with ReLU-like functions, Xavier with tanh",
         ),
@@ -274,7 +290,7 @@ _ADVICE: dict[str, dict[str, tuple[str, ...]]] = {
         "conv": ("LeakyReLU(0.01) or SiLU after BatchNorm: a negative input still passes a gradient",),
         "rnn": ("tanh in the cell: ReLU units that fall silent do so for the whole sequence",),
         "": (
-            "LeakyReLU, ELU, GELU, SiLU or Mish in place of ReLU: units can come back",
+            "LeakyReLU, ELU, GELU, SiLU or Mish instead of ReLU: units can come back",
             "a lower learning rate and warm-up: one large step is what usually kills units",
         ),
     },

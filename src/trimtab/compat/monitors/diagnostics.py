@@ -1,5 +1,4 @@
-"""GradientDiagnostics: the `[GRAD]` line and what lies behind it: parameter by parameter, the flow of the gradient, and
-what float16 loses."""
+"""GradientDiagnostics: the `[GRAD]` line with its counts by parameter, the gradient flow, and what float16 loses."""
 
 from __future__ import annotations
 
@@ -7,12 +6,14 @@ import logging
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypedDict, TypeVarTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
+from torch.amp import GradScaler
+from torch.optim import Optimizer
 
 from trimtab.compat import lines
 from trimtab.compat.monitors.norm_functions import GradSnapshot, compute_global_gradient_norm, snapshot
@@ -41,14 +42,31 @@ __all__ = [
 ]
 
 log = logging.getLogger("trimtab")
+Ts = TypeVarTuple("Ts")
+
+
+class GradReport(TypedDict):
+    """One measurement of all gradients."""
+
+    step: int
+    global_norm: float
+    num_zero: int
+    num_nonfinite: int
+    num_parameters: int
+    num_none: int
+    max_norm: float
+    avg_norm: float
+    min_norm: float
+    problems: list[str]
+    parameters: dict[str, dict[str, float]]
 
 
 class GradientDiagnostics:
     """Measures all gradients every `log_interval` steps, logs the `[GRAD]` line, and counts what goes wrong where.
 
     `clip_grad_norm` is the norm that `apply_gradient_clipping` clips to, 0 for none. `detect_anomaly` turns autograd's
-    anomaly detection on until `cleanup`. `device` is where the model should be; `validate_training_setup` tells if it
-    is not. `cleanup`, or leaving the `with` block, removes every hook and leaves anomaly detection as it was found.
+    anomaly detection on until `cleanup`. `device` is where the model should be; `validate_training_setup` reports if it
+    is not. `cleanup`, or leaving the `with` block, removes every hook and restores anomaly detection.
 
     Example:
         >>> import torch
@@ -85,7 +103,7 @@ class GradientDiagnostics:
         self._handles: list[Callable[[], None]] = []
         self._hooked: set[int] = set()
         self._reached: set[int] = set()
-        self._told: tuple[int, set[int]] = (-1, set())
+        self._taken: tuple[int, set[int]] = (-1, set())
         self._found_anomaly: tuple[bool, bool] | None = None
         if detect_anomaly:
             self.enable_anomaly_detection()
@@ -93,7 +111,7 @@ class GradientDiagnostics:
     # -- hooks ---------------------------------------------------------------------------------------------------
 
     def register_model_hooks(self, model: nn.Module) -> None:
-        """Listen which parameters a backward pass reaches, so that an old gradient is not taken for a new one.
+        """Note which parameters a backward pass reaches, so that an old gradient is not mistaken for a new one.
 
         From now on `model` may be left out elsewhere. The gradients themselves are measured when they are complete,
         after accumulation and unscaling, not in the hooks.
@@ -104,13 +122,13 @@ class GradientDiagnostics:
             if p.requires_grad:
                 self._hooked.add(id(p))
                 anything: Any = p  # torch does not type this one
-                self._handles.append(anything.register_post_accumulate_grad_hook(self._heard).remove)
+                self._handles.append(anything.register_post_accumulate_grad_hook(self._note).remove)
 
-    def _heard(self, parameter: Tensor) -> None:
+    def _note(self, parameter: Tensor) -> None:
         self._reached.add(id(parameter))
 
     def clear_hooks(self) -> None:
-        """Take every hook off."""
+        """Remove every hook."""
         for remove in self._handles:
             remove()
         self._handles.clear()
@@ -124,13 +142,13 @@ class GradientDiagnostics:
         return compute_global_gradient_norm(self._chosen(model))
 
     def apply_gradient_clipping(
-        self, model: nn.Module | None = None, *, optimizer: Any = None, scaler: Any = None
+        self, model: nn.Module | None = None, *, optimizer: Optimizer | None = None, scaler: GradScaler | None = None
     ) -> float:
-        """Clip to `clip_grad_norm`, where that is not 0; returns the norm before. A scaler needs its optimizer too."""
+        """Clip to `clip_grad_norm` unless that is 0; returns the norm before. A scaler needs its optimizer too."""
         limit = self.clip_grad_norm or math.inf
         return clip_gradients(self._chosen(model), limit, optimizer=optimizer, scaler=scaler).before
 
-    def log_gradient_stats(self, step: int, model: nn.Module | None = None) -> dict[str, Any] | None:
+    def log_gradient_stats(self, step: int, model: nn.Module | None = None) -> GradReport | None:
         """Every `log_interval` steps measure, count and log; None in between. Call it in each step, after backward.
 
         Only trainable parameters count, and those without a gradient among them.
@@ -144,18 +162,18 @@ class GradientDiagnostics:
         return grad_report(step, seen, none, self.counts)
 
     def _take(self, step: int) -> set[int]:
-        """The parameters reached since the step before; asked twice about one step, the answer is the same."""
-        if step == self._told[0]:
-            self._reached |= self._told[1]
-        self._told, self._reached = (step, self._reached), set()
-        return self._told[1]
+        """The parameters reached since the step before; the same for a second call in one step."""
+        if step == self._taken[0]:
+            self._reached |= self._taken[1]
+        self._taken, self._reached = (step, self._reached), set()
+        return self._taken[1]
 
     def _got_none(self, parameter: Tensor, norm: float, reached: set[int]) -> bool:
         stale = id(parameter) in self._hooked and id(parameter) not in reached
         return norm == ABSENT or (norm != FROZEN and stale)
 
     def check_amp_underflow(
-        self, scaler: Any = None, model: nn.Module | None = None, *, unscaled: bool | None = None
+        self, scaler: GradScaler | None = None, model: nn.Module | None = None, *, unscaled: bool | None = None
     ) -> AmpUnderflow:
         """Which part of the gradients float16 cannot hold at the current scale; true when that is wrong."""
         found = check_amp_underflow(self._chosen(model), scaler, unscaled=unscaled)
@@ -166,8 +184,10 @@ class GradientDiagnostics:
             log.warning("AMP: the loss scale is down to %g, backed off by one overflow after the other", found.scale)
         return found
 
-    def validate_training_setup(self, model: nn.Module, optimizer: Any, *, scaler: Any = None) -> SetupReport:
-        """Look for what would keep a training from working, on the device of this object where it has one."""
+    def validate_training_setup(
+        self, model: nn.Module, optimizer: object, *, scaler: GradScaler | None = None
+    ) -> SetupReport:
+        """Look for what would keep a training from working, on the device of this object if it has one."""
         return validate_training_setup(model, optimizer, scaler=scaler, device=self.device)
 
     def _chosen(self, model: nn.Module | None) -> nn.Module:
@@ -185,13 +205,13 @@ class GradientDiagnostics:
         torch.autograd.set_detect_anomaly(True)
 
     def disable_anomaly_detection(self) -> None:
-        """Stop that."""
+        """Turn anomaly detection off."""
         if self._found_anomaly is None:
             self._found_anomaly = torch.is_anomaly_enabled(), torch.is_anomaly_check_nan_enabled()
         torch.autograd.set_detect_anomaly(False)
 
     def cleanup(self) -> None:
-        """Remove every hook, and leave anomaly detection as it was found. Cleaning up twice is harmless."""
+        """Remove every hook and restore anomaly detection. A second call is harmless."""
         self.clear_hooks()
         self._model = None
         if self._found_anomaly is not None:
@@ -208,14 +228,14 @@ class GradientDiagnostics:
 
 def setup_gradient_diagnostics(
     model: nn.Module,
-    optimizer: Any = None,
+    optimizer: object = None,
     *,
     log_interval: int = 10,
     clip_grad_norm: float = 0.0,
     detect_anomaly: bool = False,
     device: torch.device | str | None = None,
 ) -> GradientDiagnostics:
-    """A `GradientDiagnostics` that listens to a model; with an optimizer the setup is looked at, too.
+    """A `GradientDiagnostics` with hooks on a model; with an optimizer it also validates the setup.
 
     Example:
         >>> model = nn.Linear(2, 1)
@@ -244,10 +264,10 @@ COUNTS = ("grad_is_none_count", "grad_all_zero_count", "grad_nan_inf_count")
 Mask = NDArray[np.bool_]
 
 
-def grad_report(step: int, seen: GradSnapshot, none: Mask, counts: dict[str, dict[str, int]]) -> dict[str, Any]:
+def grad_report(step: int, seen: GradSnapshot, none: Mask, counts: dict[str, dict[str, int]]) -> GradReport:
     """Log one look at the gradients, add it to the `counts` by parameter, and return its numbers.
 
-    `none` marks the trainable parameters that got no gradient, be there an old one.
+    `none` marks the trainable parameters that got no new gradient.
 
     Example:
         >>> import torch
@@ -267,15 +287,18 @@ def grad_report(step: int, seen: GradSnapshot, none: Mask, counts: dict[str, dic
         seen.names[i]: _counted(counts, seen, i, (bool(none[i]), bool(zero[i]), bool(bad[i])))
         for i in np.flatnonzero(trainable).tolist()
     }
-    num = {"num_zero": int(zero.sum()), "num_nonfinite": int(bad.sum()), "num_parameters": int(trainable.sum())}
-    log.info("%s", lines.gradient_diagnostics(step, seen.global_norm, norms, **num))
+    num_zero, num_bad, num_none, num = (int(mask.sum()) for mask in (zero, bad, none, trainable))
+    counted = {"num_zero": num_zero, "num_nonfinite": num_bad, "num_parameters": num}
+    log.info("%s", lines.gradient_diagnostics(step, seen.global_norm, norms, **counted))
     problems = _problems(seen, none, zero, bad)
-    _warn(seen.global_norm, num["num_zero"] + int(none.sum()), num["num_parameters"], problems)
+    _warn(seen.global_norm, num_zero + num_none, num, problems)
     return {
         "step": step,
         "global_norm": seen.global_norm,
-        **num,
-        "num_none": int(none.sum()),
+        "num_zero": num_zero,
+        "num_nonfinite": num_bad,
+        "num_parameters": num,
+        "num_none": num_none,
         "max_norm": max(norms, default=math.nan),
         "avg_norm": sum(norms) / len(norms) if norms else math.nan,
         "min_norm": min(norms, default=math.nan),
@@ -356,13 +379,13 @@ class AmpUnderflow:
 
 
 def check_amp_underflow(
-    model: nn.Module, scaler: Any = None, *, unscaled: bool | None = None, share: float = UNDERFLOW_SHARE
+    model: nn.Module, scaler: GradScaler | None = None, *, unscaled: bool | None = None, share: float = UNDERFLOW_SHARE
 ) -> AmpUnderflow:
     """Measure which part of the gradients float16 cannot hold at the current scale; call it after backward.
 
     `unscaled` says whether the gradients were unscaled already; None asks the scaler. Without a scaler they are judged
-    as they are. What already is exactly 0 cannot be told from a true zero, and is left out: gradients that were
-    computed in float16 have lost it before anybody could look.
+    as they are. Exact zeros are left out, as they may be true zeros: what gradients computed in float16 have
+    lost cannot be seen any more.
 
     Example:
         >>> model = nn.Linear(2, 1, bias=False)
@@ -405,7 +428,7 @@ def _twice(tensor: Tensor, factor: float) -> Tensor:
     return measure.full([wide * factor, wide * (factor * SUBNORMAL)])
 
 
-def _was_unscaled(scaler: Any) -> bool:
+def _was_unscaled(scaler: object) -> bool:
     states = getattr(scaler, "_per_optimizer_states", None) or {}
     return any(getattr(state.get("stage"), "name", "READY") != "READY" for state in states.values())
 
@@ -435,12 +458,12 @@ class GradientFlow:
         return not (self.missing or self.zero or self.nonfinite or self.detached)
 
 
-def check_gradient_flow(model: nn.Module, loss: Tensor | Callable[..., Any], *inputs: Any) -> GradientFlow:
+def check_gradient_flow(model: nn.Module, loss: Tensor | Callable[[*Ts], object], *inputs: *Ts) -> GradientFlow:
     """Run a backward pass and see which parameters get a gradient; the model is left as it was.
 
     `loss` is the loss tensor, whose graph is kept for your own backward, or a function that computes it, called with
-    `inputs`. A function that calls backward itself will do as well. Gradients that lie about from earlier are not
-    looked at, and are there again afterwards, as are the mode, the buffers and the random numbers.
+    `inputs`. The function may also call backward itself. Earlier gradients are
+    ignored and restored afterwards, as are the mode, the buffers and the random numbers.
 
     Example:
         >>> import torch

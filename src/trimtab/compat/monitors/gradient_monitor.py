@@ -1,13 +1,12 @@
-"""GradientHealthMonitor: ask for the health of a model's gradients after each backward pass, in one call or by hand;
-what a snapshot means, in words."""
+"""GradientHealthMonitor: measures a model's gradients after each backward pass, and reports what is wrong with them."""
 
 from __future__ import annotations
 
 import logging
 import math
 from collections import deque
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NotRequired, TypedDict
 from weakref import WeakKeyDictionary, proxy
 
 import numpy as np
@@ -16,7 +15,7 @@ from torch import Tensor, nn
 
 from trimtab.compat import lines
 from trimtab.compat.monitors.norm_functions import GradSnapshot, clip_gradients_by_global_norm, snapshot
-from trimtab.compat.training_tags import tag_sender
+from trimtab.compat.training_tags import Send, tag_sender
 from trimtab.core.errors import InputError
 from trimtab.record.csv_sink import statistics_metrics
 from trimtab.sample.measure.meter import Meter
@@ -33,12 +32,40 @@ KEPT = 1000
 _LASTING = ("CRITICAL", "⚠️")  # what is worth saying again as long as it lasts
 
 
-class GradientHealthMonitor:
-    """Measures the gradients of a model when asked, says what is wrong with them, logs and clips them.
+class LayerStats(TypedDict):
+    """The gradient of one parameter."""
 
-    `grad_clip_threshold` is what `apply_gradient_clipping` clips to unless told otherwise. A norm below
+    norm: float
+    mean: float
+    std: float
+    max: float
+    min: float
+    shape: tuple[int, ...]
+
+
+class GradientStats(TypedDict):
+    """The documented statistics of all gradients."""
+
+    global_grad_norm: float
+    max_grad_norm: float
+    min_grad_norm: float
+    mean_grad_norm: float
+    has_nan: bool
+    has_inf: bool
+    layer_stats: dict[str, LayerStats]
+    recommendations: list[str]
+    param_count: int
+    params_with_grads: int
+    grad_norm_after_clip: NotRequired[float]
+    loss_finite: NotRequired[bool]
+
+
+class GradientHealthMonitor:
+    """Measures the gradients of a model on demand, reports what is wrong with them, logs and clips them.
+
+    `grad_clip_threshold` is what `apply_gradient_clipping` clips to by default. A norm below
     `vanishing_threshold` or a global norm above `exploding_threshold` is reported. `log_statistics` writes every
-    `log_frequency` steps, and at once when there is news of trouble. Without `enable_detailed_logging` only norms are
+    `log_frequency` steps, and at once when there is new trouble. Without `enable_detailed_logging` only norms are
     measured and `layer_stats` stays empty, which costs a fraction.
 
     Example:
@@ -95,9 +122,9 @@ class GradientHealthMonitor:
             name: deque(maxlen=KEPT) for name in ("global_norm", "max_norm", "min_norm")
         }
         self._last_logged: int | None = None
-        self._told: set[str] = set()
+        self._reported: set[str] = set()
 
-    def check_gradients(self) -> dict[str, Any]:
+    def check_gradients(self) -> GradientStats:
         """Measure all gradients, with one wait for the device at most.
 
         Call it after `backward` and, with a GradScaler, after `unscale_`. Returns `global_grad_norm`, `max_grad_norm`,
@@ -108,7 +135,7 @@ class GradientHealthMonitor:
         seen = self._look(detailed=self.enable_detailed_logging)
         there = seen.present
         norms = seen.norms[there] if there.any() else np.zeros(1)
-        stats: dict[str, Any] = {
+        stats: GradientStats = {
             "global_grad_norm": seen.global_norm,
             "max_grad_norm": float(norms.max()),
             "min_grad_norm": float(norms.min()),
@@ -123,11 +150,12 @@ class GradientHealthMonitor:
         self.step_counter += 1
         self.nan_inf_counts["nan"] += stats["has_nan"]
         self.nan_inf_counts["inf"] += stats["has_inf"]
-        for name, values in self.gradient_history.items():
-            values.append(stats[name.replace("_norm", "_grad_norm")])
+        self.gradient_history["global_norm"].append(stats["global_grad_norm"])
+        self.gradient_history["max_norm"].append(stats["max_grad_norm"])
+        self.gradient_history["min_norm"].append(stats["min_grad_norm"])
         return stats
 
-    def log_statistics(self, stats: Mapping[str, Any], step: int | None = None, logger: Any = None) -> None:
+    def log_statistics(self, stats: GradientStats, step: int | None = None, logger: object = None) -> None:
         """Write what `check_gradients` found: a line and warnings to `logging`, numbers to an experiment logger.
 
         `logger` may have `.log(dict)` (wandb), `.log_metrics(dict)` (Lightning, MLflow) or `.add_scalar(tag, value,
@@ -137,22 +165,22 @@ class GradientHealthMonitor:
         """
         at = self.step_counter - 1 if step is None else step
         kinds = {_kind(text) for text in stats.get("recommendations", ())}
-        news = kinds - self._told
+        news = kinds - self._reported
         due = self._due(at)
-        # Trouble that comes and goes is told once an interval, what is no danger once a run.
-        self._told = kinds | {kind for kind in self._told if not (due and kind.startswith(_LASTING))}
+        # Trouble that comes and goes is reported once an interval, what is harmless once a run.
+        self._reported = kinds | {kind for kind in self._reported if not (due and kind.startswith(_LASTING))}
         if not due and not news:
             return
         if due:
             self._last_logged = at
-        own = isinstance(logger, logging.Logger | logging.LoggerAdapter)
-        say = logger if own else log
-        norms = (float(stats[f"{name}_grad_norm"]) for name in ("global", "max", "min", "mean"))
-        say.info("%s", lines.gradient_health(step, *norms))
+        own = logger if isinstance(logger, logging.Logger | logging.LoggerAdapter) else None
+        out = log if own is None else own
+        norms = (stats["global_grad_norm"], stats["max_grad_norm"], stats["min_grad_norm"], stats["mean_grad_norm"])
+        out.info("%s", lines.gradient_health(step, *map(float, norms)))
         for text in stats.get("recommendations", ()):
             if _kind(text) in news or text.startswith(_LASTING):
-                say.warning("%s", text)
-        if logger is not None and not own:
+                out.warning("%s", text)
+        if logger is not None and own is None:
             send = tag_sender(logger if step is not None else _stepless(logger))
             self._contained(send, statistics_metrics(stats), at)
 
@@ -185,7 +213,7 @@ class GradientHealthMonitor:
             "layers_with_healthy_grads": listed(rest),
         }
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> dict[str, object]:
         # A module that keeps its monitor is copied and saved with it; plans of launches belong to this process.
         return {**self.__dict__, "_meter": None}
 
@@ -200,15 +228,15 @@ class GradientHealthMonitor:
             return True
         return not 0 < at - last < self.log_frequency  # also for a second logger, and for a counter set back
 
-    def _contained(self, send: Any, values: dict[str, float], at: int) -> None:
-        """A logger that fails must not cost the run."""
+    def _contained(self, send: Send, values: dict[str, float], at: int) -> None:
+        """Send, and log a failure of the logger instead of raising it."""
         try:
             send(values, at)
         except Exception:
-            log.exception("trimtab: the logger failed at step %s; training goes on", at)
+            log.exception("trimtab: the logger failed at step %s; training continues", at)
 
 
-def _layers(seen: GradSnapshot) -> dict[str, dict[str, Any]]:
+def _layers(seen: GradSnapshot) -> dict[str, LayerStats]:
     return {
         seen.names[i]: {
             "norm": float(seen.norms[i]),
@@ -228,8 +256,8 @@ def _kind(text: str) -> str:
     return "".join(c for c in head if not c.isdigit())
 
 
-def _stepless(logger: Any) -> Any:
-    """A logger that counts its own steps is not told ours: it would drop what looks old to it."""
+def _stepless(logger: object) -> object:
+    """The logger without our steps, if it counts its own: it would drop values of steps that look old to it."""
     if callable(getattr(logger, "add_scalar", None)):
         return logger
     log_them = getattr(logger, "log_metrics", None) or getattr(logger, "log", None)
@@ -237,7 +265,7 @@ def _stepless(logger: Any) -> Any:
 
 
 class _Stepless:
-    def __init__(self, log_them: Any) -> None:
+    def __init__(self, log_them: Callable[[dict[str, float]], object]) -> None:
         self._log = log_them
 
     def log(self, values: dict[str, float]) -> None:
@@ -328,12 +356,11 @@ def _nonfinite(seen: GradSnapshot) -> list[str]:
 
 
 def _names(seen: GradSnapshot, rows: Rows) -> str:
-    found = [seen.names[i] for i in np.flatnonzero(rows)]
-    return ", ".join(found[:NUM_NAMED]) + (f" and {len(found) - NUM_NAMED} more" if len(found) > NUM_NAMED else "")
+    return lines.some([seen.names[i] for i in np.flatnonzero(rows)])
 
 
 def _matrices(seen: GradSnapshot) -> Rows:
-    """Parameters that mix features; not biases, which some models keep in more than one dimension."""
+    """Weight matrices; not biases, which some models keep in more than one dimension."""
     wide = [sum(n > 1 for n in shape) >= 2 for shape in seen.shapes]
     return np.array(
         [w and "bias" not in name.rsplit(".", 1)[-1] for w, name in zip(wide, seen.names, strict=True)], bool
@@ -368,8 +395,8 @@ def check_and_log_gradients(
     step: int,
     apply_clipping: bool = False,
     max_grad_norm: float = 1.0,
-    logger: Any = None,
-) -> dict[str, Any]:
+    logger: object = None,
+) -> GradientStats:
     """Measure, log on the monitor's cadence, and clip if asked; returns the statistics from before the clipping.
 
     The dictionary is that of `check_gradients` and, where clipping was asked for, `grad_norm_after_clip`: the norm the
@@ -399,11 +426,11 @@ def integrate_health_checks(
     step: int,
     apply_gradient_clipping: bool = True,
     max_grad_norm: float = 1.0,
-) -> dict[str, Any]:
+) -> GradientStats:
     """Check the loss and the gradients of a module after `loss.backward()`; the statistics, with `loss_finite`.
 
     A module that keeps a monitor as `grad_monitor` is checked with it; one that has a `logger` (a LightningModule) logs
-    there. A loss of NaN or Inf is said, and gradients that hold one are not clipped: skip that step.
+    there. A loss of NaN or Inf is logged, and gradients that hold one are not clipped: skip that step.
 
     Example:
         >>> import torch
@@ -438,15 +465,15 @@ def _monitor_of(thing: GradientHealthMonitor | nn.Module) -> GradientHealthMonit
     if not isinstance(thing, nn.Module):
         raise InputError(f"got a {type(thing).__name__}; expected a GradientHealthMonitor or a model")
     if thing not in _KEPT:
-        weak: Any = proxy(thing)  # a value that held its key would keep both for ever
+        weak: Any = proxy(thing)  # a value that held its key would keep both alive
         _KEPT[thing] = GradientHealthMonitor(weak)
     return _KEPT[thing]
 
 
-def _logger_of(module: nn.Module) -> Any:
-    """A LightningModule's logger; None where there is none that takes numbers."""
+def _logger_of(module: nn.Module) -> object:
+    """A LightningModule's logger; None if there is none that takes numbers."""
     try:
-        logger = getattr(module, "logger", None)
+        logger: object = getattr(module, "logger", None)
     except RuntimeError:  # a LightningModule that is not in a trainer yet
         return None
     takes = any(callable(getattr(logger, name, None)) for name in ("log_metrics", "log", "add_scalar"))

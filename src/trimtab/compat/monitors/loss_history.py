@@ -1,13 +1,12 @@
-"""Losses epoch by epoch, and the four troubles that can be read from them."""
+"""The losses of each epoch, and the four issues that they show."""
 
 from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Mapping
 from itertools import pairwise
 from statistics import median
-from typing import Any
+from typing import TypedDict
 
 from torch import Tensor
 
@@ -27,8 +26,14 @@ SCALE_SHARE = 0.01
 WINDOW = 1000
 
 
+class HistoryState(TypedDict):
+    """What a checkpoint holds of a history."""
+
+    epochs: list[list[float | None]]
+
+
 class LossHistory:
-    """The finite losses of the last epochs; what is NaN or Inf never gets in.
+    """The finite losses of the last epochs, without NaN and Inf.
 
     Example:
         >>> history = LossHistory()
@@ -55,27 +60,27 @@ class LossHistory:
 
     @property
     def epochs(self) -> list[tuple[float | None, float | None]]:
-        """Training and validation loss of each epoch; None where it was not finite or not told."""
+        """Training and validation loss of each epoch; None if it was not finite or not given."""
         return list(self._epochs)
 
     @property
     def scale(self) -> float:
-        """The smallest size of a loss that is believed here."""
+        """The smallest magnitude that a loss is compared with."""
         usual = median([abs(loss) for loss in self.train] or [0.0])  # not the largest: one spike would hide the next
         return max(SCALE_SHARE * usual, SMALLEST_SCALE)
 
     def push(self, train_loss: float, val_loss: float | None = None) -> None:
-        """Take in an epoch."""
+        """Add an epoch."""
         epoch = _finite(train_loss), _finite(val_loss)
         if epoch != (None, None):
             self._epochs.append(epoch)
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> HistoryState:
         """Plain data."""
         return {"epochs": [list(e) for e in self._epochs]}
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where `state_dict` was taken."""
+    def load_state_dict(self, state: HistoryState) -> None:
+        """Continue from where `state_dict` was taken."""
         self._epochs.clear()
         self._epochs.extend((train, val) for train, val in state["epochs"])
 

@@ -364,7 +364,7 @@ def snapshot(model: Source, *, detailed: bool = True, meter: Meter | None = None
     """Measure all gradients with one transfer to the host; nothing is changed.
 
     Without `detailed` only norms are measured, which costs a fraction. A `meter` kept by the caller saves planning the
-    launches anew each time on a GPU. A gradient is looked at again only where float32 cannot hold its norm.
+    launches again each time on a GPU. A gradient is measured again only if float32 cannot hold its norm.
 
     Example:
         >>> import torch

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.amp import GradScaler
+from torch.optim import Optimizer
 
+from trimtab.compat.lines import some
 from trimtab.compat.monitors.nonfinite_tensors import find_nonfinite
 from trimtab.compat.monitors.stability import mismatch
 from trimtab.core.errors import InputError
@@ -23,7 +26,6 @@ log = logging.getLogger("trimtab")
 
 HIGHEST_LR, LOWEST_LR = 1.0, 1e-8
 """A learning rate outside of these is suspicious."""
-NUM_NAMED = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,12 +38,12 @@ class SetupReport:
 
     @property
     def ok(self) -> bool:
-        """Whether nothing stands in the way; odd things may remain."""
+        """Whether there are no problems; there may be warnings."""
         return not self.problems
 
 
 def assert_all_requires_grad(model: nn.Module, *, frozen: Sequence[str] = ()) -> None:
-    """Raise InputError where a parameter does not require a gradient, naming it.
+    """Raise InputError with the names of parameters that do not require a gradient.
 
     `frozen` are patterns of names that may, as `"backbone.*"`.
 
@@ -60,16 +62,16 @@ def assert_all_requires_grad(model: nn.Module, *, frozen: Sequence[str] = ()) ->
     off = [n for n, p in named if not p.requires_grad and not any(fnmatchcase(n, pattern) for pattern in frozen)]
     if off:
         raise InputError(
-            f"{len(off)} of {len(named)} parameters do not require a gradient: {_some(off)}; expected all to train. "
+            f"{len(off)} of {len(named)} parameters do not require a gradient: {some(off)}; expected all to train. "
             "Call requires_grad_(True) on them, or name them in frozen=."
         )
 
 
 def validate_training_setup(
     model: nn.Module,
-    optimizer: Any,
+    optimizer: object,
     *,
-    scaler: Any = None,
+    scaler: GradScaler | None = None,
     device: torch.device | str | None = None,
     training: bool | None = True,
 ) -> SetupReport:
@@ -78,7 +80,7 @@ def validate_training_setup(
     Problems: no parameter, or none trainable; an optimizer that misses trainable parameters or moves others; one that
     is not on `device`; optimizer state on another device than its parameter; NaN or Inf in a parameter; a scaler
     over float16 parameters, which it refuses to unscale. Warnings: a learning rate above 1.0 or below 1e-8, and a
-    model that is not in training mode (`training=None` asks nothing).
+    model that is not in training mode (`training=None`: not checked).
 
     Example:
         >>> model = nn.Linear(2, 1)
@@ -104,18 +106,18 @@ def validate_training_setup(
     return report
 
 
-def _model_problems(model: nn.Module, device: torch.device | str | None, scaler: Any) -> Iterator[str]:
+def _model_problems(model: nn.Module, device: torch.device | str | None, scaler: GradScaler | None) -> Iterator[str]:
     named = list(model.named_parameters())
     if not any(p.requires_grad for _, p in named):
         yield "the model has no parameters" if not named else f"none of the {len(named)} parameters is trainable"
     if device is not None:
         wanted = torch.device(device)
         if away := [n for n, p in named if not _on(p, wanted)]:
-            yield f"not on {wanted}: {_some(away)}; move the model before the optimizer is built"
+            yield f"not on {wanted}: {some(away)}; move the model before the optimizer is built"
     if bad := list(find_nonfinite(named)):
-        yield f"NaN or Inf in {_some(bad)}"
+        yield f"NaN or Inf in {some(bad)}"
     if scale_of(scaler) is not None and (half := [n for n, p in named if p.dtype is torch.float16 and p.requires_grad]):
-        yield f"a GradScaler cannot unscale float16 parameters ({_some(half)}); keep them in float32 and use autocast"
+        yield f"a GradScaler cannot unscale float16 parameters ({some(half)}); keep them in float32 and use autocast"
 
 
 def _on(tensor: Tensor, wanted: torch.device) -> bool:
@@ -124,9 +126,9 @@ def _on(tensor: Tensor, wanted: torch.device) -> bool:
     return here.type == wanted.type and (wanted.index is None or here.index == wanted.index)
 
 
-def _state_problems(optimizers: Sequence[Any]) -> Iterator[str]:
+def _state_problems(optimizers: Sequence[Optimizer]) -> Iterator[str]:
     for one in optimizers:
-        states: Any = getattr(one, "state", {})
+        states: Mapping[Tensor, object] = getattr(one, "state", {})
         pairs = [(p, v) for p, state in states.items() if isinstance(state, dict) for v in state.values()]
         # Counters may live anywhere; what has the parameter's shape moves with it.
         away = sum(isinstance(v, Tensor) and v.shape == p.shape and v.device != p.device for p, v in pairs)
@@ -134,7 +136,7 @@ def _state_problems(optimizers: Sequence[Any]) -> Iterator[str]:
             yield f"{away} tensors of the state of {type(one).__name__} are on another device than their parameter"
 
 
-def _odd_rates(groups: Sequence[dict[str, Any]]) -> Iterator[str]:
+def _odd_rates(groups: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     for i, group in enumerate(groups):
         if "lr" not in group:
             continue
@@ -145,12 +147,7 @@ def _odd_rates(groups: Sequence[dict[str, Any]]) -> Iterator[str]:
             yield f"the learning rate of group {i} is {lr:g}, suspicious below {LOWEST_LR:g}"
 
 
-def _line(i: int, group: dict[str, Any]) -> str:
+def _line(i: int, group: Mapping[str, Any]) -> str:
     known = {"learning rate": group.get("lr"), "weight decay": group.get("weight_decay")}
-    told = [f"{name} {number(value):g}" for name, value in known.items() if value is not None]
-    return ", ".join([f"group {i}: {len(group['params'])} parameters", *told])
-
-
-def _some(names: Sequence[str]) -> str:
-    more = f" and {len(names) - NUM_NAMED} more" if len(names) > NUM_NAMED else ""
-    return ", ".join(names[:NUM_NAMED]) + more
+    shown = [f"{name} {number(value):g}" for name, value in known.items() if value is not None]
+    return ", ".join([f"group {i}: {len(group['params'])} parameters", *shown])

@@ -1,19 +1,18 @@
-"""StabilityMonitor: losses, gradients and weights judged after each step, the documented remedies, and the health of a
-run in five booleans."""
+"""StabilityMonitor: judges losses, gradients and weights, applies the documented corrections, reports the health."""
 
 from __future__ import annotations
 
-import functools
 import logging
 import math
-import types
 import weakref
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ParamSpec, TypedDict, TypeVar
 
 from torch import Tensor, nn
+from torch.amp import GradScaler
+from torch.optim import Optimizer
 
 from trimtab.compat import lines, training_tags
 from trimtab.compat.monitors.loss_history import (
@@ -22,6 +21,7 @@ from trimtab.compat.monitors.loss_history import (
     OVERFITTING,
     TRAIN_LOSS_NAN_INF,
     VAL_LOSS_NAN_INF,
+    HistoryState,
     LossHistory,
     check_training_stability,
 )
@@ -38,6 +38,7 @@ from trimtab.remedies.raise_weight_decay import RaiseWeightDecay
 from trimtab.sample.transfer import number
 from trimtab.torchutil.optimizer_argument import innermost, labelled
 from trimtab.torchutil.param_groups import groups_of, params_of
+from trimtab.torchutil.patch import wrap_on_object
 from trimtab.torchutil.scaler import scale_of, unscale
 
 FACTORS: Mapping[str, float] = {
@@ -48,37 +49,85 @@ FACTORS: Mapping[str, float] = {
 }
 """The documented factors: of the learning rate, and for overfitting of the weight decay."""
 
-_KEEPERS: weakref.WeakValueDictionary[int, StabilityKeeper] = weakref.WeakValueDictionary()
-"""By the id of the optimizer, which keeps its keeper alive and dies with it."""
+log = logging.getLogger("trimtab")
+
+MAX_GRAD_NORM = 1.0
+PERSISTENCE = 3
+"""Epochs in a row before overfitting is corrected: one noisy epoch is no reason to change a run."""
+HEALTH_KEYS = (*HEALTH_PARTS, "overall_healthy")
+"""The keys of the documented dictionary, the same that `Guard.health()` uses."""
+RECENT = 100
+Losses = Iterable[Tensor | float] | Mapping[str, Iterable[Tensor | float]]
+P = ParamSpec("P")
+R = TypeVar("R")
+
+_CORRECTORS: weakref.WeakValueDictionary[int, StabilityCorrector] = weakref.WeakValueDictionary()
+"""By the id of the optimizer, which holds its corrector alive."""
 
 
-class StabilityKeeper:
-    """Cuts the learning rate and raises the weight decay of one optimizer; owns the multiplier around its `step`.
+class CorrectorState(TypedDict):
+    """What a checkpoint holds of a corrector."""
 
-    The cut is a multiplier that is there only while the optimizer steps: no scheduler sees it, so none undoes it. It
-    does not go below `policy.floor`; between two corrections of one kind lie at least `policy.cooldown` steps, and
-    there are at most `policy.budget` in all. It lasts, as documented, unless `recover` is set: then it grows back after
-    the cool-down, tenfold in `policy.recover` steps. `factors` replaces documented factors by issue.
+    multiplier: Mapping[str, Any]
+    steps: int
+    spent: int
+    last: dict[str, int]
+
+
+class MonitorState(TypedDict):
+    """What a checkpoint holds of a monitor."""
+
+    steps: int
+    history: HistoryState
+    keeper: CorrectorState
+
+
+class TrainingStats(TypedDict):
+    """The documented numbers of a run."""
+
+    training_history: list[float]
+    validation_history: list[float]
+    current_learning_rate: float | None
+    current_weight_decay: float | None
+    total_parameters: int
+    trainable_parameters: int
+    device: str
+    amp_enabled: bool
+    current_gradient_norm: float
+
+
+class StabilityCorrector:
+    """Cuts the learning rate and raises the weight decay of one optimizer, by a multiplier around its `step`.
+
+    The multiplier applies only while the optimizer steps: no scheduler sees it, so none undoes it. It does not fall
+    below `policy.floor`. There are at least `policy.cooldown` steps between two corrections of one kind, and at most
+    `policy.budget` corrections in all. As documented, a cut lasts.
+
+    Args:
+        optimizer: What to correct; one optimizer has one corrector.
+        policy: The bounds above.
+        factors: Replaces documented factors by issue.
+        recover: Let a cut grow back after the cool-down, tenfold in `policy.recover` steps.
 
     Example:
         >>> import torch
         >>> optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=0.1)
-        >>> with StabilityKeeper(optimizer) as keeper:
-        ...     keeper.handle("loss_explosion").detail
+        >>> with StabilityCorrector(optimizer) as corrector:
+        ...     corrector.handle("loss_explosion").detail
         'LR multiplier 1 -> 0.1, effective LR 0.01'
     """
 
     def __init__(
         self,
-        optimizer: Any,
+        optimizer: object,
         *,
         policy: PolicyConfig | None = None,
         factors: Mapping[str, float] | None = None,
         recover: bool = False,
     ) -> None:
-        self.optimizer: Any = innermost(optimizer)
-        if id(self.optimizer) in _KEEPERS:
-            raise AttachError("this optimizer already has a StabilityKeeper; use that one, or remove() it first")
+        self.optimizer: Optimizer = innermost(optimizer)
+        if id(self.optimizer) in _CORRECTORS:
+            raise AttachError("this optimizer already has a StabilityCorrector; use that one, or remove() it first")
         self._policy = policy or PolicyConfig()
         self.factors = dict(FACTORS) | {_known(issue): value for issue, value in (factors or {}).items()}
         for issue, value in self.factors.items():
@@ -86,14 +135,16 @@ class StabilityKeeper:
         self._recover = recover
         self.multiplier = LrMultiplier(self.optimizer, self._policy)
         self.steps = self.spent = 0
-        self.rewound_at = -1  # it never goes back
+        self.rewound_at = -1  # it never rolls back
         self._last: dict[str, int] = {}
         self._removed = False
-        self._install()
-        _KEEPERS[id(self.optimizer)] = self
+        # Outside of every hook: what a guard puts into the groups during the step, it also takes out during the step.
+        # Hooks run in the same order before and after the step, but two multipliers must be undone in reverse.
+        self._unwrap = wrap_on_object(self.optimizer, "step", self._step)
+        _CORRECTORS[id(self.optimizer)] = self
 
     def handle(self, issue: str, factor: float | None = None) -> Outcome:
-        """Do what is documented for an issue, unless it is too soon or too often; says what became of it."""
+        """Apply the documented correction for an issue, unless it is too soon or too often; returns the outcome."""
         factor = self.factors[_known(issue)] if factor is None else factor
         _check_factor(issue, factor)
         remedy: RaiseWeightDecay | CutLR = RaiseWeightDecay() if issue == OVERFITTING else CutLR()
@@ -110,7 +161,7 @@ class StabilityKeeper:
 
     def _not_now(self, kind: str) -> str:
         if self._removed:
-            return "nothing was done: this keeper was removed"
+            return "nothing was done: this corrector was removed"
         if self.spent >= self._policy.budget:
             return f"nothing was done: the budget of {self._policy.budget} corrections is spent"
         since = self.steps - self._last.get(kind, -self._policy.cooldown)
@@ -120,7 +171,7 @@ class StabilityKeeper:
 
     @property
     def rates(self) -> list[float]:
-        """The learning rate each group really steps with."""
+        """The learning rate each group steps with, cuts included."""
         return [number(g["lr"]) * self.multiplier.value for g in self.optimizer.param_groups if "lr" in g]
 
     @property
@@ -129,46 +180,27 @@ class StabilityKeeper:
         found = [g.get("weight_decay") for g in self.optimizer.param_groups]
         return [number(decay) for decay in found if decay is not None]
 
-    def _install(self) -> None:
-        """Around `step`, outside of every hook: what a guard puts into the groups in between, it takes out in between.
-
-        Hooks would run in one order before and after the step, and two multipliers must be undone in reverse.
-        """
-        inner = self.optimizer.step
-        self._had = self.optimizer.__dict__.get("step")
-
-        def step(optimizer: Any, *args: Any, **kwargs: Any) -> Any:
-            if self._removed:
-                return inner(*args, **kwargs)
-            self.steps += 1
-            self.multiplier.apply()
-            try:
-                return inner(*args, **kwargs)
-            finally:
-                self.multiplier.undo()
-                if self._recover:
-                    self.multiplier.recover()
-
-        # A bound method carrying the inner one's marks: LR schedulers look for both on `optimizer.step`. But not its
-        # signature: a GradScaler reads that, and fails where bound methods wrap each other.
-        marked: Any = functools.wraps(inner)(step)
-        del marked.__wrapped__
-        self._mine = types.MethodType(marked, self.optimizer)
-        self.optimizer.step = self._mine
+    def _step(self, inner: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+        if self._removed:
+            return inner(*args, **kwargs)
+        self.steps += 1
+        self.multiplier.apply()
+        try:
+            return inner(*args, **kwargs)
+        finally:
+            self.multiplier.undo()
+            if self._recover:
+                self.multiplier.recover()
 
     def remove(self) -> None:
-        """Take the multiplier off: the scheduler's own rates hold again. A raised weight decay stays."""
+        """Remove the multiplier: the scheduler's own rates apply again. A raised weight decay stays."""
         self._removed = True
         self.multiplier.remove()
-        if _KEEPERS.get(id(self.optimizer)) is self:
-            del _KEEPERS[id(self.optimizer)]
-        if self.optimizer.__dict__.get("step") is self._mine:  # else somebody wrapped it since: it stays, doing nothing
-            if self._had is None:
-                del self.optimizer.step
-            else:
-                self.optimizer.step = self._had
+        if _CORRECTORS.get(id(self.optimizer)) is self:
+            del _CORRECTORS[id(self.optimizer)]
+        self._unwrap()
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> CorrectorState:
         """Plain data; the weight decay itself is saved with the optimizer."""
         return {
             "multiplier": self.multiplier.state_dict(),
@@ -177,48 +209,48 @@ class StabilityKeeper:
             "last": dict(self._last),
         }
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where `state_dict` was taken."""
+    def load_state_dict(self, state: CorrectorState) -> None:
+        """Continue from where `state_dict` was taken."""
         self.multiplier.load_state_dict(state["multiplier"])
         self.steps, self.spent = int(state["steps"]), int(state["spent"])
         self._last = {str(kind): int(step) for kind, step in state["last"].items()}
 
-    def __enter__(self) -> StabilityKeeper:
+    def __enter__(self) -> StabilityCorrector:
         return self
 
     def __exit__(self, *exc: object) -> None:
         self.remove()
 
 
-def keeper_of(optimizer: Any) -> StabilityKeeper:
-    """The keeper of an optimizer; made, with documented settings, where it has none yet."""
-    found = _KEEPERS.get(id(innermost(optimizer)))
-    return found if found is not None else StabilityKeeper(optimizer)
+def corrector_of(optimizer: object) -> StabilityCorrector:
+    """The corrector of an optimizer; without one, a new one with the documented settings."""
+    found = _CORRECTORS.get(id(innermost(optimizer)))
+    return found if found is not None else StabilityCorrector(optimizer)
 
 
-def handle_training_instability(issue: str, optimizer: Any, *, factor: float | None = None) -> Outcome:
+def handle_training_instability(issue: str, optimizer: object, *, factor: float | None = None) -> Outcome:
     """Correct an unstable run: LR x0.5 after NaN or Inf, x0.1 after an explosion, weight decay x1.5 on overfitting.
 
-    Works through the optimizer's `StabilityKeeper`, which bounds it; make one first to set factors, bounds or
-    cool-down, and `keeper_of(optimizer).remove()` takes the cut back.
+    Works through the optimizer's `StabilityCorrector`, which bounds it; make one first to set factors, bounds or
+    cool-down, and `corrector_of(optimizer).remove()` undoes the cut.
 
     Example:
         >>> import torch
         >>> optimizer = torch.optim.AdamW([torch.nn.Parameter(torch.ones(1))], lr=0.1, weight_decay=0.01)
         >>> handle_training_instability("train_loss_nan_inf", optimizer).applied
         True
-        >>> keeper_of(optimizer).rates, optimizer.param_groups[0]["lr"]
+        >>> corrector_of(optimizer).rates, optimizer.param_groups[0]["lr"]
         ([0.05], 0.1)
         >>> handle_training_instability("overfitting", optimizer).detail
         'weight decay 0.01 -> 0.015'
-        >>> keeper_of(optimizer).remove()
+        >>> corrector_of(optimizer).remove()
     """
-    return keeper_of(optimizer).handle(_known(issue), factor)
+    return corrector_of(optimizer).handle(_known(issue), factor)
 
 
 def _known(issue: str) -> str:
     if issue not in ISSUES:
-        raise InputError(f"{issue!r} is no known issue; expected one of {', '.join(ISSUES)}")
+        raise InputError(f"{issue!r} is not a known issue; expected one of {', '.join(ISSUES)}")
     return issue
 
 
@@ -226,32 +258,6 @@ def _check_factor(issue: str, factor: float) -> None:
     low, high = (1.0, 10.0) if issue == OVERFITTING else (0.0, 1.0)
     if not low < factor <= high:
         raise InputError(f"the factor for {issue} is {factor}; expected a number above {low:g}, at most {high:g}")
-
-
-__all__ = [
-    "FACTORS",
-    "HEALTH_KEYS",
-    "ISSUES",
-    "Clipped",
-    "LossHistory",
-    "StabilityKeeper",
-    "StabilityMonitor",
-    "check_nan_inf",
-    "check_training_stability",
-    "clip_gradients",
-    "find_nonfinite",
-    "get_training_stats",
-    "handle_nan_inf",
-    "handle_training_instability",
-    "keeper_of",
-    "monitor_training_health",
-]
-
-log = logging.getLogger("trimtab")
-
-MAX_GRAD_NORM = 1.0
-PERSISTENCE = 3
-"""Epochs in a row before overfitting is acted upon: one noisy epoch is no reason to change a run."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -264,17 +270,21 @@ class Clipped:
 
     @property
     def skip(self) -> bool:
-        """Whether this step must not be made: a NaN or Inf was found, and nothing was changed."""
+        """Whether to skip this step: a NaN or Inf was found, and nothing was changed."""
         return bool(self.nonfinite) or not math.isfinite(self.before)
 
 
 def clip_gradients(
-    model: nn.Module, max_norm: float | None = None, *, optimizer: Any = None, scaler: Any = None
+    model: nn.Module,
+    max_norm: float | None = None,
+    *,
+    optimizer: Optimizer | None = None,
+    scaler: GradScaler | None = None,
 ) -> Clipped:
     """Scale all gradients down to a norm of at most `max_norm` (1.0), and log the norm before and after.
 
     With a `scaler` the gradients are unscaled first, which needs the `optimizer`: scaled ones would be clipped to
-    nothing. Gradients with a NaN or Inf are named, and left alone: skip such a step (`.skip`); a scaler does so by
+    nearly 0. Gradients with a NaN or Inf are named, and left alone: skip such a step (`.skip`); a scaler does so by
     itself, and backs off, because the Inf is still there.
 
     Example:
@@ -304,7 +314,7 @@ def _name_nonfinite(model: nn.Module, *, routine: bool) -> tuple[str, ...]:
     seen = snapshot(model, detailed=False)
     bad = [int(i) for i in (seen.nan + seen.inf).nonzero()[0]]
     names = tuple(seen.names[i] for i in bad)
-    if routine:  # while a scaler looks for its scale this happens now and then, and the scaler deals with it
+    if routine:  # overflow is normal while a scaler searches its scale; it skips the step
         log.info("%d gradients overflowed at this scale; the scaler will skip the step and back off", len(names))
         return names
     for i in bad:
@@ -313,11 +323,11 @@ def _name_nonfinite(model: nn.Module, *, routine: bool) -> tuple[str, ...]:
 
 
 class StabilityMonitor:
-    """Holds what the documented checks need: the model, its optimizer, the losses so far, and the corrections.
+    """The documented checks and corrections for one model and its optimizer.
 
     `logger` gets the documented tags: a SummaryWriter, anything with `.log()`, or None. `factors`, `policy` and
-    `recover` are those of `StabilityKeeper`; overfitting counts once it lasted `persistence` epochs. `close`, or
-    leaving the `with` block, takes a cut of the learning rate back.
+    `recover` are those of `StabilityCorrector`; overfitting counts once it lasted `persistence` epochs. `close`, or
+    leaving the `with` block, undoes a cut of the learning rate.
 
     Example:
         >>> import torch
@@ -334,10 +344,10 @@ class StabilityMonitor:
     def __init__(
         self,
         model: nn.Module,
-        optimizer: Any,
+        optimizer: object,
         max_grad_norm: float = MAX_GRAD_NORM,
-        scaler: Any = None,
-        logger: Any = None,
+        scaler: GradScaler | None = None,
+        logger: object = None,
         *,
         factors: Mapping[str, float] | None = None,
         policy: PolicyConfig | None = None,
@@ -348,16 +358,16 @@ class StabilityMonitor:
         self.max_grad_norm, self.persistence = max_grad_norm, persistence
         self.history = LossHistory()
         self.steps = 0
-        self._told: dict[str, deque[float]] = {"training": deque(maxlen=RECENT), "validation": deque(maxlen=RECENT)}
+        self._losses: dict[str, deque[float]] = {"training": deque(maxlen=RECENT), "validation": deque(maxlen=RECENT)}
         self._contained = Contained()
         self._send = training_tags.tag_sender(logger) if logger is not None else None
-        self.keeper = StabilityKeeper(optimizer, policy=policy, factors=factors, recover=recover)
+        self.corrector = StabilityCorrector(optimizer, policy=policy, factors=factors, recover=recover)
 
     def clip_gradients(self, max_norm: float | None = None) -> Clipped:
         """Clip to `max_norm`, or to the monitor's own limit; call it once a step, after backward."""
         limit = self.max_grad_norm if max_norm is None else max_norm
-        result = clip_gradients(self.model, limit, optimizer=self.keeper.optimizer, scaler=self.scaler)
-        self._tell({training_tags.GRAD_NORM_BEFORE: result.before, training_tags.GRAD_NORM_AFTER: result.after})
+        result = clip_gradients(self.model, limit, optimizer=self.corrector.optimizer, scaler=self.scaler)
+        self._log({training_tags.GRAD_NORM_BEFORE: result.before, training_tags.GRAD_NORM_AFTER: result.after})
         self.steps += 1
         return result
 
@@ -370,7 +380,7 @@ class StabilityMonitor:
         return handle_nan_inf(tensor, replacement_value)
 
     def check_parameters(self) -> tuple[str, ...]:
-        """Names of parameters and buffers that hold a NaN or Inf, each logged; before and after a forward, say."""
+        """Names of parameters and buffers that hold a NaN or Inf, each logged."""
         named = [(f"parameter {n}", p) for n, p in self.model.named_parameters()]
         bad = find_nonfinite([*named, *((f"buffer {n}", b) for n, b in self.model.named_buffers())])
         for name, (nan, inf) in bad.items():
@@ -379,57 +389,57 @@ class StabilityMonitor:
 
     def check_training_stability(self, train_loss: Tensor | float, val_loss: Tensor | float | None = None) -> list[str]:
         """Judge an epoch by its losses, and correct what is wrong: the gravest first, each within its bounds."""
-        self._told["training"].append(number(train_loss))  # as they are: the history of finite ones keeps no NaN
+        self._losses["training"].append(number(train_loss))  # NaN included, which `history` leaves out
         if val_loss is not None:
-            self._told["validation"].append(number(val_loss))
+            self._losses["validation"].append(number(val_loss))
         issues = check_training_stability(train_loss, val_loss, self.history, persistence=self.persistence)
-        for issue in sorted(issues, key=lambda name: self.keeper.factors[name]):
+        for issue in sorted(issues, key=lambda name: self.corrector.factors[name]):
             self.handle_training_instability(issue)
         return issues
 
     def handle_training_instability(self, issue: str) -> Outcome:
-        """Do what is documented for an issue, through the monitor's `StabilityKeeper`."""
-        outcome = self.keeper.handle(issue)
+        """Apply the documented correction for an issue, through the monitor's `StabilityCorrector`."""
+        outcome = self.corrector.handle(issue)
         if outcome.applied:
             tag = (
                 training_tags.ADJUSTED_WD if outcome.action.kind == "raise_weight_decay" else training_tags.ADJUSTED_LR
             )
-            now = self.keeper.decays if tag == training_tags.ADJUSTED_WD else self.keeper.rates
-            self._tell({training_tags.CORRECTIVE_ACTION: 1.0, tag: max(now)})
+            now = self.corrector.decays if tag == training_tags.ADJUSTED_WD else self.corrector.rates
+            self._log({training_tags.CORRECTIVE_ACTION: 1.0, tag: max(now)})
         return outcome
 
     def monitor_training_health(self, *, training: bool | None = True) -> dict[str, bool]:
-        """The five documented booleans about this model, its optimizer and the losses told so far."""
-        return monitor_training_health(self.model, self._told, self.optimizer, training=training)
+        """The five documented booleans about this model, its optimizer and its losses so far."""
+        return monitor_training_health(self.model, self._losses, self.optimizer, training=training)
 
-    def get_training_stats(self) -> dict[str, Any]:
-        """The documented numbers; the learning rate is the one really used."""
+    def get_training_stats(self) -> TrainingStats:
+        """The documented numbers; the learning rate includes cuts."""
         return get_training_stats(
             self.model,
             self.optimizer,
             training_history=self.history.train,
             validation_history=self.history.val,
             scaler=self.scaler,
-            learning_rate=next(iter(self.keeper.rates), None),
+            learning_rate=next(iter(self.corrector.rates), None),
         )
 
-    def _tell(self, values: Mapping[str, float]) -> None:
+    def _log(self, values: Mapping[str, float]) -> None:
         if self._send is not None:
             self._contained.call("the logger of the training tags", self._send, values, self.steps)
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> MonitorState:
         """Plain data."""
-        return {"steps": self.steps, "history": self.history.state_dict(), "keeper": self.keeper.state_dict()}
+        return {"steps": self.steps, "history": self.history.state_dict(), "keeper": self.corrector.state_dict()}
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where `state_dict` was taken."""
+    def load_state_dict(self, state: MonitorState) -> None:
+        """Continue from where `state_dict` was taken."""
         self.steps = int(state["steps"])
         self.history.load_state_dict(state["history"])
-        self.keeper.load_state_dict(state["keeper"])
+        self.corrector.load_state_dict(state["keeper"])
 
     def close(self) -> None:
-        """Take a cut of the learning rate back and let go of the optimizer."""
-        self.keeper.remove()
+        """Undo a cut of the learning rate and release the optimizer."""
+        self.corrector.remove()
 
     def __enter__(self) -> StabilityMonitor:
         return self
@@ -445,16 +455,10 @@ class StabilityMonitor:
     _handle_training_instability = handle_training_instability
 
 
-HEALTH_KEYS = (*HEALTH_PARTS, "overall_healthy")
-"""The keys of the documented dictionary, the same that `Guard.health()` uses."""
-RECENT = 100
-Losses = Iterable[Tensor | float] | Mapping[str, Iterable[Tensor | float]]
-
-
 def monitor_training_health(
     model: nn.Module,
     losses: Losses = (),
-    optimizer: Any = None,
+    optimizer: object = None,
     *,
     training: bool | None = True,
     recent: int = RECENT,
@@ -515,7 +519,7 @@ def _mode(model: nn.Module, training: bool | None) -> list[str]:
     return [f"the model is in {'training' if model.training else 'evaluation'} mode"]
 
 
-def mismatch(model: nn.Module, optimizer: Any) -> list[str]:
+def mismatch(model: nn.Module, optimizer: object) -> list[str]:
     """What the optimizer misses of the model, and what it moves that is no longer there."""
     named = dict(model.named_parameters())
     mine = {id(p) for p in named.values()}
@@ -528,18 +532,18 @@ def mismatch(model: nn.Module, optimizer: Any) -> list[str]:
 
 def get_training_stats(
     model: nn.Module,
-    optimizer: Any = None,
+    optimizer: object = None,
     *,
-    training_history: Sequence[Any] = (),
-    validation_history: Sequence[Any] = (),
-    scaler: Any = None,
+    training_history: Sequence[float] = (),
+    validation_history: Sequence[float] = (),
+    scaler: GradScaler | None = None,
     amp_enabled: bool | None = None,
     learning_rate: float | None = None,
-) -> dict[str, Any]:
+) -> TrainingStats:
     """The documented numbers of a run, in one dictionary.
 
     The rate and decay are those of the first parameter group; a rate that is cut around the steps cannot be read from
-    it, so who knows better says so with `learning_rate`. Without a scaler pass `amp_enabled` for bfloat16.
+    it, so pass `learning_rate` if you know it. Without a scaler pass `amp_enabled` for bfloat16.
 
     Example:
         >>> import torch

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TypedDict
 
 import numpy as np
 from torch import Tensor
@@ -25,8 +25,28 @@ LOSS_SPIKE = 10.0
 MIN_LOSSES = 3
 
 
+ClassAccuracy = Mapping[str, Tensor | float] | Mapping[int, Tensor | float] | Sequence[float] | Tensor
+
+
+class HealthMetrics(TypedDict):
+    """The numbers behind a health report; each is empty before there is any."""
+
+    gradient_norm: dict[str, float]
+    loss: dict[str, float | str]
+    per_class_accuracy: dict[str, float]
+
+
+class HealthReport(TypedDict):
+    """Whether a run is healthy, what is wrong, what to try, and the numbers behind it."""
+
+    training_healthy: bool
+    issues: list[str]
+    recommendations: list[str]
+    metrics: HealthMetrics
+
+
 class TrainingHealthMonitor:
-    """Takes in the numbers of a run as it goes, and says on demand whether it is healthy, and why not.
+    """Collects the numbers of a run, and reports on demand whether it is healthy, and why not.
 
     After `patience` epochs without a loss lower than the best one by `min_delta` the run stagnates. A NaN or Inf is an
     issue, and enters no average. The last `window` values of each kind are kept. Thresholds are the documented ones.
@@ -73,7 +93,7 @@ class TrainingHealthMonitor:
         self.epochs_without_improvement = 0
 
     def update_epoch_loss(self, loss: Tensor | float) -> None:
-        """Take in the loss of an epoch; one that is not finite counts as no improvement."""
+        """Add the loss of an epoch; a non-finite one counts as no improvement."""
         value = number(loss)
         self._bad_losses.append(not math.isfinite(value))
         if math.isfinite(value):
@@ -84,14 +104,14 @@ class TrainingHealthMonitor:
             self.epochs_without_improvement += 1
 
     def update_gradient_norm(self, norm: Tensor | float) -> None:
-        """Take in the norm of all gradients of a step."""
+        """Add the norm of all gradients of a step."""
         value = number(norm)
         self._bad_norms.append(not math.isfinite(value))
         if math.isfinite(value):
             self._norms.append(value)
 
-    def update_per_class_accuracy(self, accuracy: Mapping[Any, Tensor | float] | Sequence[float] | Tensor) -> None:
-        """Take in the accuracy of each class, by name or in their order; NaN for a class that had no example."""
+    def update_per_class_accuracy(self, accuracy: ClassAccuracy) -> None:
+        """Add the accuracy of each class, by name or in their order; NaN for a class that had no example."""
         if isinstance(accuracy, Mapping):
             self._classes = {str(name): number(value) for name, value in accuracy.items()}
             return
@@ -99,7 +119,7 @@ class TrainingHealthMonitor:
         self._classes = {str(i): float(value) for i, value in enumerate(values)}
 
     def check_loss_anomaly(self, loss: Tensor | float) -> str | None:
-        """What is odd about one loss, before it is taken in; None where nothing is.
+        """What is odd about one loss, before it is added; None if nothing is.
 
         Example:
             >>> from trimtab import TrainingHealthMonitor
@@ -109,7 +129,7 @@ class TrainingHealthMonitor:
         value = number(loss)
         if not math.isfinite(value):
             return f"the loss is {value}"
-        if 0 <= value < self._floor:  # a loss may be negative by design; one that is nothing at all is not
+        if 0 <= value < self._floor:  # a loss may be negative by design, but not nearly 0
             return f"the loss is {value:.3g}, below {self._floor:.3g}: is there still something to learn from?"
         if len(self._losses) >= MIN_LOSSES:
             usual = float(np.median(self._losses))
@@ -117,8 +137,8 @@ class TrainingHealthMonitor:
                 return f"the loss is {value:.3g}; usually it was {usual:.3g}"
         return None
 
-    def get_health_report(self) -> dict[str, Any]:
-        """Whether the run is healthy, what is wrong, what to try, and the numbers it is judged by."""
+    def get_health_report(self) -> HealthReport:
+        """Whether the run is healthy, what is wrong, what to try, and the numbers behind it."""
         found = [*self._loss_issues(), *self._gradient_issues(), *self._class_issues()]
         return {
             "training_healthy": not found,
@@ -131,69 +151,51 @@ class TrainingHealthMonitor:
             },
         }
 
-    def _loss_issues(self) -> list[tuple[str, str]]:
-        out = []
+    def _loss_issues(self) -> Iterator[tuple[str, str]]:
         if bad := sum(self._bad_losses):
-            out.append(
-                (
-                    f"{bad} of {len(self._bad_losses)} losses were NaN or Inf",
-                    "Lower the learning rate, and look for divisions by zero, logarithms of zero and NaN in the data.",
-                )
+            yield (
+                f"{bad} of {len(self._bad_losses)} losses were NaN or Inf",
+                "Lower the learning rate, and look for divisions by zero, logarithms of zero and NaN in the data.",
             )
         if self._losses and 0 <= self._losses[-1] < self._floor:
-            out.append(
-                (
-                    f"the loss is {self._losses[-1]:.3g}, below {self._floor:.3g}",
-                    "Check that the loss depends on the model's output, and that no labels leaked into the input.",
-                )
+            yield (
+                f"the loss is {self._losses[-1]:.3g}, below {self._floor:.3g}",
+                "Check that the loss depends on the model's output, and that no labels leaked into the input.",
             )
         if self.epochs_without_improvement >= self.patience:
-            out.append(
-                (
-                    f"the loss has not improved for {self.epochs_without_improvement} epochs",
-                    "Stop here, lower the learning rate, or check that the weights still change.",
-                )
+            yield (
+                f"the loss has not improved for {self.epochs_without_improvement} epochs",
+                "Stop here, lower the learning rate, or check that the weights still change.",
             )
-        return out
 
-    def _gradient_issues(self) -> list[tuple[str, str]]:
-        out = []
+    def _gradient_issues(self) -> Iterator[tuple[str, str]]:
         if bad := sum(self._bad_norms):
-            out.append(
-                (
-                    f"{bad} of {len(self._bad_norms)} gradient norms were NaN or Inf",
-                    "Skip such steps; under float16 use a GradScaler, or train in bfloat16.",
-                )
+            yield (
+                f"{bad} of {len(self._bad_norms)} gradient norms were NaN or Inf",
+                "Skip such steps; under float16 use a GradScaler, or train in bfloat16.",
             )
         if self._norms and max(self._norms) > self._highest:
-            out.append(
-                (
-                    f"the gradient norm reached {max(self._norms):.3g}, above {self._highest:.3g}",
-                    "Clip gradients, for example to a norm of 1.0, or lower the learning rate.",
-                )
+            yield (
+                f"the gradient norm reached {max(self._norms):.3g}, above {self._highest:.3g}",
+                "Clip gradients, for example to a norm of 1.0, or lower the learning rate.",
             )
         if self._norms and self._norms[-1] < self._lowest:
-            out.append(
-                (
-                    f"the gradient norm is {self._norms[-1]:.3g}, below {self._lowest:.3g}",
-                    "Check that the loss is not detached and that parameters are trainable.",
-                )
+            yield (
+                f"the gradient norm is {self._norms[-1]:.3g}, below {self._lowest:.3g}",
+                "Check that the loss is not detached and that parameters are trainable.",
             )
-        return out
 
-    def _class_issues(self) -> list[tuple[str, str]]:
+    def _class_issues(self) -> Iterator[tuple[str, str]]:
         known = {name: value for name, value in self._classes.items() if math.isfinite(value)}
         if not known:
-            return []
+            return
         worst, best = min(known, key=known.__getitem__), max(known, key=known.__getitem__)
         if known[best] - known[worst] <= self._gap:
-            return []
-        return [
-            (
-                f"class {worst} is right {known[worst]:.0%} of the time, class {best} {known[best]:.0%}",
-                "Weight the classes in the loss, or sample the weak ones more often.",
-            )
-        ]
+            return
+        yield (
+            f"class {worst} is right {known[worst]:.0%} of the time, class {best} {known[best]:.0%}",
+            "Weight the classes in the loss, or sample the weak ones more often.",
+        )
 
     def _norm_metrics(self) -> dict[str, float]:
         if not self._norms:
@@ -229,7 +231,7 @@ def _trend(recent: Sequence[float], steady: float) -> str:
     return "fluctuating"
 
 
-def format_health_report(report: Mapping[str, Any]) -> str:
+def format_health_report(report: HealthReport) -> str:
     """A health report as text, headed `TRAINING HEALTH REPORT`.
 
     Example:
@@ -241,14 +243,18 @@ def format_health_report(report: Mapping[str, Any]) -> str:
         ============================================================
     """
     rule, metrics = "=" * 60, report["metrics"]
+    families: dict[str, Mapping[str, float | str]] = {
+        "Gradient norm": metrics["gradient_norm"],
+        "Loss": metrics["loss"],
+        "Per-class accuracy": metrics["per_class_accuracy"],
+    }
     out = [rule, "TRAINING HEALTH REPORT", rule, f"Training healthy: {'YES' if report['training_healthy'] else 'NO'}"]
-    titles = {"gradient_norm": "Gradient norm", "loss": "Loss", "per_class_accuracy": "Per-class accuracy"}
-    for key, title in titles.items():
-        if metrics.get(key):
-            out.append(f"{title}: {', '.join(f'{name} {_shown(value)}' for name, value in metrics[key].items())}")
-    for key, title in (("issues", "Issues"), ("recommendations", "Recommendations")):
-        if report[key]:
-            out += [f"{title}:", *(f"  - {line}" for line in report[key])]
+    for title, values in families.items():
+        if values:
+            out.append(f"{title}: {', '.join(f'{name} {_shown(value)}' for name, value in values.items())}")
+    for title, found in (("Issues", report["issues"]), ("Recommendations", report["recommendations"])):
+        if found:
+            out += [f"{title}:", *(f"  - {line}" for line in found)]
     return "\n".join([*out, rule])
 
 

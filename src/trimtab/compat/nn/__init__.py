@@ -2,53 +2,39 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from importlib import import_module
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from trimtab.compat.nn.activation_comparison import ActivationRow, activation_table, compare_activations
-    from trimtab.compat.nn.gradient_checkpointing import (
-        Checkpointed,
-        add_gradient_checkpointing,
-        remove_gradient_checkpointing,
-    )
-    from trimtab.compat.nn.layers import GradientStabilizer, ImprovedActivations, add_gradient_noise, stabilize_layer
+    from trimtab.compat.nn.activation_comparison import ActivationRow as ActivationRow
+    from trimtab.compat.nn.activation_comparison import activation_table as activation_table
+    from trimtab.compat.nn.activation_comparison import compare_activations as compare_activations
+    from trimtab.compat.nn.gradient_checkpointing import Checkpointed as Checkpointed
+    from trimtab.compat.nn.gradient_checkpointing import add_gradient_checkpointing as add_gradient_checkpointing
+    from trimtab.compat.nn.gradient_checkpointing import remove_gradient_checkpointing as remove_gradient_checkpointing
+    from trimtab.compat.nn.layers import GradientStabilizer as GradientStabilizer
+    from trimtab.compat.nn.layers import ImprovedActivations as ImprovedActivations
+    from trimtab.compat.nn.layers import add_gradient_noise as add_gradient_noise
+    from trimtab.compat.nn.layers import stabilize_layer as stabilize_layer
 
-_HOME = {
-    "ActivationRow": "trimtab.compat.nn.activation_comparison",
-    "activation_table": "trimtab.compat.nn.activation_comparison",
-    "compare_activations": "trimtab.compat.nn.activation_comparison",
-    "ImprovedActivations": "trimtab.compat.nn.layers",
-    "Checkpointed": "trimtab.compat.nn.gradient_checkpointing",
-    "add_gradient_checkpointing": "trimtab.compat.nn.gradient_checkpointing",
-    "remove_gradient_checkpointing": "trimtab.compat.nn.gradient_checkpointing",
-    "add_gradient_noise": "trimtab.compat.nn.layers",
-    "GradientStabilizer": "trimtab.compat.nn.layers",
-    "stabilize_layer": "trimtab.compat.nn.layers",
+_NAMES = {
+    "nn.activation_comparison": "ActivationRow activation_table compare_activations",
+    "nn.gradient_checkpointing": "Checkpointed add_gradient_checkpointing remove_gradient_checkpointing",
+    "nn.layers": "GradientStabilizer ImprovedActivations add_gradient_noise stabilize_layer",
 }
+_HOME = {name: f"trimtab.compat.{module}" for module, names in _NAMES.items() for name in names.split()}
+"""Where each name is defined: modules are imported when one of their names is used."""
 
-__all__ = [
-    "ActivationRow",
-    "Checkpointed",
-    "GradientStabilizer",
-    "ImprovedActivations",
-    "activation_table",
-    "add_gradient_checkpointing",
-    "add_gradient_noise",
-    "compare_activations",
-    "remove_gradient_checkpointing",
-    "stabilize_layer",
-]
+__all__ = sorted(_HOME)
 
 
-def __getattr__(name: str) -> Any:
-    if name in _HOME:
-        from importlib import import_module
-
-        value = getattr(import_module(_HOME[name]), name)
-        globals()[name] = value
-        return value
-    raise AttributeError(f"module 'trimtab.compat.nn' has no attribute {name!r}")
+def __getattr__(name: str) -> object:
+    if name not in _HOME:
+        raise AttributeError(f"module 'trimtab.compat.nn' has no attribute {name!r}")
+    value: object = getattr(import_module(_HOME[name]), name)
+    globals()[name] = value
+    return value
 
 
 def __dir__() -> list[str]:
-    return sorted(__all__)
+    return __all__

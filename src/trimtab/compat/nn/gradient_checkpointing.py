@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from types import MethodType
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -49,7 +48,7 @@ def add_gradient_checkpointing(
     `ResidualAttentionBlock`), the blocks, for one wrap around them all would save nothing at the peak. A `ModuleList`
     or `Sequential` stands for its members.
 
-    Loss and gradients stay the same to the bit: random state, buffers (BatchNorm, spectral norm) and autocast are in
+    Loss and gradients stay bit-identical: random state, buffers (BatchNorm, spectral norm) and autocast are in
     the second pass what they were in the first, and buffers move once a step. It acts in training alone, keeps the keys
     of `state_dict`, survives `copy.deepcopy`, and a second call changes nothing. (A model that was pickled whole comes
     back plain.) Where no name matches, a warning says which there are.
@@ -162,20 +161,21 @@ def _unwrap(path: str, module: nn.Module) -> bool:
     return True
 
 
-def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
-    """What a wrapped block does instead of its own forward; of this name so that a pickle finds the class's own."""
-    inner = self.__dict__.get(_BEFORE) or MethodType(type(self).forward, self)
+def forward(self: nn.Module, *args: object, **kwargs: object) -> object:
+    """The forward of a wrapped block. It has this name so that a pickle finds the class's own."""
+    inner: Callable[..., object] = self.__dict__.get(_BEFORE) or MethodType(type(self).forward, self)
     if not (self.training and torch.is_grad_enabled()):
         return inner(*args, **kwargs)
     run = partial(inner, **kwargs)  # keywords of the block must not meet those of checkpoint
     if torch.compiler.is_compiling():
-        return checkpoint(run, *args, use_reentrant=False)
+        compiled: object = checkpoint(run, *args, use_reentrant=False)
+        return compiled
     before = _buffers(self)
 
-    def contexts() -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
+    def contexts() -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
         return nullcontext(), _as_it_was(self, before)
 
-    out = checkpoint(run, *args, use_reentrant=False, context_fn=contexts)
+    out: object = checkpoint(run, *args, use_reentrant=False, context_fn=contexts)
     before[:] = [kept for kept in before if _may_have_moved(*kept)]  # a large constant is not kept for long
     return out
 

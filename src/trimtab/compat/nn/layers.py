@@ -64,7 +64,7 @@ class ImprovedActivations:
 
 
 _STEPS: WeakKeyDictionary[nn.Module, int] = WeakKeyDictionary()
-"""The step each model has come to; a model that is gone takes its counter with it."""
+"""The step of each model, as long as the model lives."""
 
 
 def add_gradient_noise(
@@ -77,7 +77,7 @@ def add_gradient_noise(
     """Add normal noise of ``noise_std / (1 + step) ** gamma`` to every gradient; returns that standard deviation.
 
     Call it between the backward pass and the optimizer's step. Without `step` each model counts its own calls, from 0;
-    with it, the count goes on from there. Frozen parameters, those without a gradient and sparse gradients are left
+    with it, the count continues from there. Frozen parameters, those without a gradient and sparse gradients are left
     alone. With a `generator` the global random state is not touched; on several ranks give every rank one with the
     same seed, or the replicas drift apart. (Neelakantan et al., 2015, anneal the variance: their exponent is twice
     this one.)
@@ -123,7 +123,7 @@ class GradientStabilizer(nn.Module):
     """Keeps the scale of ``[..., hidden_dim]`` features, and with it that of their gradients.
 
     - `layer_norm`: each row to mean 0 and variance 1; `batch_norm`: each feature over all rows, with running statistics
-      (`momentum`) in eval mode and for a single row, where there is no variance to speak of.
+      (`momentum`) in eval mode and for a single row, which has no variance.
     - `weight_norm`, `spectral_norm`: a square linear layer, the identity at first, whose rows have a learned length, or
       whose largest singular value is held at 1: no signal and no gradient grows in it.
 
@@ -161,7 +161,7 @@ class GradientStabilizer(nn.Module):
             self.layer = stabilize_layer(square, method, eps=eps)
 
     def forward(self, x: Tensor) -> Tensor:
-        """The same shape, its scale in hand."""
+        """The features at a stable scale, in the same shape."""
         if x.shape[-1:] != (self.hidden_dim,):
             raise ValueError(f"the input has the shape {tuple(x.shape)}; expected [..., {self.hidden_dim}]")
         if isinstance(self.layer, nn.BatchNorm1d):

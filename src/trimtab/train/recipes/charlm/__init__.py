@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from trimtab.core.errors import InputError
-from trimtab.train.evaluation import evaluate_model
+from trimtab.train.evaluation import Evaluate, evaluate_model
 from trimtab.train.recipe import Fault, Option, Parts, Recipe, Settings, doctor_target
 from trimtab.train.recipes.charlm.metrics_log import MetricsLog, open_wandb
-from trimtab.train.recipes.charlm.model import CharTransformer, continue_text
 from trimtab.train.recipes.charlm.text import Tokens, apart, read_text, tokens_of, windows
 from trimtab.train.settings import TrainConfig
 from trimtab.train.trainer import Trainer
@@ -23,7 +22,7 @@ PROMPTS = ("once upon", "she was", "the forest")
 HELD_OUT = 0.05
 NUM_VALIDATED = 64
 SPAN = 100
-"""Clipping is compared between the first and the last so many steps."""
+"""Clipping is compared between this many first and last steps."""
 CHRONIC = 0.5
 
 
@@ -89,7 +88,7 @@ def next_token_loss(scores: Tensor, targets: Tensor) -> Tensor:
     return nn.functional.cross_entropy(scores.flatten(0, 1), targets.flatten())
 
 
-def target() -> dict[str, Any]:
+def target() -> dict[str, object]:
     """For `trimtab doctor trimtab.train.recipes.charlm:target`."""
     return doctor_target(RECIPE, {"metrics_file": ""})
 
@@ -104,17 +103,72 @@ def aligned(inputs: Tensor, targets: Tensor) -> bool:
     return bool((targets[:, :-1] == inputs[:, 1:]).all())
 
 
-def _loader(inputs: Tensor, targets: Tensor, settings: Settings) -> DataLoader[Any]:
+def _loader(inputs: Tensor, targets: Tensor, settings: Settings) -> DataLoader[tuple[Tensor, ...]]:
     order = torch.Generator().manual_seed(settings["seed"])
     rows = TensorDataset(inputs, targets)
     return DataLoader(rows, batch_size=settings["batch_size"], shuffle=True, drop_last=True, generator=order)
 
 
-# -- what is said ----------------------------------------------------------------------------------------------------
+# -- the model ---------------------------------------------------------------------------------------------------------
+
+
+class CharTransformer(nn.Module):
+    """Tokens in, scores of the next token out.
+
+    Example:
+        >>> model = CharTransformer(num_tokens=11, width=16, depth=1, heads=2, hidden=32, max_seq=8)
+        >>> model(torch.zeros(2, 5, dtype=torch.long)).shape
+        torch.Size([2, 5, 11])
+    """
+
+    def __init__(self, *, num_tokens: int, width: int, depth: int, heads: int, hidden: int, max_seq: int) -> None:
+        super().__init__()
+        self.max_seq = max_seq
+        self.tokens = nn.Embedding(num_tokens, width)
+        self.places = nn.Embedding(max_seq, width)
+        self.blocks = nn.ModuleList(
+            nn.TransformerEncoderLayer(width, heads, hidden, dropout=0.0, batch_first=True, norm_first=True)
+            for _ in range(depth)
+        )
+        self.norm = nn.LayerNorm(width)
+        self.head = nn.Linear(width, num_tokens)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Scores `[batch, length, num_tokens]`."""
+        length = tokens.shape[1]
+        hidden = self.tokens(tokens) + self.places(torch.arange(length, device=tokens.device))
+        mask = nn.Transformer.generate_square_subsequent_mask(length, device=tokens.device)
+        for block in self.blocks:
+            hidden = block(hidden, src_mask=mask, is_causal=True)
+        scores: Tensor = self.head(self.norm(hidden))
+        return scores
+
+
+@torch.no_grad()
+def continue_text(
+    model: CharTransformer, tokens: Sequence[int], *, num: int, temperature: float, seed: int
+) -> list[int]:
+    """The tokens with `num` more drawn from the model; mode and global random numbers stay as they are."""
+    generator = torch.Generator().manual_seed(seed)
+    was, out = model.training, list(tokens)
+    model.eval()
+    try:
+        device = next(model.parameters()).device
+        for _ in range(num):
+            scores = model(torch.tensor([out[-model.max_seq :]], device=device))[0, -1].float().cpu()
+            if not bool(scores.isfinite().all()):
+                break  # nothing can be drawn from NaN
+            out.append(int(torch.multinomial((scores / temperature).softmax(0), 1, generator=generator)))
+    finally:
+        model.train(was)
+    return out
+
+
+# -- diagnosis and samples ---------------------------------------------------------------------------------------------
 
 
 class _Diagnosis:
-    """Remembers what the data looked like at the beginning, to explain at the end what became of it."""
+    """Checks the data at the beginning, to explain the result at the end."""
 
     def __init__(self, settings: Settings) -> None:
         self._say = settings["say"]
@@ -128,23 +182,23 @@ class _Diagnosis:
         if self._say is not None:
             self._say(f"targets[0] should equal inputs[1] -> {'OK' if self.aligned else 'MISMATCH!'}")
 
-    def facts(self, trainer: Trainer) -> dict[str, Any]:
+    def facts(self, trainer: Trainer) -> dict[str, object]:
         """How often it was clipped at the beginning and at the end, and what that means."""
         rig, steps = trainer.last_rig, trainer.course.step
-        out: dict[str, Any] = {"alignment": "OK" if self.aligned else "MISMATCH!"}
+        out: dict[str, object] = {"alignment": "OK" if self.aligned else "MISMATCH!"}
         if rig is None or not trainer.around.guarded or steps < SPAN:
             return out
         first, last = rig.meter.norms(0, SPAN), rig.meter.norms(steps - SPAN, steps)
         out |= {"clipped_first": first.clipped_frac, "clipped_last": last.clipped_frac, "norm_last": last.average}
-        said = [] if self.aligned else ["misaligned: the targets are not the inputs one place on"]
+        causes = [] if self.aligned else ["misaligned: the targets are not the inputs one place on"]
         if last.clipped_frac > CHRONIC:
             rate = max(rig.schedule.rates) * self._clip / last.average
-            said.append(
+            causes.append(
                 f"chronic clipping: {last.clipped_frac:.0%} of the last {SPAN} steps, from a norm of "
                 f"{last.average:.3g}; the effective rate is {rate:.3g}. Clipping hides the cause: check the alignment "
                 "of tokens and targets, then overfit one batch, then check the gradients of the loss"
             )
-        return out | {"diagnosis": "; ".join(said) or "none"}
+        return out | {"diagnosis": "; ".join(causes) or "none"}
 
 
 def _metrics(settings: Settings, steps_per_epoch: int) -> MetricsLog | None:
@@ -155,7 +209,7 @@ def _metrics(settings: Settings, steps_per_epoch: int) -> MetricsLog | None:
     if not settings["metrics_file"] and run is None:
         return None
     path = Path(settings["metrics_file"]) if settings["metrics_file"] else None
-    if path is not None and settings["arm"] is not None:  # each of the compared runs has a file of its own
+    if path is not None and settings["arm"] is not None:  # each of the compared runs has its own file
         path = path.with_stem(f"{path.stem}-{settings['arm']}")
     return MetricsLog(path, config, steps_per_epoch=steps_per_epoch, run=run)
 
@@ -169,10 +223,10 @@ def _sample(model: nn.Module, tokens: Tokens, prompt: str, settings: Settings) -
     return tokens.decode(out)
 
 
-def _evaluation(tokens: Tokens, settings: Settings) -> Any:
+def _evaluation(tokens: Tokens, settings: Settings) -> Evaluate:
     epochs = 0
 
-    def evaluate(model: nn.Module, loader: Any) -> dict[str, float]:
+    def evaluate(model: nn.Module, loader: Iterable[object]) -> dict[str, float]:
         nonlocal epochs
         epochs += 1
         if epochs % 2 == 0 and settings["say"] is not None:
@@ -184,7 +238,7 @@ def _evaluation(tokens: Tokens, settings: Settings) -> Any:
 
 def _finish(
     trainer: Trainer, tokens: Tokens, settings: Settings, diagnosis: _Diagnosis, metrics: MetricsLog | None
-) -> dict[str, Any]:
+) -> dict[str, object]:
     samples = {prompt: _sample(trainer.model, tokens, prompt, settings) for prompt in PROMPTS}
     if metrics is not None:
         for prompt, sample in samples.items():
@@ -237,7 +291,7 @@ RECIPE = Recipe(
         Option(name="heads", default=4, help="Attention heads.", least=1),
         Option(name="d_ff", default=512, help="Width of the feed-forward layers.", least=1),
         Option(name="word_tokenizer", default=False, help="Words instead of characters."),
-        Option(name="vocab_size", default=0, help="Keep only so many tokens; 0: all.", least=0),
+        Option(name="vocab_size", default=0, help="Keep only this many tokens; 0: all.", least=0),
         Option(name="temperature", default=0.8, help="Of the samples of text.", least=0.01),
         Option(name="sample_length", default=60, help="Tokens in a sample of text.", least=0),
         Option(name="metrics_file", default="training_metrics.jsonl", help="The documented metrics; '' for none."),

@@ -8,17 +8,29 @@ import os
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Protocol, TextIO
 
 from trimtab.core.errors import InputError
 from trimtab.core.types import Record, Sample
 
 
+class WandbRun(Protocol):
+    """What is used of a wandb run."""
+
+    def log(self, data: dict[str, object], step: int) -> object:
+        """Log values of a step."""
+        ...
+
+    def finish(self) -> object:
+        """End the run."""
+        ...
+
+
 class MetricsLog:
     """A sink that writes one JSON object a line: `init`, then a step with its metrics every so often, then `finish`.
 
-    `path` may be None where only a wandb run listens. `steps_per_epoch` is what the epoch of a step is told from. `run`
-    is a wandb run that gets the same numbers. What JSON has not (NaN, Inf) is null.
+    `path` may be None if only a wandb run is used. `steps_per_epoch` gives the epoch of a step. `run` is a wandb
+    run that gets the same numbers. What JSON lacks (NaN, Inf) is null.
 
     Example:
         >>> import tempfile
@@ -35,17 +47,23 @@ class MetricsLog:
     """
 
     def __init__(
-        self, path: Path | None, config: Mapping[str, Any], *, steps_per_epoch: int, every: int = 10, run: Any = None
+        self,
+        path: Path | None,
+        config: Mapping[str, object],
+        *,
+        steps_per_epoch: int,
+        every: int = 10,
+        run: WandbRun | None = None,
     ) -> None:
         self._per_epoch, self._every, self._run = max(steps_per_epoch, 1), every, run
         self._began = time.monotonic()
         self._epoch, self._sum, self._num, self._step = 0, 0.0, 0, 0
-        self._told = 0
+        self._last_step = 0
         self._done, self._file = False, None if path is None else _opened(path)
         self._put({"command": "init", "config": dict(config)})
 
     def write(self, record: Record) -> None:
-        """Take in a training step."""
+        """Add a training step."""
         if not isinstance(record, Sample) or record.phase != "train" or "loss" not in record.scalars:
             return
         scalars, epoch = record.scalars, record.step // self._per_epoch
@@ -69,7 +87,7 @@ class MetricsLog:
             self._run.log({f"samples/{prompt}": sample}, step=self._forward(step))  # one line for each prompt
 
     def close(self) -> None:
-        """The guard is done; samples of text may still come."""
+        """End the last epoch; samples of text may still come."""
         self._end_epoch()
 
     def finish(self) -> None:
@@ -96,11 +114,11 @@ class MetricsLog:
             self._run.log(dict(metrics), step=self._forward(step))
 
     def _forward(self, step: int) -> int:
-        """The step, or the last one that was told: wandb drops what comes for an earlier one."""
-        self._told = max(self._told, step)
-        return self._told
+        """The step, or the last one that was logged: wandb drops values of earlier steps."""
+        self._last_step = max(self._last_step, step)
+        return self._last_step
 
-    def _put(self, line: Mapping[str, Any]) -> None:
+    def _put(self, line: Mapping[str, object]) -> None:
         if self._file is not None:
             self._file.write(json.dumps(_plain(line), ensure_ascii=False) + "\n")
             self._file.flush()
@@ -114,20 +132,21 @@ def _opened(path: Path) -> TextIO:
         raise InputError(f"the metrics file {path} cannot be written: {error}; give another path") from None
 
 
-def open_wandb(project: str, name: str | None, config: Mapping[str, Any]) -> Any:
-    """A wandb run, offline where nobody is logged in; InputError with the install line where wandb is missing."""
+def open_wandb(project: str, name: str | None, config: Mapping[str, object]) -> WandbRun:
+    """A wandb run, offline without a login; InputError with the install line if wandb is missing."""
     try:
         from importlib import import_module
 
         wandb = import_module("wandb")
     except ImportError:
-        told = "--wandb needs the package: pip install 'trimtab[wandb]'; --metrics-file works without it"
-        raise InputError(told) from None
+        text = "--wandb needs the package: pip install 'trimtab[wandb]'; --metrics-file works without it"
+        raise InputError(text) from None
     mode = os.environ.get("WANDB_MODE") or ("online" if os.environ.get("WANDB_API_KEY") else "offline")
-    return wandb.init(project=project, name=name, config=dict(config), mode=mode)
+    run: WandbRun = wandb.init(project=project, name=name, config=dict(config), mode=mode)
+    return run
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: object) -> object:
     if isinstance(value, Mapping):
         return {str(key): _plain(one) for key, one in value.items()}
     return None if isinstance(value, float) and not math.isfinite(value) else value

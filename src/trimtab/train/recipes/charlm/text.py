@@ -31,7 +31,7 @@ class Tokens:
 
 
 def read_text(path: str | None) -> str:
-    """The file, or Python's own reference where none is named; InputError where there is nothing to read."""
+    """The file, or Python's own reference without one; InputError if there is nothing to read."""
     if path is None:
         from pydoc_data.topics import topics
 
@@ -50,7 +50,7 @@ def _words(text: str) -> list[str]:
 
 
 def tokens_of(text: str, *, words: bool = False, most: int = 0) -> Tokens:
-    """The tokens of a text, the most frequent first; `most` keeps only so many.
+    """The tokens of a text, the most frequent first; `most` limits their number, 0: all.
 
     Example:
         >>> tokens = tokens_of("to be or not to be", words=True)
@@ -68,9 +68,9 @@ def windows(numbers: Tensor, seq: int) -> tuple[Tensor, Tensor]:
 
 
 def apart(rows: Tensor, first: int, num: int) -> list[int]:
-    """Up to `num` rows from `first` on, evenly spread, that stand nowhere before it: what was seen measures nothing.
+    """Up to `num` rows from `first` on, evenly spread, that do not occur before it: seen text would measure nothing.
 
-    Where everything was seen before, as in a text that repeats itself, they are taken as they are.
+    If all of them occur before, as in a text that repeats itself, they are used all the same.
 
     Example:
         >>> import torch

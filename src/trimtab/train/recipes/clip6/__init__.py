@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -14,11 +13,19 @@ from trimtab.core.config import PolicyConfig
 from trimtab.core.errors import InputError
 from trimtab.losses import NWayLoss, nway_cost
 from trimtab.losses.similarity import SIMILARITIES as KNOWN
+from trimtab.train.evaluation import Evaluate
 from trimtab.train.recipe import Option, Parts, Recipe, Settings, doctor_target
-from trimtab.train.recipes.clip6 import original_loss as original
 from trimtab.train.recipes.clip6.faults import FAULTS
 from trimtab.train.recipes.clip6.metrics import MetricsFile, Retrieval, retrieval
-from trimtab.train.recipes.clip6.model import SixTowers, contrastive_loss, image_tower, text_tower, vector_tower
+from trimtab.train.recipes.clip6.model import (
+    LARGEST_BATCH,
+    OriginalLoss,
+    SixTowers,
+    contrastive_loss,
+    image_tower,
+    text_tower,
+    vector_tower,
+)
 from trimtab.train.recipes.clip6.views import NUM_VIEWS, SixViews, emoji_views, generated_views, make_loader
 from trimtab.train.settings import SCHEDULES, TrainConfig
 
@@ -29,14 +36,14 @@ RATE, JOINT_RATE = 2e-3, 1e-3
 BATCHES = {"emoji": 128, "views": 64}
 BATCHES_OF_ALL = (16, 12, 8, 6, 4)
 STEP_S = 0.1
-"""What a step of the objective `full` may take by its estimate, where the batch is not given."""
+"""The most estimated seconds for a step of the objective `full`, if the batch is not given."""
 NUM_LOSSES = 8
 """Batches of the held-out part whose loss is measured; all of it takes part in the retrieval."""
 
 
 def build(settings: Settings) -> Parts:
     """The six views, a tower for each, and the chosen loss."""
-    size, said = batch_size(settings)
+    size, line = batch_size(settings)
     views = emoji_views(settings["text_features"]) if settings["data"] == "emoji" else generated_views(settings["seed"])
     loader = make_loader(views.train, size, settings["seed"])
     config = TrainConfig(
@@ -67,19 +74,19 @@ def build(settings: Settings) -> Parts:
         evaluate=_examination(views.names, size, examined, product=_product(settings)),
         sinks=_sinks(settings),
         policy=PolicyConfig(quiet=5, ring_every=5),
-        begin=None if say is None else lambda parts: say(said),
+        begin=None if say is None else lambda parts: say(line),
         finish=lambda trainer: {"batch_size": size, "retrieval": examined[-1]} if examined else {"batch_size": size},
     )
 
 
 def batch_size(settings: Settings) -> tuple[int, str]:
-    """The batch in force and a line about it; InputError where the one asked for could never be computed."""
+    """The batch in force and a line about it; InputError if the given one is too large to compute."""
     name, objective, given = _similarity(settings), settings["objective"], settings["batch_size"]
     if _is_original(settings):
-        if given > original.LARGEST_BATCH:
+        if given > LARGEST_BATCH:
             raise InputError(
                 f"the original loss keeps every one of the B^{NUM_VIEWS} logits: a batch of {given} does not fit; "
-                f"expected at most {original.LARGEST_BATCH}, or --loss stable"
+                f"expected at most {LARGEST_BATCH}, or --loss stable"
             )
         size = given or 8
         return size, f"the original loss, version 0: {size}^{NUM_VIEWS} = {size**NUM_VIEWS:,} logits a step"
@@ -107,7 +114,7 @@ def _rate(settings: Settings) -> float:
     return given if given is not None else JOINT_RATE if joint else RATE
 
 
-def target() -> dict[str, Any]:
+def target() -> dict[str, object]:
     """For `trimtab doctor trimtab.train.recipes.clip6:target`."""
     return doctor_target(RECIPE, quick=True)  # small, so that checks which train a little have the time to
 
@@ -135,7 +142,7 @@ def _product(settings: Settings) -> bool:
 def _model(views: SixViews, settings: Settings) -> SixTowers:
     width = settings["width"]
     if _is_original(settings):
-        criterion: nn.Module = original.OriginalLoss()
+        criterion: nn.Module = OriginalLoss()
     else:
         criterion = NWayLoss(
             _similarity(settings), settings["objective"], modalities=NUM_VIEWS, label_smoothing=settings["smoothing"]
@@ -147,8 +154,8 @@ def _model(views: SixViews, settings: Settings) -> SixTowers:
     return SixTowers([image, *texts], criterion)
 
 
-def _sinks(settings: Settings) -> tuple[Any, ...]:
-    sinks: list[Any] = []
+def _sinks(settings: Settings) -> tuple[LineSink | MetricsFile, ...]:
+    sinks: list[LineSink | MetricsFile] = []
     if settings["enable_gradient_monitoring"]:
         sinks.append(LineSink("a11", every=settings["log_frequency"], write=settings["say"]))
     if settings["metrics_file"]:
@@ -156,9 +163,9 @@ def _sinks(settings: Settings) -> tuple[Any, ...]:
     return tuple(sinks)
 
 
-def _examination(names: tuple[str, ...], size: int, examined: list[Retrieval], *, product: bool) -> Any:
+def _examination(names: tuple[str, ...], size: int, examined: list[Retrieval], *, product: bool) -> Evaluate:
     @torch.no_grad()
-    def evaluate(model: nn.Module, loader: Any) -> Mapping[str, float]:
+    def evaluate(model: nn.Module, loader: Iterable[Sequence[Tensor]]) -> Mapping[str, float]:
         assert isinstance(model, SixTowers)
         device = next(model.parameters()).device
         was = model.training

@@ -26,7 +26,7 @@ def _views(parts: Parts) -> list[Tensor]:
 def _nan_image(parts: Parts, settings: Settings) -> Parts:
     views = _views(parts)
     views[0].flatten(1)[0, 7] = math.nan
-    # Whoever was in that batch is left out from then on: it takes more epochs to come to as many steps.
+    # The samples of that batch are left out from then on: as many steps take more epochs.
     config = replace(parts.config, num_epochs=2 * parts.config.num_epochs)
     return replace(_with_views(parts, settings, views), config=config)
 

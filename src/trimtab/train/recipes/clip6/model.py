@@ -1,12 +1,15 @@
-"""One tower per modality, all ending in the same space, and the criterion with its learned scale."""
+"""One tower per modality with its criterion; and the loss that six-way training started with, as the control."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from itertools import pairwise
+from string import ascii_lowercase
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 SHIFT = 2
 CONTRAST, BRIGHTNESS = 0.2, 0.05
@@ -74,3 +77,42 @@ def text_tower(features: int, width: int, *, dropout: float) -> nn.Module:
 def vector_tower(features: int, width: int) -> nn.Module:
     """The encoder of a generated view."""
     return nn.Sequential(nn.Linear(features, 64), nn.GELU(), nn.Linear(64, width))
+
+
+LOG_SCALE = math.log(1 / 0.07)
+LARGEST_BATCH = 12
+"""Of six modalities: 12^6 logits, labels and six cross-entropies of them are half a gigabyte, 16^6 are three."""
+
+
+def version_zero(xs: Sequence[Tensor], scale: Tensor) -> Tensor:
+    """Every one of the B^N products of unit vectors, a label at (i, .., i), one cross-entropy per axis.
+
+    Nothing keeps the product of six unit vectors of width 64 from being about 1e-3, or a row of zeros from being NaN.
+
+    Example:
+        >>> _ = torch.manual_seed(0)
+        >>> equal = [torch.randn(4, 64)] * 6
+        >>> f"{version_zero(equal, torch.tensor(1 / 0.07)):.2f}, by chance {math.log(4):.2f}"
+        '1.35, by chance 1.39'
+    """
+    units = [x / x.norm(dim=-1, keepdim=True) for x in xs]
+    b, n = len(units[0]), len(units)
+    axes = ascii_lowercase[:n]
+    logits = scale * torch.einsum(f"{','.join(f'{axis}z' for axis in axes)}->{axes}", *units)
+    labels = torch.zeros_like(logits)
+    labels[(torch.arange(b),) * n] = 1.0
+    turns = [[(r + k) % n for k in range(n)] for r in range(n)]
+    losses = [functional.cross_entropy(logits.permute(turn), labels, reduction="sum") for turn in turns]
+    return torch.stack(losses).mean() / b
+
+
+class OriginalLoss(nn.Module):
+    """`version_zero` with the learned scale of the original, which nothing bounds."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.logit_scale = nn.Parameter(torch.tensor(LOG_SCALE))
+
+    def forward(self, xs: Sequence[Tensor]) -> Tensor:
+        """The loss of N modalities `[B, D]`."""
+        return version_zero(xs, self.logit_scale.exp())

@@ -1,7 +1,7 @@
 """Six aligned modalities to learn from: emoji with their names in five languages, or six maps of one latent vector.
 
 Held out are the emoji that `load_emoji` marks, by a hash of each. There are no skin tones among them, and no two are
-drawn alike, but a man, a woman and a person who do the same differ in little else. So whoever shares the family of a
+drawn alike, but a man, a woman and a person who do the same differ in little else. So what shares the family of a
 held-out emoji is left out of the training as well: the same thing with another gender or facing the other way, and any
 family where one is held out. Flags, clocks and keycaps are different things that look alike; they stay on both sides.
 
@@ -18,7 +18,6 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -102,7 +101,7 @@ def generated_views(seed: int) -> SixViews:
     return SixViews(names=names, train=tuple(train), held=tuple(held))
 
 
-def make_loader(views: Sequence[Tensor], batch_size: int, seed: int | None = None) -> DataLoader[Any]:
+def make_loader(views: Sequence[Tensor], batch_size: int, seed: int | None = None) -> DataLoader[tuple[Tensor, ...]]:
     """Batches of aligned rows, one tensor for each view: shuffled and of equal size with a seed, else as they come."""
     order = None if seed is None else torch.Generator().manual_seed(seed)
     rows = TensorDataset(*views)
@@ -112,7 +111,7 @@ def make_loader(views: Sequence[Tensor], batch_size: int, seed: int | None = Non
 
 NUM_HASHES = 1 << 16
 NUM_PLACES = 8
-"""Each piece of a word is written to so many places of a row, with random signs: hardly two share all of theirs."""
+"""Each piece of a word is added at this many places of a row, with random signs: few share all of theirs."""
 SHORTEST, LONGEST = 1, 3
 
 

@@ -7,24 +7,25 @@ first one out: the documented rates alone then answer 0.66 of the unseen pairs, 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
+from torch import Tensor
 from torch.utils.data import DataLoader
 
 from trimtab.compat.line_sink import LineSink
 from trimtab.compat.monitors.training_health import TrainingHealthMonitor
 from trimtab.core.errors import InputError
-from trimtab.train.recipe import Option, Parts, Recipe, Settings, doctor_target
+from trimtab.core.types import Sink
+from trimtab.train.recipe import Fault, Option, Parts, Recipe, Settings, doctor_target
 from trimtab.train.recipes.pairs import data as pairs_data
 from trimtab.train.recipes.pairs import reporting
 from trimtab.train.recipes.pairs.data import own_pairs
-from trimtab.train.recipes.pairs.faults import FAULTS
 from trimtab.train.recipes.pairs.loss import W_SIM, PairLoss, evaluate_pairs
 from trimtab.train.recipes.pairs.model import PairFusion
 from trimtab.train.recipes.pairs.reporting import dry_run
@@ -38,7 +39,11 @@ WARMUP_RATIO, MIN_LR_RATIO = 0.05, 0.01
 GRADIENT_CLIP_NORM = 1.0
 PRETRAIN, TUNE = "pretrain", "tune"
 SHARE_HELD = 0.1
-"""So many held-out pairs, measured in training pairs."""
+"""Held-out pairs as a share of the training pairs."""
+HIGH_RATE = 10.0
+FLIPPED = 1e30
+FLIP_AT = 0.5
+"""How much of the last stage is over when a bit flips."""
 
 
 def build(settings: Settings) -> Parts:
@@ -67,17 +72,17 @@ def build(settings: Settings) -> Parts:
         evaluate=partial(evaluate_pairs, loss),
         stages=stages,
         sinks=_sinks(settings, monitor),
-        # The swap term grows fourfold by design: that a loss climbs at first is no news before 30 steps.
+        # The swap term grows fourfold by design: a loss that climbs within the first 30 steps is normal.
         guard={"rules": {"diverging-loss": {"early": 30}}},
         before_step=partial(reporting.explain, settings),
-        after_step=partial(reporting.tell_memory, settings),
+        after_step=partial(reporting.log_memory, settings),
         begin=partial(_begin, settings),
         within=partial(_within, settings, loss, len(loader)),
         finish=partial(_finish, settings, monitor),
     )
 
 
-def target() -> dict[str, Any]:
+def target() -> dict[str, object]:
     """For `trimtab doctor trimtab.train.recipes.pairs:target`."""
     return doctor_target(RECIPE)
 
@@ -88,11 +93,11 @@ def _pairs(settings: Settings) -> tuple[pairs_data.PairSet, pairs_data.PairSet, 
         shown, train, held, words = own_pairs(settings["data_dir"], seed)
     else:
         questions = pairs_data.DIGIT_QUESTIONS if settings["data"] == "digits" else pairs_data.EMOJI_QUESTIONS
-        shown, told = pairs_data.digits(seed) if settings["data"] == "digits" else pairs_data.emoji()
+        shown, levels = pairs_data.digits(seed) if settings["data"] == "digits" else pairs_data.emoji()
         rows = [(~shown.held_out).nonzero().flatten(), shown.held_out.nonzero().flatten()]
         num = settings["num_pairs"]
-        train = pairs_data.ask(questions, told, rows[0], num, seed)
-        held = pairs_data.ask(questions, told, rows[1], max(round(SHARE_HELD * num), 600), seed + 1)
+        train = pairs_data.ask(questions, levels, rows[0], num, seed)
+        held = pairs_data.ask(questions, levels, rows[1], max(round(SHARE_HELD * num), 600), seed + 1)
         words = pairs_data.vocabulary([text for text, _, _ in questions])
     if len(train.labels) < settings["batch_size"]:
         raise InputError(
@@ -102,7 +107,7 @@ def _pairs(settings: Settings) -> tuple[pairs_data.PairSet, pairs_data.PairSet, 
     return pairs_data.PairSet(shown.images, train), pairs_data.PairSet(shown.images, held), words
 
 
-def _loader(data: pairs_data.PairSet, settings: Settings) -> DataLoader[Any]:
+def _loader(data: pairs_data.PairSet, settings: Settings) -> DataLoader[dict[str, Tensor]]:
     return DataLoader(
         data,
         batch_size=settings["batch_size"],
@@ -114,7 +119,7 @@ def _loader(data: pairs_data.PairSet, settings: Settings) -> DataLoader[Any]:
 
 
 def _stages(settings: Settings) -> tuple[Stage, ...]:
-    """First everything learns at one rate; then words and fusion are tuned, the projector slowly, and the eyes rest."""
+    """First everything learns at one rate; then words and fusion are tuned, the projector slowly, vision is frozen."""
     factors = {"projector": settings["projector_lr"] / settings["learning_rate"]}
     before = settings["pretrain_epochs"]
     tune = Stage(name=TUNE, epochs=settings["epochs"], lr_factors=factors, frozen=("vision",) if before else ())
@@ -150,7 +155,7 @@ def _config(settings: Settings, tune_steps: int) -> TrainConfig:
 # -- around the training ---------------------------------------------------------------------------------------------
 
 
-def _sinks(settings: Settings, monitor: TrainingHealthMonitor) -> tuple[Any, ...]:
+def _sinks(settings: Settings, monitor: TrainingHealthMonitor) -> tuple[Sink, ...]:
     norms, every = reporting.NormSink(monitor), 1 if settings["debug"] else settings["grad_log_interval"]
     if settings["say"] is None or not every:
         return (norms,)
@@ -183,7 +188,7 @@ def _within(settings: Settings, loss: PairLoss, num_batches: int, trainer: Train
         yield
 
 
-def _finish(settings: Settings, monitor: TrainingHealthMonitor, trainer: Trainer) -> dict[str, Any]:
+def _finish(settings: Settings, monitor: TrainingHealthMonitor, trainer: Trainer) -> dict[str, object]:
     if settings["dry_run"]:
         return {"dry_run": "everything was built and checked; nothing was trained"}
     report = reporting.report_health(trainer, monitor, settings["say"])
@@ -196,6 +201,41 @@ def _finish(settings: Settings, monitor: TrainingHealthMonitor, trainer: Trainer
 
 def _folder(settings: Settings) -> Path:
     return Path(settings["output_dir"]) / (settings["arm"] or "")
+
+
+# -- faults: each is answered under a guard, and ruins the run without -------------------------------------------------
+
+
+def _nan_pixel(parts: Parts, settings: Settings) -> Parts:
+    """One image that many pairs show has one pixel of NaN."""
+    data = parts.train_loader.dataset
+    shown = int(torch.cat([data.asked.first, data.asked.second]).bincount().argmax())
+    images = data.images.clone()
+    images[shown, 0, 0, 0] = math.nan
+    return replace(parts, train_loader=_loader(pairs_data.PairSet(images, data.asked), settings))
+
+
+def _high_rate(parts: Parts, settings: Settings) -> Parts:
+    """The rate of the last stage is ten, in every group."""
+    *before, last = parts.stages
+    return replace(parts, stages=(*before, replace(last, learning_rate=HIGH_RATE, lr_factors={})))
+
+
+def _bit_flip(parts: Parts, settings: Settings) -> Parts:
+    """One weight is overwritten from outside, as by a bit that flips."""
+    last, total = parts.stages[-1], parts.stages[-1].epochs * len(parts.train_loader)
+
+    def flip(trainer: Trainer) -> None:
+        if parts.before_step is not None:
+            parts.before_step(trainer)
+        rig, model = trainer.rig, trainer.model
+        assert rig is not None
+        assert isinstance(model, PairFusion)
+        if rig.stage.name == last.name and trainer.course.step == int(FLIP_AT * total):
+            with torch.no_grad():
+                model.head.weight[0, 0] = FLIPPED
+
+    return replace(parts, before_step=flip)
 
 
 RECIPE = Recipe(
@@ -220,8 +260,8 @@ RECIPE = Recipe(
         Option(name="patience", default=PATIENCE, help="Epochs without improvement before it stops; 0: never."),
         Option(name="clip_grad_norm", default=GRADIENT_CLIP_NORM, help="The largest gradient norm; 0: off.", least=0),
         Option(name="amp_dtype", default="none", help="Mixed precision.", choices=("bf16", "fp16", "none")),
-        Option(name="grad_log_interval", default=10, help="The [GRAD] line every so many steps; 0: never.", least=0),
-        Option(name="gpu_log_interval", default=100, help="A line about memory every so many steps.", least=0),
+        Option(name="grad_log_interval", default=10, help="The [GRAD] line every this many steps; 0: never.", least=0),
+        Option(name="gpu_log_interval", default=100, help="A line about memory every this many steps.", least=0),
         Option(name="cudnn_benchmark", default=False, help="Let cuDNN choose algorithms by their speed."),
         Option(name="compile", default=False, help="Compile the fusion blocks, where there is a compiler."),
         Option(name="deterministic", default=False, help="Only algorithms that give the same bits every time."),
@@ -232,5 +272,13 @@ RECIPE = Recipe(
         Option(name="heads", default=4, help="Attention heads.", least=1),
     ),
     quick={"num_pairs": 1_600, "pretrain_epochs": 4, "epochs": 1},
-    faults=FAULTS,
+    faults=(
+        Fault(name="nan-pixel", summary="one image has a pixel of NaN", inject=_nan_pixel),
+        Fault(name="lr-10", summary=f"the learning rate of the last stage is {HIGH_RATE:g}", inject=_high_rate),
+        Fault(
+            name="bit-flip",
+            summary=f"half-way through the last stage a weight becomes {FLIPPED:g}",
+            inject=_bit_flip,
+        ),
+    ),
 )

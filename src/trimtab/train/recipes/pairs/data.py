@@ -19,7 +19,6 @@ import zipfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -120,8 +119,8 @@ def digits(seed: int) -> tuple[Collection, dict[str, Tensor]]:
     place = torch.arange(8.0)
     middle = (column * place).sum(1) / mass
     width = ((column * (place - middle[:, None]).square()).sum(1) / mass).sqrt()
-    told = {"digit": torch.from_numpy(classes).float(), "ink": _scaled(mass), "width": _scaled(width)}
-    return Collection(images=images, held_out=held), told
+    levels = {"digit": torch.from_numpy(classes).float(), "ink": _scaled(mass), "width": _scaled(width)}
+    return Collection(images=images, held_out=held), levels
 
 
 def emoji() -> tuple[Collection, dict[str, Tensor]]:
@@ -131,13 +130,13 @@ def emoji() -> tuple[Collection, dict[str, Tensor]]:
     light = images.mean((1, 2, 3))
     red = images[:, 0].mean((1, 2)) - images[:, 2].mean((1, 2))
     cover = (images.amin(1) < 0.9).float().mean((1, 2))
-    told = {"light": _scaled(light), "red": _scaled(red), "cover": _scaled(cover)}
-    return Collection(images=images, held_out=torch.from_numpy(shipped.held_out)), told
+    levels = {"light": _scaled(light), "red": _scaled(red), "cover": _scaled(cover)}
+    return Collection(images=images, held_out=torch.from_numpy(shipped.held_out)), levels
 
 
 def ask(
     questions: Sequence[tuple[str, str, float]],
-    told: dict[str, Tensor],
+    levels: dict[str, Tensor],
     rows: Tensor,
     num: int,
     seed: int,
@@ -145,8 +144,8 @@ def ask(
     """Draw pairs among `rows`, each question and each answer equally often, without those that are hard to call.
 
     Example:
-        >>> told = {"size": torch.arange(50.0)}
-        >>> asked = ask([("which is larger", "size", 1.0)], told, torch.arange(50), 30, seed=0)
+        >>> levels = {"size": torch.arange(50.0)}
+        >>> asked = ask([("which is larger", "size", 1.0)], levels, torch.arange(50), 30, seed=0)
         >>> bool((asked.first[asked.labels == FIRST] > asked.second[asked.labels == FIRST]).all())
         True
         >>> asked.labels.bincount().tolist()
@@ -158,7 +157,7 @@ def ask(
     share = max(num // (len(ANSWERS) * len(questions)), 1)
     found: list[tuple[Tensor, Tensor, Tensor, Tensor]] = []
     for prompt, (_, name, sign) in zip(prompts, questions, strict=True):
-        for label, (first, second) in enumerate(_drawn(sign * told[name], rows, share, generator)):
+        for label, (first, second) in enumerate(_drawn(sign * levels[name], rows, share, generator)):
             many = len(first)
             found.append((first, second, prompt.expand(many, -1), torch.full((many,), label)))
     first, second, asked, labels = (torch.cat(column) for column in zip(*found, strict=True))
@@ -190,7 +189,7 @@ def answer(gap: Tensor) -> Tensor:
     return torch.where(gap.abs() >= APART, clear, doubtful)
 
 
-def _scaled(values: Tensor) -> Any:
+def _scaled(values: Tensor) -> Tensor:
     return (values - values.mean()) / values.std()
 
 
@@ -240,19 +239,19 @@ def own_pairs(folder: str, seed: int) -> tuple[Collection, Asked, Asked, tuple[s
     return collection, made[0], made[1], words
 
 
-def _read(path: Path) -> dict[str, NDArray[Any]]:
+def _read(path: Path) -> dict[str, NDArray[np.generic]]:
     try:
         with np.load(path, allow_pickle=False) as file:
             arrays = {key: file[key] for key in file.files}
     except (OSError, ValueError, TypeError, AttributeError, zipfile.BadZipFile) as error:
-        told = " ".join(str(error).split())[:200]
-        raise InputError(f"{path} cannot be read: {told}; expected {FILE} with {', '.join(WANTED)}") from None
+        text = " ".join(str(error).split())[:200]
+        raise InputError(f"{path} cannot be read: {text}; expected {FILE} with {', '.join(WANTED)}") from None
     if missing := [key for key in WANTED if key not in arrays]:
         raise InputError(f"{path} lacks {', '.join(missing)}; it holds {', '.join(arrays) or 'nothing'}")
     return arrays
 
 
-def _images(given: NDArray[Any], path: Path) -> NDArray[np.float32]:
+def _images(given: NDArray[np.generic], path: Path) -> NDArray[np.float32]:
     if given.ndim == 3:
         given = given[..., None]
     if given.ndim != 4 or not len(given) or min(given.shape[1:3]) < 4 or given.dtype.kind not in "uif":
@@ -264,7 +263,7 @@ def _images(given: NDArray[Any], path: Path) -> NDArray[np.float32]:
     return np.ascontiguousarray(given.transpose(0, 3, 1, 2), dtype=np.float32) / np.float32(scale)
 
 
-def _whole(arrays: dict[str, NDArray[Any]], name: str, path: Path) -> NDArray[np.int64]:
+def _whole(arrays: dict[str, NDArray[np.generic]], name: str, path: Path) -> NDArray[np.int64]:
     given = arrays[name]
     if given.dtype.kind not in "ui":
         raise InputError(f"{path}: {name} are of {given.dtype}; expected whole numbers")
@@ -279,7 +278,7 @@ def _within(given: NDArray[np.int64], end: int, name: str, what: str, path: Path
         raise InputError(f"{path}: {name} has {value} in row {row}; expected {what}, from 0 to {end - 1}")
 
 
-def _held(given: NDArray[Any] | None, num: int, seed: int, path: Path) -> NDArray[np.bool_]:
+def _held(given: NDArray[np.generic] | None, num: int, seed: int, path: Path) -> NDArray[np.bool_]:
     if given is None:
         held = np.zeros(num, dtype=bool)
         held[np.random.default_rng(seed).permutation(num)[: max(round(HELD_OUT * num), 1)]] = True

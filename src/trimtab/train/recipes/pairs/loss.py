@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -48,8 +47,8 @@ def swap_divergence(scores: Tensor, swapped: Tensor) -> Tensor:
 class PairLoss:
     """`step_fn` of the training: weighted cross-entropy and the swap term, whose weight follows the run.
 
-    `done_frac` says how much of the tuning is over, and is asked at every step, so that a resumed run goes on with the
-    right weight. It is None in the training before, which has no swap term: there both orders are examples.
+    `done_frac` returns how much of the tuning is over. It is called at every step, so that a resumed run continues with
+    the right weight. It is None in the training before, which has no swap term: there both orders are examples.
     """
 
     def __init__(self, w_sim: float = W_SIM) -> None:
@@ -71,21 +70,21 @@ class PairLoss:
 
 
 @torch.no_grad()
-def evaluate_pairs(loss: PairLoss, model: nn.Module, loader: Iterable[Any]) -> dict[str, float]:
+def evaluate_pairs(loss: PairLoss, model: nn.Module, loader: Iterable[object]) -> dict[str, float]:
     """Loss, accuracy in all and by answer, and how often swapped images get the swapped answer."""
     device = next(model.parameters()).device
     was = {module: module.training for module in model.modules()}
     model.eval()
     try:
-        told, labels = [], []
+        answers, labels = [], []
         for batch in loader:
-            batch = to_device(batch, device)
-            told.append(model(batch["first"], batch["second"], batch["prompt"], both=True).float().cpu())
-            labels.append(batch["labels"].cpu())
+            there = to_device(batch, device)
+            answers.append(model(there["first"], there["second"], there["prompt"], both=True).float().cpu())
+            labels.append(there["labels"].cpu())
     finally:
         for module, mode in was.items():
             module.training = mode
-    scores, swapped = torch.cat(told).unbind(1)
+    scores, swapped = torch.cat(answers).unbind(1)
     wanted = torch.cat(labels)
     found = classification_metrics(scores, wanted)
     sound = scores.isfinite().all(-1) & swapped.isfinite().all(-1)

@@ -32,8 +32,8 @@ class Block(nn.Module):
         kept, asking = (hidden[:, -1:], seen[:, -1:]) if last else (hidden, seen)
         key, value = self.key_value(seen).chunk(2, dim=-1)
         q, k, v = (t.unflatten(-1, (self.heads, -1)).transpose(1, 2) for t in (self.query(asking), key, value))
-        told = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=not last)
-        kept = kept + self.out(told.transpose(1, 2).flatten(2))
+        mixed = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=not last)
+        kept = kept + self.out(mixed.transpose(1, 2).flatten(2))
         result: Tensor = kept + self.feed(kept)
         return result
 

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from trimtab.compat.monitors.setup_validation import validate_training_setup
-from trimtab.compat.monitors.training_health import TrainingHealthMonitor, format_health_report
+from trimtab.compat.monitors.training_health import HealthReport, TrainingHealthMonitor, format_health_report
 from trimtab.core.errors import TrainingStopped
 from trimtab.core.types import Record, Sample
 from trimtab.doctor.checklist import Status, environment
@@ -22,6 +22,7 @@ from trimtab.doctor.observed_step import Options
 from trimtab.doctor.target import check_target
 from trimtab.train.device import choose_device
 from trimtab.train.history import memory_peak
+from trimtab.train.recipe import Settings
 from trimtab.train.recipes.pairs.data import ANSWERS
 from trimtab.train.trainer import Trainer
 
@@ -36,7 +37,7 @@ class NormSink:
         self._monitor = monitor
 
     def write(self, record: Record) -> None:
-        """Take in a step."""
+        """Add a step."""
         if isinstance(record, Sample) and record.phase == "train" and "grad_norm" in record.scalars:
             self._monitor.update_gradient_norm(record.scalars["grad_norm"])
 
@@ -44,7 +45,7 @@ class NormSink:
         """Nothing to close."""
 
 
-def banner(settings: Mapping[str, Any], model: nn.Module, num_train: int, num_val: int) -> Iterator[str]:
+def banner(settings: Settings, model: nn.Module, num_train: int, num_val: int) -> Iterator[str]:
     """The device and the environment, in lines."""
     options = Options(amp_dtype=settings["amp_dtype"], clip_grad_norm=settings["clip_grad_norm"], seed=settings["seed"])
     where = environment(options)
@@ -65,8 +66,8 @@ def banner(settings: Mapping[str, Any], model: nn.Module, num_train: int, num_va
 
 
 @contextmanager
-def switched(settings: Mapping[str, Any], say: Say | None) -> Iterator[None]:
-    """The backend as the flags say, and as it was afterwards."""
+def switched(settings: Settings, say: Say | None) -> Iterator[None]:
+    """Set the backend by the flags, and restore it afterwards."""
     cudnn: Any = torch.backends.cudnn
     was = cudnn.benchmark, cudnn.deterministic, torch.are_deterministic_algorithms_enabled()
     warned = torch.is_deterministic_algorithms_warn_only_enabled()
@@ -94,12 +95,12 @@ def compile_blocks(blocks: nn.ModuleList, width: int, say: Say | None) -> bool:
         for block in blocks:
             block.compile()
             block(torch.randn(2, 4, width, requires_grad=True)).sum().backward()
-    except Exception as error:  # whatever a compiler may raise, training goes on without it
+    except Exception as error:  # whatever a compiler may raise, training continues without it
         for block in blocks:
             block._compiled_call_impl = None
         if say is not None:
-            told = " ".join(str(error).split())[:160]
-            say(f"compile: not possible here ({type(error).__name__}: {told}); training goes on without it")
+            text = " ".join(str(error).split())[:160]
+            say(f"compile: not possible here ({type(error).__name__}: {text}); training continues without it")
         return False
     finally:
         blocks.zero_grad(set_to_none=True)
@@ -116,7 +117,7 @@ def memory_line(step: int, device: torch.device) -> str:
     return f"[MEM] Step {step:>4} | Peak of the process: {memory_peak(device) / mib:.0f} MiB | no GPU"
 
 
-def explain(settings: Mapping[str, Any], trainer: Trainer) -> None:
+def explain(settings: Settings, trainer: Trainer) -> None:
     """What a stage begins with: each group of the optimizer, and with --debug each parameter."""
     rig, say = trainer.rig, settings["say"]
     if say is None or rig is None or trainer.course.step:
@@ -132,14 +133,14 @@ def explain(settings: Mapping[str, Any], trainer: Trainer) -> None:
         say(f"[DEBUG]   {name} {list(parameter.shape)} {str(parameter.dtype).removeprefix('torch.')}: {what}")
 
 
-def tell_memory(settings: Mapping[str, Any], trainer: Trainer) -> None:
+def log_memory(settings: Settings, trainer: Trainer) -> None:
     """The line about memory, where it is due."""
     every, say, step = settings["gpu_log_interval"], settings["say"], trainer.course.steps_done
     if say is not None and every and step and step % every == 0:
         say(memory_line(step, trainer.device))
 
 
-def report_health(trainer: Trainer, monitor: TrainingHealthMonitor, say: Say | None) -> dict[str, Any]:
+def report_health(trainer: Trainer, monitor: TrainingHealthMonitor, say: Say | None) -> HealthReport:
     """Sum up the run: the health report in lines, and as data."""
     for epoch in trainer.history.epochs:
         monitor.update_epoch_loss(epoch.get("val_loss", epoch["train_loss"]))
@@ -155,7 +156,7 @@ def report_health(trainer: Trainer, monitor: TrainingHealthMonitor, say: Say | N
     return report
 
 
-def write_files(folder: Path, trainer: Trainer, settings: Mapping[str, Any], report: Mapping[str, Any]) -> None:
+def write_files(folder: Path, trainer: Trainer, settings: Settings, report: HealthReport) -> None:
     """What a run leaves behind: its settings, history, health report and weights."""
     from safetensors.torch import save_file
 
@@ -169,7 +170,7 @@ def write_files(folder: Path, trainer: Trainer, settings: Mapping[str, Any], rep
     save_file(state, folder / "model.safetensors")
 
 
-def dry_run(build: Callable[[], Mapping[str, Any]], say: Callable[[str], object] | None) -> None:
+def dry_run(build: Callable[[], Mapping[str, object]], say: Callable[[str], object] | None) -> None:
     """Examine a training, say what was found, and stop where something is wrong."""
     report = examine(check_target(build()), Options(), again=lambda: check_target(build()))
     wrong = [f"{line.name}: {line.cause}" for line in report.lines if not line.ok]

@@ -9,7 +9,7 @@ that is there (cuda), and checkpoints only where --checkpoint-dir is given (./ch
 from __future__ import annotations
 
 import math
-from typing import Any
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 import torch
@@ -37,7 +37,7 @@ VAL_BATCH = 48
 DIV_FACTOR = 100.0
 """A cycle is documented as 0, peak, 0: it begins at a hundredth."""
 GUARD = {"rules": {"update-ratio": {"shake": 0.1, "large": 0.1}}}
-"""A pre-trained network has more to lose in its first steps: a tenth of its weights is too much already."""
+"""For a pre-trained network an update of a tenth of its weights is too much already."""
 GOAL = 0.72
 """The IoU that the document aims at."""
 
@@ -75,12 +75,12 @@ def build(settings: Settings) -> Parts:
     )
 
 
-def target() -> dict[str, Any]:
+def target() -> dict[str, object]:
     """For `trimtab doctor trimtab.train.recipes.segment:target`."""
     return doctor_target(RECIPE)
 
 
-def evaluate(model: nn.Module, loader: Any) -> dict[str, float]:
+def evaluate(model: nn.Module, loader: Iterable[object]) -> dict[str, float]:
     """The loss, and the two measures that every epoch is judged by."""
     loss, logits, masks = _measured(model, loader)
     return {"loss": loss, **overlap_metrics(logits, masks)}
@@ -134,12 +134,12 @@ def _rows(scenes: Scenes) -> TensorDataset:
     return TensorDataset(torch.from_numpy(scenes.images), torch.from_numpy(scenes.masks))
 
 
-def _measured(model: nn.Module, loader: Any) -> tuple[float, Tensor, Tensor]:
+def _measured(model: nn.Module, loader: Iterable[object]) -> tuple[float, Tensor, Tensor]:
     """The loss over all samples, their scores and their masks."""
     logits: list[Tensor] = []
     masks: list[Tensor] = []
 
-    def step(model: nn.Module, batch: Any) -> Tensor:
+    def step(model: nn.Module, batch: Sequence[Tensor]) -> Tensor:
         predicted = model(batch[0])
         logits.append(predicted.logits.float().cpu())
         masks.append(batch[1].cpu())
@@ -169,12 +169,12 @@ def _begin(parts: Parts, plan: Plan, settings: Settings) -> None:
         pretrain(model.backbone, wanted, settings["say"])
 
 
-def _finish(trainer: Trainer, held: Any, rates: Rates) -> dict[str, Any]:
-    """All measures of the weights that count, the rates that were really used, and how to go on after a stop."""
+def _finish(trainer: Trainer, held: Iterable[object], rates: Rates) -> dict[str, object]:
+    """All measures of the final weights, the rates that were used, and how to continue after a stop."""
     rig = trainer.last_rig
     _, logits, masks = _measured(averaged_or(trainer.model, None if rig is None else rig.ema), held)
     measured = segmentation_metrics(logits, masks)
-    facts: dict[str, Any] = {**measured, "peak_lr": rates.rounded()}
+    facts: dict[str, object] = {**measured, "peak_lr": rates.rounded()}
     facts[f"goal: IoU of at least {GOAL}"] = "reached" if measured["IoU"] >= GOAL else "missed"
     if trainer.around.guarded and len(trainer.history.epochs) < sum(stage.epochs for stage in trainer.stages):
         slower = max(rates.peaks.get(ALL, {}).get("head", LR) / 2.0, 0.0)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -176,7 +175,7 @@ def read_folder(path: str, side: int) -> Scenes:
 
     A mask belongs to the picture of the same name, whatever their endings; a value in its upper half is object. Files
     are `.npy` or `.npz` (one array: grey, `[h, w, 3]` or `[3, h, w]`; bytes, or 0 to 1), or pictures that Pillow reads.
-    What does not fit is told with its file name before anything is trained.
+    What does not fit is reported with its file name before training.
     """
     pictures, masks = _folders(Path(path))
     truths = {one.stem: one for one in _files(masks)}
@@ -200,7 +199,7 @@ def _folders(root: Path) -> tuple[Path, Path]:
             return root / images, root / masks
     wanted = " or ".join(f"{images}/ and {masks}/" for images, masks in FOLDERS)
     there = sorted(one.name for one in root.iterdir())[:6] if root.is_dir() else "no such folder"
-    raise InputError(f"{root} is no data set: expected folders {wanted}, found {there}")
+    raise InputError(f"{root} is not a data set: expected folders {wanted}, found {there}")
 
 
 def _files(folder: Path) -> list[Path]:
@@ -241,7 +240,7 @@ def _planes(path: Path) -> Tensor:
     return planes.expand(3, -1, -1)
 
 
-def _array(path: Path) -> NDArray[Any]:
+def _array(path: Path) -> NDArray[np.generic]:
     try:
         found = np.load(path, allow_pickle=False)
         if isinstance(found, np.ndarray):
@@ -249,13 +248,13 @@ def _array(path: Path) -> NDArray[Any]:
         with found as several:
             if len(several.files) != 1:
                 raise InputError(f"{path} holds {len(several.files)} arrays; expected one")
-            one: NDArray[Any] = several[several.files[0]]
+            one: NDArray[np.generic] = several[several.files[0]]
             return one
     except (OSError, ValueError, EOFError) as error:
-        raise InputError(f"{path} cannot be read as an array: {error}; write it anew, or take it away") from None
+        raise InputError(f"{path} cannot be read as an array: {error}; write it again, or remove it") from None
 
 
-def _picture(path: Path) -> NDArray[Any]:
+def _picture(path: Path) -> NDArray[np.generic]:
     try:
         from PIL import Image
     except ImportError:
@@ -267,4 +266,4 @@ def _picture(path: Path) -> NDArray[Any]:
         with Image.open(path) as picture:
             return np.asarray(picture.convert("RGB"))
     except OSError as error:
-        raise InputError(f"{path} cannot be read as a picture: {error}; write it anew, or take it away") from None
+        raise InputError(f"{path} cannot be read as a picture: {error}; write it again, or remove it") from None

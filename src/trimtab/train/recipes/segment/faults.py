@@ -6,16 +6,19 @@ import math
 import os
 import signal
 from dataclasses import replace
-from typing import Any
 
+from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset, default_collate
 
 from trimtab.core.errors import InputError
 from trimtab.train.recipe import Fault, Parts, Settings
 from trimtab.train.recipes.segment.stages import ALL
+from trimtab.train.trainer import Hook, Trainer
+
+Rows = DataLoader[tuple[Tensor, ...]]
 
 EPOCH, BATCH = 2, 5
-"""Where the documented run broke: in the second epoch after unfreezing, batch 5."""
+"""Where the documented run failed: in the second epoch after unfreezing, batch 5."""
 WILD_RATE = 1.0
 NUM_BAD_MASKS = 3
 FAR_TOO_LARGE = 2.0**60
@@ -27,7 +30,7 @@ class Poison:
     def __init__(self, at: int) -> None:
         self._at, self._count = at, 0
 
-    def __call__(self, rows: list[Any]) -> Any:
+    def __call__(self, rows: list[tuple[Tensor, ...]]) -> tuple[Tensor, Tensor]:
         """The next batch; the `at`th has an infinity in its first pixel."""
         self._count += 1
         images, masks = default_collate(rows)
@@ -66,8 +69,8 @@ def _overflow(parts: Parts, settings: Settings) -> Parts:
     return replace(parts, config=config, stages=(*parts.stages[:-1], replace(last, scaler=scaler)))
 
 
-def _again(loader: DataLoader[Any], collate: Any, rows: TensorDataset | None = None) -> DataLoader[Any]:
-    """The same loader over other rows, or with batches put together otherwise; in this process, where it can count."""
+def _again(loader: Rows, collate: Poison | None, rows: TensorDataset | None = None) -> Rows:
+    """The same loader over other rows, or with another collate function; in this process, where that can count."""
     return DataLoader(
         rows or loader.dataset,
         batch_size=loader.batch_size,
@@ -78,10 +81,10 @@ def _again(loader: DataLoader[Any], collate: Any, rows: TensorDataset | None = N
     )
 
 
-def kill_at(step: int) -> Any:
-    """Before that optimizer step, counted over all stages from 1, end this process as a power cut would."""
+def kill_at(step: int) -> Hook:
+    """End this process as a power cut would, before that optimizer step, counted over all stages from 1."""
 
-    def kill(trainer: Any) -> None:
+    def kill(trainer: Trainer) -> None:
         if trainer.course.steps_done + 1 == step:
             os.kill(os.getpid(), signal.SIGKILL)
 

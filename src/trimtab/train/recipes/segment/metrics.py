@@ -80,7 +80,7 @@ Plane = NDArray[np.float64]
 def segmentation_metrics(logits: Tensor, masks: Tensor) -> dict[str, float]:
     """All ten measures of scores `[num, 1, height, width]` against masks of 0 and 1.
 
-    A pixel belongs to the object where its chance is above one half. A score that is not a number is no object. Where
+    A pixel belongs to the object where its chance is above one half. A NaN score counts as background. Where
     a share has nothing to be a share of (no object in the mask, nothing predicted), it is 1 if prediction and mask
     agree that there is nothing, else 0: no measure is ever undefined.
 

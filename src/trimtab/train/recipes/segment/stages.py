@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -24,7 +23,7 @@ from trimtab.train.recipes.segment.data import texture_crops
 from trimtab.train.recipes.segment.model import Backbone, TextureClassifier
 from trimtab.train.resuming import BEST
 from trimtab.train.settings import TrainConfig
-from trimtab.train.stages import Stage, Surroundings
+from trimtab.train.stages import Rig, Stage, Surroundings
 from trimtab.train.trainer import Trainer
 
 LR = 0.02
@@ -46,9 +45,9 @@ def plan_of(settings: Settings) -> Plan:
     """The stages that the settings ask for.
 
     Stage 1 trains the head at `lr`; stage 2 the head at 0.5 and the backbone at 0.05 of it, or at `stage2_lr` and a
-    tenth of that. `--resume best` (or the path of a checkpoint that holds weights alone) begins stage 2 anew with those
+    tenth of that. `--resume best` (or the path of a checkpoint that holds weights alone) starts stage 2 with those
     weights; `lr` is then what the documented command means by it: the rate of the head in stage 2 itself, not halved
-    once more. `--resume auto` goes on with the same training, and every rate means what it meant before.
+    once more. `--resume auto` continues the same training, and every rate means what it meant before.
 
     Example:
         >>> flags = {"lr": 0.00025, "stage2_lr": None, "epochs": 140, "stage1_epochs": 30, "skip_stage1": False}
@@ -87,7 +86,7 @@ def plan_of(settings: Settings) -> Plan:
 
 
 def _weights(settings: Settings) -> Path | None:
-    """The checkpoint to take weights from, and nothing else; None where there is none, or the trainer goes on."""
+    """The checkpoint to take only weights from; None without one, or if the trainer resumes."""
     resume, from_ = settings["resume"], settings["resume_from"]
     folder = settings["checkpoint_dir"]
     if resume is not None and from_ is not None:
@@ -107,33 +106,34 @@ def _weights_alone(path: Path) -> bool:
     try:
         return "optimizer_state_dict" not in documented.read_checkpoint(path)
     except (CheckpointError, OSError):
-        return False  # a folder of checkpoints, or none at all: the trainer says what it is
+        return False  # a folder of checkpoints, or none at all: the trainer reports what it is
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rates:
-    """Says at the beginning of each stage how fast its parts will learn, and keeps the highest rates really used."""
+    """Prints the rates of each stage at its beginning, and keeps the highest rates used."""
 
     say: Callable[[str], object] | None
     peaks: dict[str, dict[str, float]] = field(default_factory=dict)
 
-    def note(self, trainer: Any) -> None:
-        """After every step: the rates it was made with, whatever the guard has cut."""
+    def note(self, trainer: Trainer) -> None:
+        """Note the rates of a step, cuts by the guard included."""
         rig = trainer.rig
+        assert rig is not None
         parts = _parts(trainer.model, rig.optimizer)
         if rig.stage.name not in self.peaks:
             self.peaks[rig.stage.name] = dict.fromkeys(parts, 0.0)
-            self._tell(trainer, parts)
+            self._announce(trainer, rig, parts)
         peaks = self.peaks[rig.stage.name]
-        for part, rate in zip(parts, rig.stability.keeper.rates, strict=True):
+        for part, rate in zip(parts, rig.stability.corrector.rates, strict=True):
             peaks[part] = max(peaks[part], rate)
 
     def rounded(self) -> dict[str, dict[str, float]]:
         """The highest rate of each part in each stage, for people."""
         return {name: {part: float(f"{rate:.4g}") for part, rate in of.items()} for name, of in self.peaks.items()}
 
-    def _tell(self, trainer: Any, parts: list[str]) -> None:
-        rig, names = trainer.rig, [stage.name for stage in trainer.stages]
+    def _announce(self, trainer: Trainer, rig: Rig, parts: list[str]) -> None:
+        names = [stage.name for stage in trainer.stages]
         if self.say is not None:
             rates = ", ".join(f"{part} {rate:g}" for part, rate in zip(parts, rig.schedule.base_lrs, strict=True))
             frozen = f", {', '.join(rig.stage.frozen)} frozen" if rig.stage.frozen else ""
@@ -141,8 +141,8 @@ class Rates:
             self.say(f"{place}: {rig.stage.epochs} epochs{frozen}; peak learning rates: {rates}")
 
 
-def _parts(model: Any, optimizer: Any) -> list[str]:
-    """Which part of the model each group of the optimizer is."""
+def _parts(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[str]:
+    """The part of the model that each group of the optimizer holds."""
     part_of = {id(parameter): name.partition(".")[0] for name, parameter in model.named_parameters()}
     return [part_of[id(group["params"][0])] for group in optimizer.param_groups]
 

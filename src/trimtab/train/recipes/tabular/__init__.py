@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +15,7 @@ from trimtab.data import TABLES, load_table
 from trimtab.train.evaluation import classification_metrics, evaluate_model, regression_metrics
 from trimtab.train.recipe import Fault, Option, Parts, Recipe, Settings, doctor_target, rate_spike
 from trimtab.train.settings import SCHEDULES, TrainConfig
+from trimtab.train.trainer import Trainer
 
 HELD_OUT = 0.2
 FAULT_EPOCH = 5
@@ -61,13 +61,13 @@ def build(settings: Settings) -> Parts:
         loss_fn=nn.functional.cross_entropy if classes else nn.functional.mse_loss,
         metrics=classification_metrics if classes else regression_metrics,
         score="accuracy" if classes else "r2",
-        # An epoch is a dozen steps: what comes back with the next one is new, and states to go back to are close by.
+        # An epoch is a dozen steps: trouble in the next epoch is new, and states to roll back to are close.
         policy=PolicyConfig(quiet=5, ring_every=2),
         tags=_tensorboard(settings["tensorboard"]),
     )
 
 
-def target() -> dict[str, Any]:
+def target() -> dict[str, object]:
     """For `trimtab doctor trimtab.train.recipes.tabular:target`."""
     return doctor_target(RECIPE)
 
@@ -81,7 +81,7 @@ def _split(num: int, seed: int, *, by_block: bool) -> tuple[Tensor, Tensor]:
     return order[:cut], order[cut:]
 
 
-def _loader(x: Tensor, y: Tensor, settings: Settings) -> DataLoader[Any]:
+def _loader(x: Tensor, y: Tensor, settings: Settings) -> DataLoader[tuple[Tensor, ...]]:
     return DataLoader(
         TensorDataset(x, y),
         batch_size=settings["batch_size"],
@@ -105,7 +105,7 @@ def _network(num_in: int, num_out: int, width: int, dropout: float) -> nn.Module
     )
 
 
-def _tensorboard(folder: str | None) -> Any:
+def _tensorboard(folder: str | None) -> object:
     if folder is None:
         return None
     try:
@@ -139,9 +139,9 @@ def _label_outlier(parts: Parts, settings: Settings) -> Parts:
         raise InputError(f"the table {settings['table']!r} has classes, and no label can be 1e9; try --table diabetes")
     changed = _changed(parts, x, y, settings)
 
-    def corrupt(trainer: Any) -> None:
+    def corrupt(trainer: Trainer) -> None:
         if trainer.course.epoch + 1 == FAULT_EPOCH:
-            y[0] = OUTLIER  # the data set holds this very tensor
+            y[0] = OUTLIER  # the data set holds this tensor itself
 
     return replace(changed, before_step=corrupt)
 
@@ -155,9 +155,10 @@ def _nan_validation(parts: Parts, settings: Settings) -> Parts:
     """One validation meets a row of NaN; the next one does not."""
     calls = 0
 
-    def evaluate(model: nn.Module, loader: Any) -> dict[str, float]:
+    def evaluate(model: nn.Module, loader: DataLoader[tuple[Tensor, ...]]) -> dict[str, float]:
         nonlocal calls
         calls += 1
+        assert isinstance(loader.dataset, TensorDataset)
         x, y = loader.dataset.tensors
         if calls == FAULT_EPOCH:
             x = x.clone()
@@ -169,7 +170,7 @@ def _nan_validation(parts: Parts, settings: Settings) -> Parts:
 
 
 def _tiny_training_set(parts: Parts, settings: Settings) -> Parts:
-    """A few rows, no dropout and no decay to speak of: learnt by heart."""
+    """A few rows, no dropout and hardly any decay: the model memorises them."""
     x, y = _tensors(parts)
     width = parts.model[1].out_features  # type: ignore[index]
     torch.manual_seed(settings["seed"])
