@@ -6,6 +6,7 @@ import math
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from math import isfinite
 from statistics import median
 from typing import Any
 
@@ -178,13 +179,12 @@ class Window:
     def absorb(self, *, alarming: bool) -> None:
         """Let the newest sample into the history, unless it is alarming and the alarm is young."""
         sample = self.now
-        scalars, ends = sample.scalars, self._ends
-        for name in TRACKED:
-            value = scalars.get(name)
-            if value is not None and math.isfinite(value):
-                if name not in ends:
-                    ends[name] = _Ends()
-                ends[name].push(value, sample.step)
+        scalars, ends, step = sample.scalars, self._ends, sample.step
+        known = [(name, value) for name in TRACKED if (value := scalars.get(name)) is not None and isfinite(value)]
+        for name, value in known:
+            if name not in ends:
+                ends[name] = _Ends()
+            ends[name].push(value, step)
         if sample.phase == "train":
             self._follow(sample)
         if alarming and self._left_out < MAX_LEFT_OUT:
@@ -192,17 +192,16 @@ class Window:
             return
         if not alarming:
             self._left_out = 0
-        for name, series in self._series.items():
-            value = scalars.get(name)
-            if value is not None:
-                series.push(value)
-        if sample.step % ROWS_EVERY == 0 and sample.layout.has_grad_norms:
+        series = self._series
+        for name, value in known:
+            series[name].push(value)
+        if step % ROWS_EVERY == 0 and sample.layout.has_grad_norms:
             self.gradients.push(sample.names(Kind.GRAD), sample.col(Kind.GRAD, Column.L2))
 
     def _follow(self, sample: Sample) -> None:
         """What is remembered of every step, alarming or not."""
         scalars = sample.scalars
-        if not all(map(math.isfinite, scalars.values())):  # nothing that is remembered can be poisoned
+        if not all(map(isfinite, scalars.values())):  # nothing that is remembered can be poisoned
             scalars = {name: value for name, value in scalars.items() if math.isfinite(value)}
         self.past.append(scalars)
         self.schedule.absorb(sample)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Mapping
+from math import isfinite
 from typing import Any
 
 SIZE = 128
@@ -32,7 +33,7 @@ class Series:
 
     def push(self, value: float) -> None:
         """Take in one value; a non-finite one is ignored."""
-        if not math.isfinite(value):
+        if not isfinite(value):
             return
         values = self._values
         if len(values) == SIZE and values[0] >= self.recent_max:

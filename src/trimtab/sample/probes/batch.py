@@ -98,10 +98,10 @@ class BatchProbe:
         """Look at what a forward was called with."""
         if len(args) == 1 and not kwargs and type(args[0]) is Tensor and args[0].layout is torch.strided:
             found = [args[0]]  # the usual case
+            self._ids.add(args[0].data_ptr())
         else:
             found = list(tensors_in((args, dict(kwargs) if kwargs else ())))[:NUM_TENSORS]
-        for tensor in found:
-            self._ids.add(tensor.data_ptr())
+            self._ids.update(tensor.data_ptr() for tensor in found)
         if found:
             self._look(found)
 
@@ -151,7 +151,7 @@ class BatchProbe:
                 facts["in_rms"] = size
         # What was looked at is sound if its size is: only the rest has to be searched.
         rest = found[1:] if math.isfinite(size) and main.numel() == values.size else found
-        for tensor in rest:
+        for tensor in rest if len(found) > 1 or main.is_floating_point() else ():
             if tensor.is_floating_point() and tensor.is_cpu and tensor.numel() and _nonfinite(tensor):
                 facts["in_bad"] = float(facts.get("in_bad", 0.0)) + 1.0
         if main.dim() > 1 and _same_rows(main, values):

@@ -171,12 +171,13 @@ class Ledger:
         self._all.read(kept.values, moved=not self._writes_in_place)
         self._valid = True
         torch.sub(kept.flat_weights, self._now.flat_weights, out=delta.flat)
-        size, moved = (float(np.vdot(v, v)) for v in (kept.weights, delta.values))
+        size = float(np.vdot(kept.weights, kept.weights))  # this product does not warn of what is looked for
+        moved = float(np.vdot(delta.values, delta.values))
         if size < math.inf and moved < math.inf:
             facts["update_ratio"] = math.sqrt(moved / max(size, 1e-30))
         else:
             self._count_bad(facts, notes, "weights_bad", kept.weights, self._weights)
-        if kept.moments.size and not math.isfinite(float(kept.flat_moments.sum())):
+        if kept.moments.size and not np.vdot(kept.moments, kept.moments) < math.inf:
             self._count_bad(facts, notes, "state_bad", kept.moments, self._moments)
         return facts, notes
 
