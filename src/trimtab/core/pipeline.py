@@ -16,7 +16,7 @@ from trimtab.core.harm import harm_of, is_fixed_objective
 from trimtab.core.policy import Ladder
 from trimtab.core.registry import advice_of, select_rules
 from trimtab.core.schedule import RAISED
-from trimtab.core.screen import Screen
+from trimtab.core.screen import Screen, is_silent_when_calm
 from trimtab.core.stats.level import SHORT
 from trimtab.core.stats.onset import onset_of
 from trimtab.core.stats.packed import packed, unpacked
@@ -160,7 +160,7 @@ class Brain:
         concerned = self._concerned.get(facts)
         if concerned is None:
             concerned = tuple(
-                (max(int(getattr(rule, "every", 1)), 1), bool(getattr(rule, "calm", False)), rule)
+                (max(int(getattr(rule, "every", 1)), 1), is_silent_when_calm(rule, facts), rule)
                 for rule in self._asked_about(facts)
             )
             if len(self._concerned) >= MAX_FACT_SETS:  # a user may name scalars as he likes

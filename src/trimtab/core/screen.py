@@ -20,9 +20,11 @@ from trimtab.core.window import MIN_CALM, Window
 MAX_WAITING = 8
 """Steps that may wait to be absorbed."""
 MAX_FACT_SETS = 256
-_NEVER = (1,)
-_SPECIAL = frozenset({"weights_bad", "loss_factor", "bounded"})
-"""Facts that rules about ordinary values look at, too."""
+
+
+def is_silent_when_calm(rule: Rule, facts: tuple[str, ...]) -> bool:
+    """Whether a rule says nothing of a calm step with these facts: `wakes` are those that it looks at all the same."""
+    return getattr(rule, "calm", False) and not set(getattr(rule, "wakes", ())).intersection(facts)
 
 
 def common_bounds(rules: tuple[Rule, ...]) -> dict[str, tuple[float, float]]:
@@ -95,9 +97,9 @@ class Screen:
         """At the multiples of which steps a rule is asked that may speak of ordinary values."""
         if len(self._periods) >= MAX_FACT_SETS:  # a user may name scalars as they like
             self._periods.clear()
-        asked = [rule for rule in self._asked(facts) if not getattr(rule, "calm", False)]
+        asked = [rule for rule in self._asked(facts) if not is_silent_when_calm(rule, facts)]
         periods = tuple(sorted({max(int(getattr(rule, "every", 1)), 1) for rule in asked}))
-        self._periods[facts] = periods = _NEVER if 1 in periods or not _SPECIAL.isdisjoint(facts) else periods
+        self._periods[facts] = periods
         return periods
 
     def _renew(self) -> None:

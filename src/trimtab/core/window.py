@@ -168,8 +168,6 @@ class Window:
         size = scalars.get("in_rms")
         if size is not None and not size <= series["in_rms"].recent_max:
             return False
-        if "weights_bad" in scalars or "loss_factor" in scalars or "bounded" in scalars:
-            return False
         return not sample.layout.has_weight_norms
 
     def look(self, sample: Sample) -> None:

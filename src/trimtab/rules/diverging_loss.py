@@ -44,6 +44,7 @@ class DivergingLoss:
     needs: ClassVar[tuple[str, ...]] = ("loss",)
     hold: ClassVar[int] = 30
     calm: ClassVar[bool] = True
+    wakes: ClassVar[tuple[str, ...]] = ("bounded", "loss_factor")
     severity: Severity = Severity.ERROR
     part: float = 0.85
     lasting: int = 20

@@ -34,6 +34,7 @@ class NonfiniteWeight:
     code: ClassVar[str] = "WGT001"
     name: ClassVar[str] = "nonfinite-weight"
     calm: ClassVar[bool] = True
+    wakes: ClassVar[tuple[str, ...]] = ("weights_bad",)
     severity: Severity = Severity.FATAL
 
     def check(self, window: Window) -> Iterator[Finding]:
