@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 import torch
 
+from trimtab.checkpoint.directory import Disk
 from trimtab.checkpoint.format import container
-from trimtab.checkpoint.format.filesystem import Disk
 from trimtab.core.errors import CheckpointError
 
 Scenario = Callable[[Path, Disk], None]

@@ -16,9 +16,8 @@ from safetensors.torch import load_file
 
 from tests.checkpoint.lab import FILES, Gate, fail_at, folder, healthy_steps, leftovers, pair, save, sections_of
 from tests.matrix import sampled
-from trimtab.checkpoint.directory import HOST
+from trimtab.checkpoint.directory import HOST, Disk
 from trimtab.checkpoint.format import container
-from trimtab.checkpoint.format.filesystem import Disk
 from trimtab.core.errors import CheckpointError, InputError
 
 __all__ = ["folder", "pair"]

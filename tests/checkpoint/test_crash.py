@@ -25,9 +25,8 @@ from tests.checkpoint.lab import (
 )
 from tests.checkpoint.power import MODELS, Journal, replay
 from tests.matrix import sampled
-from trimtab.checkpoint.directory import HOST
+from trimtab.checkpoint.directory import HOST, Disk
 from trimtab.checkpoint.format import container
-from trimtab.checkpoint.format.filesystem import Disk
 from trimtab.core.errors import CheckpointError
 
 __all__ = ["folder"]

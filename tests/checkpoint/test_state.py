@@ -16,7 +16,7 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 import trimtab
 from trimtab.checkpoint import state
 from trimtab.checkpoint.format.tree import flatten, unflatten
-from trimtab.checkpoint.health import nonfinite
+from trimtab.checkpoint.state import nonfinite
 from trimtab.core.errors import CheckpointError
 
 
@@ -497,7 +497,7 @@ def test_a_part_that_would_not_go_back_is_told(caplog: pytest.LogCaptureFixture)
 def test_a_module_too_large_to_be_kept_is_told_when_its_own_hook_fails(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("trimtab.checkpoint.modules.KEPT_BYTES", 8)
+    monkeypatch.setattr("trimtab.checkpoint.parts.KEPT_BYTES", 8)
     model = nn.Linear(2, 2)
     model.register_load_state_dict_pre_hook(_raise)
     with pytest.raises(CheckpointError, match="model could not be loaded"):

@@ -12,9 +12,8 @@ import torch
 
 from tests.matrix import sampled
 from trimtab import CheckpointError
-from trimtab.checkpoint import single as swap
+from trimtab.checkpoint.directory import Disk
 from trimtab.checkpoint.format import container
-from trimtab.checkpoint.format.filesystem import Disk
 from trimtab.compat.checkpoint_pair import read_checkpoint
 
 
@@ -27,7 +26,7 @@ def value_at(path: Path) -> float:
 
 
 def save(path: Path, value: float, disk: Disk | None = None) -> None:
-    swap.replace_with(path, weights(value), step=1, meta={}, **({} if disk is None else {"disk": disk}))
+    container.replace_with(path, weights(value), step=1, meta={}, **({} if disk is None else {"disk": disk}))
 
 
 def failing(at: int, code: int) -> tuple[Disk, list[str]]:
@@ -82,7 +81,7 @@ def test_a_damaged_one_gives_way_to_the_sound_one_beside_it(
     damage(place)
     assert value_at(place) == 2.0
     assert "model.safetensors" in caplog.text
-    swap.settle(place)
+    container.settle(place)
     assert value_at(place) == 2.0
     assert sorted(os.listdir(tmp_path)) == ["best", "quarantine"]
 

@@ -19,10 +19,9 @@ from tests.checkpoint.lab import GROWS, Gate, fail_at, folder
 from tests.checkpoint.test_lock import in_child
 from tests.matrix import sampled
 from trimtab import Checkpointer, CheckpointError, Guard
-from trimtab.checkpoint.difference import difference
+from trimtab.checkpoint.directory import DISK
 from trimtab.checkpoint.format import container
-from trimtab.checkpoint.format.filesystem import DISK
-from trimtab.checkpoint.inspect import find, sheet_of, survey
+from trimtab.checkpoint.inspect import difference, find, sheet_of, survey
 from trimtab.checkpoint.lock import LOCK
 from trimtab.checkpoint.retention import Retention, carry_out, plan
 from trimtab.compat import checkpoint_pair as documented

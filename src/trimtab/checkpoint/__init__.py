@@ -6,14 +6,13 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from trimtab.checkpoint.checkpointer import Checkpointer
-    from trimtab.checkpoint.loader import ResumableLoader
-    from trimtab.checkpoint.quarantine import Quarantine, QuarantineSampler
+    from trimtab.checkpoint.loader import Quarantine, QuarantineSampler, ResumableLoader
     from trimtab.compat.checkpoint_pair import load_checkpoint, read_checkpoint, save_checkpoint
 
 _HOME = {
     "Checkpointer": "trimtab.checkpoint.checkpointer",
-    "Quarantine": "trimtab.checkpoint.quarantine",
-    "QuarantineSampler": "trimtab.checkpoint.quarantine",
+    "Quarantine": "trimtab.checkpoint.loader",
+    "QuarantineSampler": "trimtab.checkpoint.loader",
     "ResumableLoader": "trimtab.checkpoint.loader",
     "load_checkpoint": "trimtab.compat.checkpoint_pair",
     "read_checkpoint": "trimtab.compat.checkpoint_pair",

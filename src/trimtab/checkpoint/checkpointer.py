@@ -15,17 +15,15 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from trimtab.checkpoint import health, modules, state
-from trimtab.checkpoint.compare import listed
+from trimtab.checkpoint import state
 from trimtab.checkpoint.directory import QUARANTINE, explaining
 from trimtab.checkpoint.format import container
 from trimtab.checkpoint.format.manifest import MAX_STEP
-from trimtab.checkpoint.health import cleaned
 from trimtab.checkpoint.inspect import Seen, is_eligible, of_newest_run, run_named, runs_in, see, seen_in, snapshot_of
 from trimtab.checkpoint.lock import FolderLock
-from trimtab.checkpoint.modules import masks_of
+from trimtab.checkpoint.parts import listed, masks_of, whole_model
 from trimtab.checkpoint.retention import Retention, doomed
-from trimtab.checkpoint.state import to_host
+from trimtab.checkpoint.state import cleaned, nonfinite, to_host
 from trimtab.core.errors import CheckpointError
 from trimtab.core.suggest_name import did_you_mean
 from trimtab.core.types import Snapshot
@@ -192,7 +190,7 @@ class Checkpointer:
             with explaining(f"step {step} could not be saved"):
                 sections = state.capture(**objects)
                 numbers = {str(k): float(v) for k, v in (metrics or {}).items()}
-                masks = masks_of("model", modules.whole(objects.get("model"))) | masks_of("ema", objects.get("ema"))
+                masks = masks_of("model", whole_model(objects.get("model"))) | masks_of("ema", objects.get("ema"))
                 meta = {"versions": _versions(), "metrics": numbers, "verdict": dict(verdict or {})}
                 job = self._job(step, branch, meta, masks, clean)
                 with contextlib.ExitStack() as stack:
@@ -296,7 +294,7 @@ class Checkpointer:
     def _store(self, job: _Job, sections: Mapping[str, Any]) -> Snapshot:
         """Look whether the state is sound, and put it where it belongs."""
         with explaining(f"step {job.step} could not be saved"):
-            bad = health.nonfinite(sections, allowed=job.masks)
+            bad = nonfinite(sections, allowed=job.masks)
             if bad and not job.clean:
                 return self._quarantine(job, sections, bad)
             if bad:

@@ -1,8 +1,12 @@
-"""A data loader that knows where it is: a run that stops in the middle of an epoch goes on with the very next batch."""
+"""A data loader that knows where it is: a run that stops in the middle of an epoch goes on with the very next batch.
+
+`Quarantine` holds the samples that it leaves out, by index, or by a hash of their content where data has no index.
+"""
 
 from __future__ import annotations
 
 import copy
+import hashlib
 import logging
 import random
 import zlib
@@ -10,16 +14,15 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch.utils.data import BatchSampler, DataLoader, IterableDataset, Sampler
+from torch import Tensor
+from torch.utils.data import BatchSampler, DataLoader, IterableDataset, Sampler, get_worker_info
 
 from trimtab.checkpoint import rng
-from trimtab.checkpoint.compare import different, refuse
-from trimtab.checkpoint.quarantine import Quarantine, QuarantineSampler
-from trimtab.checkpoint.rng import Begin, Deliver
+from trimtab.checkpoint.parts import different, refuse
 from trimtab.core.errors import CheckpointError, InputError
 
 log = logging.getLogger("trimtab")
@@ -478,3 +481,210 @@ class Order:
         for ids in batches:
             marks.append(Mark(drawn=counted.drawn, check=counted.check, ids=ids))
             yield ids
+
+
+class Quarantine:
+    """The indices and content hashes of samples that must not be seen again; shared by all that enforce it.
+
+    Example:
+        >>> from trimtab.checkpoint import Quarantine, QuarantineSampler
+        >>> quarantine = Quarantine()
+        >>> quarantine.add(ids=[3, 5])
+        2
+        >>> list(QuarantineSampler(range(6), quarantine))
+        [0, 1, 2, 4]
+    """
+
+    def __init__(self, ids: Iterable[Any] = (), hashes: Iterable[str] = ()) -> None:
+        self._ids: dict[Any, None] = {}
+        self._hashes: dict[str, None] = {}
+        self.add(ids, hashes)
+
+    def add(self, ids: Iterable[Any] = (), hashes: Iterable[str] = ()) -> int:
+        """Leave these out from now on; returns how many were not yet left out."""
+        before = len(self)
+        self._ids.update(dict.fromkeys(map(plain_id, ids)))
+        self._hashes.update(dict.fromkeys(hashes))
+        return len(self) - before
+
+    def __len__(self) -> int:
+        return len(self._ids) + len(self._hashes)
+
+    def __contains__(self, sample_id: Any) -> bool:
+        return bool(self._ids) and plain_id(sample_id) in self._ids
+
+    @property
+    def ids(self) -> tuple[Any, ...]:
+        """Indices left out, in the order they came."""
+        return tuple(self._ids)
+
+    @property
+    def hashes(self) -> tuple[str, ...]:
+        """Content hashes left out, in the order they came."""
+        return tuple(self._hashes)
+
+    def hides(self, item: Any) -> bool:
+        """Whether the content of this sample is left out; nothing is hashed while there are no hashes."""
+        return bool(self._hashes) and content_hash(item) in self._hashes
+
+    def state_dict(self) -> dict[str, Any]:
+        """Plain data to go on from."""
+        return {"ids": list(self._ids), "hashes": list(self._hashes)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Leave out what was left out then as well. What is left out now stays so: a rewind brings nothing back."""
+        self.add(state["ids"], state["hashes"])
+
+
+class QuarantineSampler(Sampler[Any]):
+    """Another sampler without the samples in quarantine; its length is that of the other, so an upper bound."""
+
+    def __init__(self, sampler: Any, quarantine: Quarantine) -> None:
+        self.sampler, self.quarantine = sampler, quarantine
+
+    def __iter__(self) -> Iterator[Any]:
+        """Every index of the other sampler that is not in quarantine at the moment it is drawn."""
+        return (one for one in iter(self.sampler) if one not in self.quarantine)
+
+    def __len__(self) -> int:
+        return len(self.sampler)
+
+
+def plain_id(sample_id: Any) -> Any:
+    """An index as it can be compared and written down: tensors and numpy scalars become numbers."""
+    if isinstance(sample_id, Tensor | np.generic):
+        return sample_id.item()
+    return tuple(map(plain_id, sample_id)) if isinstance(sample_id, list | tuple) else sample_id
+
+
+def content_hash(item: Any) -> str:
+    """A name for a sample that depends on nothing but its content: the same in every process, run and machine.
+
+    Tensors and arrays count with type, shape and values; dicts and sequences with what they hold. Anything else counts
+    with its `repr`, and must have one that says what it is.
+
+    Example:
+        >>> content_hash({"x": torch.ones(2), "y": 1}) == content_hash({"x": torch.ones(2), "y": 1})
+        True
+        >>> content_hash(torch.zeros(2)) == content_hash(torch.zeros(1, 2))
+        False
+    """
+    digest = hashlib.sha256()
+    _feed(digest, item)
+    return digest.hexdigest()
+
+
+def _feed(digest: Any, item: Any) -> None:
+    if isinstance(item, Tensor):
+        values = item.detach().cpu().resolve_conj().resolve_neg().contiguous().reshape(-1)
+        digest.update(f"tensor {item.dtype} {tuple(item.shape)} ".encode())
+        digest.update(values.view(torch.uint8).numpy())
+    elif isinstance(item, np.ndarray) and item.dtype != object:
+        digest.update(f"array {item.dtype} {item.shape} ".encode() + item.tobytes())
+    elif isinstance(item, bytes | bytearray):
+        digest.update(f"bytes {len(item)} ".encode() + item)
+    elif isinstance(item, Mapping):
+        digest.update(f"mapping {len(item)} ".encode())
+        for key, value in item.items():
+            _feed(digest, key)
+            _feed(digest, value)
+    elif isinstance(item, list | tuple | np.ndarray):
+        digest.update(f"sequence {len(item)} ".encode())
+        for value in item:
+            _feed(digest, value)
+    else:
+        told = repr(item).encode()
+        digest.update(f"{type(item).__name__} {len(told)} ".encode() + told)
+
+
+try:
+    from torch.utils.data._utils.worker import _generate_state
+except ImportError:  # a version that seeds numpy in another way, or not at all
+    _generate_state = None  # type: ignore[assignment]
+
+
+class Delivery(NamedTuple):
+    """A batch as it comes from the inner loader: the data, who made it, and its generators if they moved."""
+
+    data: Any
+    worker: int
+    generators: dict[str, Any] | None
+    dropped: bool
+
+
+class Deliver:
+    """Makes a batch as the loader's own `collate_fn` does, and says what random numbers were left afterwards.
+
+    Samples whose content is in quarantine are left out before; where nothing remains, there is no batch.
+    """
+
+    def __init__(self, collate: Callable[[Any], Any], quarantine: Quarantine, in_lists: bool) -> None:
+        self._collate, self._quarantine, self._in_lists = collate, quarantine, in_lists
+        self._last: dict[str, Any] | None = None
+
+    def __call__(self, samples: Any) -> Delivery:
+        """One batch, or one sample where the loader makes no batches."""
+        if self._in_lists and self._quarantine.hashes:
+            kept = [one for one in samples if not self._quarantine.hides(one)]
+            dropped = bool(samples) and not kept
+        else:
+            kept, dropped = samples, not self._in_lists and self._quarantine.hides(samples)
+        data = None if dropped else self._collate(kept)
+        info = get_worker_info()
+        if info is None:
+            return Delivery(data, -1, None, dropped)
+        return Delivery(data, info.id, self._moved(), dropped)
+
+    def _moved(self) -> dict[str, Any] | None:
+        """The generators of this process, or None where they are as they were told last."""
+        now = rng.capture_host()
+        now["torch"] = now["torch"].numpy()  # a tensor would cost a file of shared memory per batch
+        if self._last is not None and _same(now, self._last):
+            return None
+        self._last = now
+        return now
+
+
+class Begin:
+    """Starts a worker in the place of an earlier one: with its number, and the random numbers it had left."""
+
+    def __init__(
+        self,
+        own: Callable[[int], Any] | None,
+        generators: Mapping[int, Any],
+        base_seed: int | None,
+        shift: int,
+    ) -> None:
+        self._own, self._generators, self._base_seed, self._shift = own, dict(generators), base_seed, shift
+
+    def __call__(self, worker: int) -> None:
+        """Called in the new process, before its first sample."""
+        info: Any = get_worker_info()
+        former = (worker + self._shift) % info.num_workers
+        # The next batch was due from that worker, and goes to the first of these.
+        object.__setattr__(info, "id", former)  # its own refuses any change
+        if self._base_seed is not None:
+            object.__setattr__(info, "seed", self._base_seed + former)
+            _seed(self._base_seed, former)
+        if self._own is not None:
+            self._own(former)
+        if former in self._generators:
+            rng.restore_host(self._generators[former])
+
+
+def _seed(base_seed: int, worker: int) -> None:
+    """As a loader seeds its workers."""
+    random.seed(base_seed + worker)
+    torch.manual_seed(base_seed + worker)
+    if _generate_state is not None:
+        np.random.seed(_generate_state(base_seed, worker))  # type: ignore[no-untyped-call]
+
+
+def _same(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    return (
+        np.array_equal(one["torch"], other["torch"])
+        and np.array_equal(one["python"]["words"], other["python"]["words"])
+        and one["python"]["gauss"] == other["python"]["gauss"]
+        and np.array_equal(one["numpy"]["keys"], other["numpy"]["keys"])
+        and all(one["numpy"][key] == other["numpy"][key] for key in ("place", "has_gauss", "cached"))
+    )

@@ -127,7 +127,7 @@ def diff(
 
     Exit code 0: identical to the bit; 1: they differ; 2: one of them cannot be read.
     """
-    from trimtab.checkpoint.difference import difference
+    from trimtab.checkpoint.inspect import difference
     from trimtab.report.checkpoint_text import render_difference
 
     if third is None and second.isdigit() and not Path(second).exists():

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import nn
 
-from trimtab.checkpoint.quarantine import Quarantine
+from trimtab.checkpoint.loader import Quarantine
 from trimtab.core.config import Config
 from trimtab.core.contain import Contained
 from trimtab.core.errors import InputError

@@ -17,8 +17,7 @@ from trimtab.core.printable import brief
 from trimtab.report.text import wrapped
 
 if TYPE_CHECKING:
-    from trimtab.checkpoint.difference import Difference, SettingChange, TensorChange
-    from trimtab.checkpoint.inspect import SectionRow, Seen, Sheet
+    from trimtab.checkpoint.inspect import Difference, SectionRow, Seen, SettingChange, Sheet, TensorChange
     from trimtab.core.types import Snapshot
 
 COLOURS = {"good": "green", "candidate": "yellow", "bad": "red"}

@@ -25,7 +25,9 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from trimtab.checkpoint.directory import (
+    DISK,
     HOST,
+    Disk,
     Entry,
     clean,
     entries,
@@ -42,7 +44,6 @@ from trimtab.checkpoint.directory import (
     temporary,
 )
 from trimtab.checkpoint.format import manifest, tree
-from trimtab.checkpoint.format.filesystem import DISK, Disk
 from trimtab.checkpoint.format.manifest import (
     MANIFEST,
     MARKER,
@@ -55,13 +56,15 @@ from trimtab.checkpoint.format.manifest import (
     Status,
     Stored,
     Written,
+    damage_of_status,
+    decode_status,
+    encode_status,
     memory_for,
     parse_json,
 )
 from trimtab.checkpoint.format.tensors import SAFE_NAMES, Json, flat
-from trimtab.core.errors import CheckpointError, InputError
+from trimtab.core.errors import CheckpointError
 from trimtab.core.files import json_memory
-from trimtab.core.printable import printable
 
 __all__ = [
     "Contents",
@@ -213,7 +216,7 @@ def _damaged(path: Path, damages: Collection[Damage]) -> CheckpointError:
     return CheckpointError(f"{path} cannot be used: {told}; use another checkpoint (nothing was loaded)")
 
 
-log = logging.getLogger("trimtab.checkpoint")
+log = logging.getLogger("trimtab")
 
 
 def write(
@@ -349,10 +352,7 @@ def _taken(final: Path) -> CheckpointError:
     )
 
 
-STATES = ("candidate", "good", "bad")
-_BY_TRUST = ("bad", "candidate", "good")
 _MAX_BYTES = 1 << 20
-_MAX_REASON = 10_000
 
 
 def get_status(path: Path, *, disk: Disk = DISK) -> Status:
@@ -393,58 +393,6 @@ def set_status(path: Path, state: str, reason: str = "", *, disk: Disk = DISK) -
         told = CheckpointError(f"{path} could not be marked {state}: {error.strerror or error}; it is as it was")
         told.errno = error.errno
         raise told from error
-
-
-def encode_status(state: str, reason: str) -> bytes:
-    """The bytes of a status file: two sealed lines that say the same."""
-    if state not in STATES:
-        raise InputError(f"a checkpoint is one of {', '.join(STATES)}; {state!r} was given")
-    return _sealed({"state": state, "reason": str(reason)[:_MAX_REASON], "changed": time.time()}) * 2
-
-
-def decode_status(data: bytes) -> Status:
-    """Read a status file; CheckpointError where neither of its copies is what was written.
-
-    Copies that are both sealed and differ were not written by us: the one that trusts the checkpoint least counts.
-    """
-    found = [one for line in _copies(data) if (one := _opened(line)) is not None]
-    if not found:
-        raise CheckpointError(f"{STATUS} is not what was written")
-    return min(found, key=lambda one: _BY_TRUST.index(one.state))
-
-
-def damage_of_status(data: bytes) -> str:
-    """What is wrong with a status file that may still be readable; empty where nothing is."""
-    status, half = decode_status(data), len(data) // 2
-    lines = [data] if _opened(data) is not None else [data[:half], data[half:]]  # one line: written by 0.1.0
-    if all(_opened(line) == status for line in lines):
-        return ""
-    return f"one of its two copies is not what was written; the other says {status.state}"
-
-
-def _copies(data: bytes) -> Iterator[bytes]:
-    """Where a copy can be: a half of the file, even if the line break in its middle is gone, or a line."""
-    half = len(data) // 2
-    yield from (data[:half], data[half:])
-    yield from data.splitlines(keepends=True)
-
-
-def _opened(line: bytes) -> Status | None:
-    """What a sealed line says; None where it is not exactly as it was written."""
-    try:
-        body = parse_json(line, STATUS)
-    except CheckpointError:
-        return None
-    body.pop("sum", None)
-    state, reason = body.get("state"), body.get("reason")
-    if line != _sealed(body) or state not in STATES or not isinstance(reason, str):
-        return None
-    return Status(state=state, reason=printable(reason))
-
-
-def _sealed(body: dict[str, object]) -> bytes:
-    check = hashlib.sha256(json.dumps(body).encode()).hexdigest()[:16]
-    return json.dumps({**body, "sum": check}).encode() + b"\n"
 
 
 _BLOCK = 1 << 20
@@ -650,3 +598,104 @@ def table_of(tensors: Mapping[str, Tensor], marks: Mapping[str, str]) -> dict[st
 def num_bytes_of(tensors: Mapping[str, Tensor]) -> int:
     """Bytes of all values."""
     return sum(tensor.nbytes for tensor in tensors.values())
+
+
+def replace_with(path: Path, sections: Mapping[str, Any], *, disk: Disk = DISK, **about: Any) -> None:
+    """Write `sections` as the checkpoint `path`, in the place of the one that is there.
+
+    The new one is written beside it (`name~new`), made durable, read again, and only then takes the name; until that is
+    durable too, the old one stays as `name~old`. Whatever kills the process, `candidates` finds a whole one.
+    """
+    check_place(path)
+    fresh, old = beside(path)
+    try:
+        settle(path, disk=disk)
+        clean(path.parent, disk=disk)
+        write(path.parent, fresh.name, sections, disk=disk, **about)
+        if damages := damage_of(fresh, disk=disk):
+            remove(fresh, disk=disk)
+            raise CheckpointError(
+                f"{path} was not saved: read again, it is not what was written ({damages[0]}); the disk or the memory "
+                "fails; the earlier checkpoint is as it was: save to another disk"
+            )
+        _swap(fresh, path, old, disk)
+    except CheckpointError:
+        raise
+    except OSError as error:
+        raise explained(error, path) from error
+
+
+def candidates(path: Path) -> Iterator[Path]:
+    """Where the checkpoint `path` may be: under its own name, or where a killed save left it."""
+    for _ in range(2):  # a save that ends meanwhile moves it from one place to the next
+        here = [one for one in (path, *beside(path)) if os.path.lexists(one)]
+        yield from here
+        if here:
+            return
+
+
+def beside(path: Path) -> tuple[Path, Path]:
+    """Where a new one is written, and where the old one is kept meanwhile."""
+    return path.with_name(f"{path.name}~new"), path.with_name(f"{path.name}~old")
+
+
+def settle(path: Path, *, disk: Disk = DISK) -> None:
+    """Put right what a killed save left: the first sound one gets the name, the rest go."""
+    left = [one for one in beside(path) if os.path.lexists(one)]
+    if not left:
+        return
+    sound = next((one for one in (path, *left) if not _unusable(one, disk)), None)
+    if sound is None:
+        for one in left:
+            quarantine(one, disk=disk)  # nothing to go back to: only out of the way
+        return
+    if sound != path:
+        if os.path.lexists(path):
+            quarantine(path, disk=disk)
+        disk.rename(sound, path)
+        disk.sync_dir(path.parent)
+        log.warning("an earlier save of %s was cut short: %s is taken for it", path, sound.name)
+    for one in left:
+        if os.path.lexists(one):
+            remove(one, disk=disk)
+
+
+def check_place(path: Path) -> None:
+    """Refuse a path under which something else lives than a checkpoint: it would be replaced."""
+    if not path.name or path.name.startswith("."):
+        raise CheckpointError(f"{str(path)!r} is no name for a checkpoint: give one such as 'best' or 'out/best'")
+    if path.is_dir():
+        names = set(os.listdir(path))
+        if names and not names & {MANIFEST, MARKER}:
+            raise CheckpointError(
+                f"{path} is a folder with other things in it ({', '.join(sorted(names)[:3])}), and a checkpoint takes "
+                f"the place of what has its name: give a name inside it, such as {path / 'best'}"
+            )
+        if not names:
+            path.rmdir()
+    elif os.path.lexists(path):
+        raise CheckpointError(f"{path} is a file, and a checkpoint is a folder: give another name, or remove that file")
+
+
+def _unusable(path: Path, disk: Disk) -> list[Damage]:
+    """What makes a checkpoint unusable; a lost status is only a lost opinion."""
+    return [damage for damage in damage_of(path, disk=disk) if damage.file != STATUS]
+
+
+def _swap(fresh: Path, path: Path, old: Path, disk: Disk) -> None:
+    if not os.path.lexists(path):
+        disk.rename(fresh, path)
+        disk.sync_dir(path.parent)
+        return
+    disk.rename(path, old)
+    try:
+        disk.sync_dir(path.parent)
+        disk.rename(fresh, path)
+    except BaseException:
+        disk.rename(old, path)
+        raise
+    disk.sync_dir(path.parent)
+    try:
+        remove(old, disk=disk)
+    except OSError as error:  # the new one is saved: that is what counts
+        log.warning("%s could not be deleted: %s; the next save will try again", old, error)

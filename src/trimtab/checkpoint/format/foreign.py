@@ -13,12 +13,10 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
-from trimtab.checkpoint.compare import labelled, listed
 from trimtab.checkpoint.directory import explaining
 from trimtab.checkpoint.format.manifest import MAX_JSON, parse_json
 from trimtab.checkpoint.format.torch_file import Foreign, Refused, TooMuch, read_torch_file
-from trimtab.checkpoint.modules import COMPILED
-from trimtab.checkpoint.optimizers import inner
+from trimtab.checkpoint.parts import COMPILED, inner_optimizer, labelled, listed
 from trimtab.core.errors import CheckpointError
 from trimtab.core.files import is_hollow, open_regular
 
@@ -143,7 +141,7 @@ def sections_of_foreign(loaded: Any, path: Path, given: Mapping[str, Any] | None
         if name is not None:
             used.add(name)
             here = labelled((given or {}).get(section))
-            itself = inner if section == "optimizer" else lambda one: one
+            itself = inner_optimizer if section == "optimizer" else lambda one: one
             kind = next((type(itself(one)).__name__ for one in here.values()), "")
             sections[section] = {next(iter(here), "0"): {"class": kind, "state": loaded[name]}}
     sections["extra"] = {str(name): one for name, one in loaded.items() if name not in used}

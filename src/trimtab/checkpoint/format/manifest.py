@@ -1,4 +1,5 @@
-"""What a checkpoint directory holds, as records, and the manifest that names and vouches for all of it."""
+"""What a checkpoint directory holds, as records; the manifest that names and vouches for all of it; and the status file
+that says what is thought of it."""
 
 from __future__ import annotations
 
@@ -6,14 +7,15 @@ import hashlib
 import json
 import math
 import re
-from collections.abc import Mapping
+import time
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from trimtab.checkpoint.format import tree
 from trimtab.checkpoint.format.tensors import SAFE_NAMES, Json
-from trimtab.core.errors import CheckpointError
+from trimtab.core.errors import CheckpointError, InputError
 from trimtab.core.files import JSON_MEMORY, json_memory
 from trimtab.core.printable import printable
 
@@ -312,3 +314,60 @@ def _expect(value: Any, kind: type) -> Any:
     if not isinstance(value, kind):
         raise TypeError(f"a {type(value).__name__} where a {kind.__name__} belongs")
     return value
+
+
+STATES = ("candidate", "good", "bad")
+_BY_TRUST = ("bad", "candidate", "good")
+_MAX_REASON = 10_000
+
+
+def encode_status(state: str, reason: str) -> bytes:
+    """The bytes of a status file: two sealed lines that say the same."""
+    if state not in STATES:
+        raise InputError(f"a checkpoint is one of {', '.join(STATES)}; {state!r} was given")
+    return _sealed({"state": state, "reason": str(reason)[:_MAX_REASON], "changed": time.time()}) * 2
+
+
+def decode_status(data: bytes) -> Status:
+    """Read a status file; CheckpointError where neither of its copies is what was written.
+
+    Copies that are both sealed and differ were not written by us: the one that trusts the checkpoint least counts.
+    """
+    found = [one for line in _copies(data) if (one := _opened(line)) is not None]
+    if not found:
+        raise CheckpointError(f"{STATUS} is not what was written")
+    return min(found, key=lambda one: _BY_TRUST.index(one.state))
+
+
+def damage_of_status(data: bytes) -> str:
+    """What is wrong with a status file that may still be readable; empty where nothing is."""
+    status, half = decode_status(data), len(data) // 2
+    lines = [data] if _opened(data) is not None else [data[:half], data[half:]]  # one line: written by 0.1.0
+    if all(_opened(line) == status for line in lines):
+        return ""
+    return f"one of its two copies is not what was written; the other says {status.state}"
+
+
+def _copies(data: bytes) -> Iterator[bytes]:
+    """Where a copy can be: a half of the file, even if the line break in its middle is gone, or a line."""
+    half = len(data) // 2
+    yield from (data[:half], data[half:])
+    yield from data.splitlines(keepends=True)
+
+
+def _opened(line: bytes) -> Status | None:
+    """What a sealed line says; None where it is not exactly as it was written."""
+    try:
+        body = parse_json(line, STATUS)
+    except CheckpointError:
+        return None
+    body.pop("sum", None)
+    state, reason = body.get("state"), body.get("reason")
+    if line != _sealed(body) or state not in STATES or not isinstance(reason, str):
+        return None
+    return Status(state=state, reason=printable(reason))
+
+
+def _sealed(body: dict[str, object]) -> bytes:
+    check = hashlib.sha256(json.dumps(body).encode()).hexdigest()[:16]
+    return json.dumps({**body, "sum": check}).encode() + b"\n"
