@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from trimtab.losses.backends.dense import line_similarity, tuple_similarity
 from trimtab.losses.cost import check_it_fits
-from trimtab.losses.logits import line_similarity, tuple_similarity
-from trimtab.losses.prepare import check_name, check_xs, normalise
+from trimtab.losses.problem import check_name, check_xs, normalise
 
 FORMS = ("full", "line")
 

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
         restore_loss_function,
         soft_clamp,
     )
+    from trimtab.losses.backends.dense import nway_logits
     from trimtab.losses.cost import TooCostly, nway_cost
-    from trimtab.losses.logits import nway_logits
     from trimtab.losses.module import NWayLoss
     from trimtab.losses.nway import NWayOutput, nway_loss
 
@@ -31,7 +31,7 @@ _HOME = {
     "get_stable_loss_function": "trimtab.compat.stable_losses",
     "gram_volume_loss": "trimtab.compat.loss_shims",
     "nway_cost": "trimtab.losses.cost",
-    "nway_logits": "trimtab.losses.logits",
+    "nway_logits": "trimtab.losses.backends.dense",
     "nway_loss": "trimtab.losses.nway",
     "replace_loss_function_with_stable_version": "trimtab.compat.stable_losses",
     "restore_loss_function": "trimtab.compat.stable_losses",

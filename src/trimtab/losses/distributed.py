@@ -25,8 +25,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from trimtab.losses.prepare import check_mask, check_xs
-from trimtab.losses.problem import Kind, Problem
+from trimtab.losses.problem import Kind, Problem, check_mask, check_xs
 
 Reduce = Callable[[Problem, Kind], Tensor]
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from trimtab.losses.cost import BACKENDS, OBJECTIVES
 from trimtab.losses.nway import NWayOutput, nway_loss
-from trimtab.losses.prepare import NORMALIZE, PRECISION, check_name, check_smoothing
+from trimtab.losses.problem import NORMALIZE, PRECISION, check_name, check_smoothing
 from trimtab.losses.similarity import SIMILARITIES
 
 if TYPE_CHECKING:

@@ -19,8 +19,19 @@ from trimtab.core.errors import RecordError
 from trimtab.core.files import open_regular
 from trimtab.core.types import BrainState, Closing, Decision, Finding, Layout, Outcome, RunInfo, Sample, Verdict
 from trimtab.record import format as decode
-from trimtab.record import tables
-from trimtab.record.format import FIRST_BYTES, KINDS, LINES_NAME, TABLES_NAME, SampleLine
+from trimtab.record.format import (
+    FIRST_BYTES,
+    KINDS,
+    LINES_NAME,
+    TABLES_NAME,
+    Buffer,
+    SampleLine,
+    TableEntry,
+    is_intact,
+    map_tables,
+    scan_tables,
+    table_values,
+)
 from trimtab.record.thin import Thinned, to_thinned
 
 __all__ = ["Run", "find_run", "read_run"]
@@ -48,8 +59,8 @@ class Run:
         self.thinned: Thinned | None = None
         self.problems: list[str] = []
         self._samples: list[SampleLine] = []
-        self._entries: dict[int, tables.Entry] = {}
-        self._buffer: tables.Buffer = b""
+        self._entries: dict[int, TableEntry] = {}
+        self._buffer: Buffer = b""
 
     def __repr__(self) -> str:
         name = self.info.run_id if self.info else self.folder.name
@@ -78,7 +89,7 @@ class Run:
             layout = self.layouts[line.layout]
             entry = self._entry(line)
             if entry is not None:
-                table = tables.floats(self._buffer, entry).reshape(-1, len(layout.columns))
+                table = table_values(self._buffer, entry).reshape(-1, len(layout.columns))
             else:
                 table = np.empty((0, len(layout.columns)), np.float32)
                 if line.num_floats:
@@ -125,7 +136,7 @@ class Run:
     def _lost(self, line: SampleLine) -> bool:
         return bool(line.num_floats) and self._entry(line) is None
 
-    def _entry(self, line: SampleLine) -> tables.Entry | None:
+    def _entry(self, line: SampleLine) -> TableEntry | None:
         entry = self._entries.get(line.seq) if line.num_floats else None
         layout = self.layouts[line.layout]
         fits = entry is not None and (entry.layout, entry.step, entry.branch, entry.num_floats) == (
@@ -263,7 +274,7 @@ def _take_event(run: Run, event: object) -> None:
 def _read_tables(run: Run) -> None:
     path = run.folder / TABLES_NAME
     try:
-        run._buffer = tables.map_file(path)
+        run._buffer = map_tables(path)
     except FileNotFoundError:
         if any(line.num_floats for line in run._samples):
             run.problems.append(f"{TABLES_NAME} is missing: samples come without their tables")
@@ -271,10 +282,10 @@ def _read_tables(run: Run) -> None:
     except OSError as error:
         run.problems.append(f"{TABLES_NAME} cannot be read ({error}): samples come without their tables")
         return
-    entries, problems, _ = tables.scan(run._buffer)
+    entries, problems, _ = scan_tables(run._buffer)
     bad = [f"{TABLES_NAME}: {problem}" for problem in problems]
     for entry in entries:
-        if tables.intact(run._buffer, entry):
+        if is_intact(run._buffer, entry):
             run._entries[entry.seq] = entry
         else:
             bad.append(f"{TABLES_NAME}: the table of step {entry.step} is damaged and was skipped")

@@ -15,9 +15,9 @@ from trimtab.core.config import Config
 from trimtab.core.errors import InputError
 from trimtab.core.journal import IncidentLines, Said
 from trimtab.core.presets import get_preset
+from trimtab.core.printable import printable
 from trimtab.core.types import Finding, Outcome, Record, Sample, Severity, Sink, Verdict
 from trimtab.record.csv_sink import CsvSink, metrics
-from trimtab.record.say import say
 from trimtab.record.writer import RunWriter
 
 __all__ = ["CallSink", "ConsoleSink", "CsvSink", "LogSink", "LoggerSink", "TensorBoardSink", "adapt"]
@@ -250,3 +250,14 @@ def _from_text(text: str) -> Sink:
     if kind == "jsonl" and where:
         return RunWriter(Path(where))
     raise InputError(f"{text!r} names no sink; expected {_ACCEPTED}")
+
+
+def say(line: str, stream: TextIO) -> None:
+    """Print one line to a stream without tearing a live tqdm bar apart; nothing in it acts on the terminal."""
+    line = printable(line)
+    bars = getattr(sys.modules.get("tqdm"), "tqdm", None)
+    if bars is not None and len(getattr(bars, "_instances", ())) > 0:
+        bars.write(line, file=stream)
+        return
+    stream.write(line + "\n")
+    stream.flush()

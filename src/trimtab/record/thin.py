@@ -18,8 +18,7 @@ from numpy.typing import NDArray
 
 from trimtab.core.types import Column, Layout, Verdict
 from trimtab.record import format as decode
-from trimtab.record import tables
-from trimtab.record.format import thinned_line
+from trimtab.record.format import Buffer, TableEntry, map_tables, scan_tables, table_values, thinned_line
 
 TEMPORARY = ".thinning"
 
@@ -89,9 +88,9 @@ class _Book:
         return self.layouts[layout].optimizer if layout in self.layouts else ""
 
 
-def _table_score(buffer: tables.Buffer, entry: tables.Entry, layout: Layout | None) -> float:
+def _table_score(buffer: Buffer, entry: TableEntry, layout: Layout | None) -> float:
     """The largest L2 norm of a table; infinite where a tensor was not finite."""
-    values = tables.floats(buffer, entry)
+    values = table_values(buffer, entry)
     if layout is not None and Column.L2 in layout.columns and values.size == len(layout.names) * len(layout.columns):
         values = values.reshape(-1, len(layout.columns))[:, layout.columns.index(Column.L2)]
     return float(values.max(initial=0.0)) if np.isfinite(values).all() else np.inf
@@ -165,12 +164,12 @@ def thin(lines_path: Path, tables_path: Path, *, goal: int, seq: int) -> None:
     with lines_path.open("rb") as file:
         for raw in file:
             book.note(raw)
-    buffer = tables.map_file(tables_path) if tables_path.exists() else b""
+    buffer = map_tables(tables_path) if tables_path.exists() else b""
     num = len(book.samples)
     where = {sample[0]: i for i, sample in enumerate(book.samples)}
-    entries: list[tables.Entry | None] = [None] * num
+    entries: list[TableEntry | None] = [None] * num
     peaks = np.zeros(num)
-    for entry in tables.scan(buffer)[0]:
+    for entry in scan_tables(buffer)[0]:
         index = where.get(entry.seq)
         if index is not None:  # else a crash came between table and line: nobody will ask for it
             entries[index] = entry
@@ -235,7 +234,7 @@ def _obsolete(raw: bytes, dropped: set[int], total: Thinned) -> bool:
         return False
 
 
-def _rewrite_tables(path: Path, buffer: tables.Buffer, kept: list[tables.Entry]) -> None:
+def _rewrite_tables(path: Path, buffer: Buffer, kept: list[TableEntry]) -> None:
     temporary = path.with_name(path.name + TEMPORARY)
     with temporary.open("wb") as new:
         for entry in kept:

@@ -22,17 +22,19 @@ from typing import NamedTuple
 from trimtab.core.errors import RecordError
 from trimtab.core.types import BrainState, Closing, Decision, Layout, Outcome, Record, RunInfo, Sample, Verdict
 from trimtab.record import format as decode
-from trimtab.record import tables
 from trimtab.record.format import (
     FIRST_BYTES,
     LINES_NAME,
     TABLES_NAME,
     Lost,
+    encode_table,
     event_line,
     layout_line,
     lost_line,
+    map_tables,
     run_line,
     sample_line,
+    scan_tables,
 )
 from trimtab.record.thin import TEMPORARY, thin
 
@@ -395,7 +397,7 @@ class RunWriter:
         layout = self._layout_id(sample.layout)
         line = sample_line(sample, self._seq, layout)
         if sample.table.size:
-            self._tables.add(_Item(tables.encode_table(sample, layout, self._seq), self._seq, _EXPENDABLE))
+            self._tables.add(_Item(encode_table(sample, layout, self._seq), self._seq, _EXPENDABLE))
         self._lines.add(_Item(line, self._seq, _EXPENDABLE, sample.step))
         self._seq += 1
 
@@ -409,7 +411,7 @@ class RunWriter:
             self._continue_lines(path)
         path = self._home / TABLES_NAME
         if path.exists():
-            entries, problems, end = tables.scan(tables.map_file(path))
+            entries, problems, end = scan_tables(map_tables(path))
             if problems and end < path.stat().st_size:
                 log.warning("%s: %s; cut off, the record goes on", path, problems[-1])
                 os.truncate(path, end)

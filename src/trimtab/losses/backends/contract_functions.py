@@ -24,9 +24,8 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from trimtab.losses.matmul import multiply, operand, products_in
 from trimtab.losses.problem import Precision
-from trimtab.losses.tuple_reduction import relative
+from trimtab.losses.tuple_reduction import multiply, operand, products_in, relative
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,10 +18,19 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from trimtab.losses.cost import tile_of
-from trimtab.losses.matmul import multiply, operand, products_in
 from trimtab.losses.problem import Kind, Precision, Problem
 from trimtab.losses.similarity import SIMILARITIES, of_total
-from trimtab.losses.tuple_reduction import diagonal_stride, empty, lse, marginals, outer, share_of
+from trimtab.losses.tuple_reduction import (
+    diagonal_stride,
+    empty,
+    lse,
+    marginals,
+    multiply,
+    operand,
+    outer,
+    products_in,
+    share_of,
+)
 
 __all__ = ["reduce_tuples"]
 
