@@ -18,14 +18,14 @@ from __future__ import annotations
 import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Protocol
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from trimtab.losses.problem import Kind, Problem, check_mask, check_xs
+from trimtab.losses.problem import Context, Kind, Problem, check_mask, check_xs
 
 Reduce = Callable[[Problem, Kind], Tensor]
 
@@ -206,22 +206,27 @@ def _gather_rows(tensor: Tensor, sizes: tuple[int, ...], group: dist.ProcessGrou
     return torch.cat([part[:, :size] for part, size in zip(parts, sizes, strict=True)], 1)
 
 
+class _GatherContext(Context, Protocol):
+    sizes: tuple[int, ...]
+    group: dist.ProcessGroup
+
+
 class _Gather(torch.autograd.Function):
     """Forward: the rows of all ranks. Backward: the sum over the ranks of the gradients of this rank's rows."""
 
     @staticmethod
-    def forward(ctx: Any, stacked: Tensor, sizes: tuple[int, ...], group: dist.ProcessGroup) -> Tensor:
+    def forward(ctx: _GatherContext, stacked: Tensor, sizes: tuple[int, ...], group: dist.ProcessGroup) -> Tensor:
         ctx.sizes, ctx.group = sizes, group
         return _gather_rows(stacked.detach(), sizes, group)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+    def backward(ctx: _GatherContext, grad: Tensor) -> tuple[Tensor, None, None]:
         sizes, group = ctx.sizes, ctx.group
         num, _, width = grad.shape
         longest, rank = max(sizes), dist.get_rank(group)
         padded = grad.new_zeros(len(sizes), num, longest, width)
-        for part, piece in zip(padded, torch.split(grad, sizes, 1), strict=True):
+        for part, piece in zip(padded, torch.split(grad, list(sizes), 1), strict=True):
             part[:, : piece.shape[1]] = piece
         return _sum_scatter(padded, rank, group)[:, : sizes[rank]], None, None
 
@@ -239,11 +244,16 @@ def _sum_scatter(parts: Tensor, rank: int, group: dist.ProcessGroup) -> Tensor:
     return mine
 
 
+class _CombineContext(Context, Protocol):
+    kind: Kind
+    group: dist.ProcessGroup
+
+
 class _Combine(torch.autograd.Function):
     """Forward: parts of all ranks to the whole. Backward: each part's share of the summed cotangents."""
 
     @staticmethod
-    def forward(ctx: Any, part: Tensor, kind: Kind, group: dist.ProcessGroup) -> Tensor:
+    def forward(ctx: _CombineContext, part: Tensor, kind: Kind, group: dist.ProcessGroup) -> Tensor:
         part = part.detach()
         ctx.group, ctx.kind = group, kind
         if kind != "lse":
@@ -261,7 +271,7 @@ class _Combine(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+    def backward(ctx: _CombineContext, grad: Tensor) -> tuple[Tensor, None, None]:
         total = grad.clone(memory_format=torch.contiguous_format)
         dist.all_reduce(total, group=ctx.group)
         if ctx.kind == "lse":

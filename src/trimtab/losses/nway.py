@@ -6,7 +6,7 @@ import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
-from typing import TYPE_CHECKING, Any, Literal, overload
+from typing import TYPE_CHECKING, Literal, TypedDict, Unpack, overload
 
 import torch
 from torch import Tensor
@@ -55,11 +55,38 @@ class NWayOutput:
     """``[R, N, N, B]``: the index sets that ``sampled`` drew."""
 
 
+class LossSettings(TypedDict, total=False):
+    """The arguments of `nway_loss` that stay the same from batch to batch."""
+
+    anchors: str | Sequence[int]
+    normalize: str | None
+    precision: str
+    backend: str
+    label_smoothing: float
+    reduction: str
+    num_samples: int
+    chunk: int | None
+    budget_s: float
+    budget_bytes: float | None
+
+
+class _Arguments(LossSettings, total=False):
+    similarity: str
+    objective: str
+    logit_scale: float | Tensor
+    logit_bias: float | Tensor | None
+    mask: Tensor | None
+    generator: torch.Generator | None
+    group: ProcessGroup | None
+
+
 @overload
-def nway_loss(xs: Sequence[Tensor], *, details: Literal[True], **settings: Any) -> NWayOutput: ...
+def nway_loss(xs: Sequence[Tensor], *, details: Literal[True], **settings: Unpack[_Arguments]) -> NWayOutput: ...
 @overload
-def nway_loss(xs: Sequence[Tensor], *, details: Literal[False] = ..., **settings: Any) -> Tensor: ...
-def nway_loss(  # type: ignore[misc]
+def nway_loss(xs: Sequence[Tensor], *, details: Literal[False] = ..., **settings: Unpack[_Arguments]) -> Tensor: ...
+@overload
+def nway_loss(xs: Sequence[Tensor], *, details: bool = ..., **settings: Unpack[_Arguments]) -> Tensor | NWayOutput: ...
+def nway_loss(
     xs: Sequence[Tensor],
     *,
     similarity: str = "mip",

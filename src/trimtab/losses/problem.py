@@ -24,7 +24,7 @@ import difflib
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, cast
+from typing import Literal, Protocol, cast
 
 import torch
 from torch import Tensor
@@ -34,6 +34,19 @@ from trimtab.losses.similarity import SIMILARITIES
 
 Kind = Literal["lse", "sum", "softplus"]
 Precision = Literal["ieee", "tf32", "bf16"]
+
+
+class Context(Protocol):
+    """What torch gives to both passes of an autograd function; subclasses say what the forward pass leaves on it."""
+
+    needs_input_grad: tuple[bool, ...]
+
+    @property
+    def saved_tensors(self) -> tuple[Tensor, ...]:
+        """What was saved; None is possible where None was given."""
+
+    def save_for_backward(self, *tensors: Tensor | None) -> None:
+        """Keep tensors for the backward pass."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -197,11 +210,18 @@ def _comparable(
     return together.unbind(0)
 
 
+class RowsContext(Context, Protocol):
+    """What normalised rows leave for the backward pass: the squared length of each, and the dtypes they came in."""
+
+    squared: float
+    dtypes: list[torch.dtype]
+
+
 class _Normalised(torch.autograd.Function):
     """One buffer from upcast to unit rows, one more in the backward pass: inputs can be most of what is in memory."""
 
     @staticmethod
-    def forward(ctx: Any, dtype: torch.dtype, how: str, present: Tensor | None, *xs: Tensor) -> Tensor:
+    def forward(ctx: RowsContext, dtype: torch.dtype, how: str, present: Tensor | None, *xs: Tensor) -> Tensor:
         rows = torch.empty((len(xs), *xs[0].shape), dtype=dtype, device=xs[0].device)
         for row, x in zip(rows, xs, strict=True):
             row.copy_(x)
@@ -223,7 +243,7 @@ class _Normalised(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+    def backward(ctx: RowsContext, grad: Tensor) -> tuple[Tensor | None, ...]:
         rows, length, top = ctx.saved_tensors
         # All at once where operations count, one after the other where memory does.
         small = rows.numel() < 1 << 22

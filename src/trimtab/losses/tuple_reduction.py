@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from trimtab.losses.problem import Kind, Precision, Problem
+from trimtab.losses.problem import Context, Kind, Precision, Problem
 from trimtab.losses.similarity import pair_list
 
 
@@ -42,7 +42,7 @@ class _Lse(torch.autograd.Function):
     """log-sum-exp whose gradient is 0, not NaN, where there is nothing to sum."""
 
     @staticmethod
-    def forward(ctx: Any, z: Tensor, dim: int) -> Tensor:
+    def forward(ctx: Context, z: Tensor, dim: int) -> Tensor:
         top = z.amax(dim, keepdim=True)
         top = top.masked_fill(top == -torch.inf, 0.0)
         out = (z - top).exp_().sum(dim, keepdim=True).log_().add_(top)
@@ -51,7 +51,7 @@ class _Lse(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+    def backward(ctx: Context, grad: Tensor) -> tuple[Tensor, None]:
         z, out = ctx.saved_tensors
         weight = (z - out.masked_fill(out == -torch.inf, 0.0)).exp_()
         return weight.mul_(grad.reshape(out.shape)), None

@@ -18,7 +18,7 @@ import struct
 import zlib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 
@@ -71,7 +71,15 @@ class Lost(NamedTuple):
         return f"{' and '.join(what)} are lost: {self.why}"
 
 
-def _native(value: Any) -> Any:
+class Thinned(NamedTuple):
+    """What a record lost to its bound; `complete` holds per optimizer the (seq, step) from which nothing is missing."""
+
+    samples: int
+    tables: int
+    complete: dict[str, tuple[int, int]]
+
+
+def _native(value: object) -> object:
     """What json cannot write by itself; a path or any other stranger in a config is better as text than lost."""
     if isinstance(value, np.ndarray):
         return value.tolist()
@@ -89,7 +97,7 @@ def _native(value: Any) -> Any:
 _encode = json.JSONEncoder(separators=(",", ":"), allow_nan=False, default=_native).encode
 
 
-def _flagged(value: Any, path: str, flags: dict[str, str]) -> Any:
+def _flagged(value: object, path: str, flags: dict[str, str]) -> object:
     """A copy of nested data with every non-finite number replaced by None and named in `flags`."""
     if value is None or isinstance(value, (bool, int, str)):
         return value
@@ -99,26 +107,29 @@ def _flagged(value: Any, path: str, flags: dict[str, str]) -> Any:
         flags[path] = repr(float(value))
         return None
     if isinstance(value, Mapping):
-        return {
-            str(k): _flagged(v, f"{path}/{str(k).replace('~', '~0').replace('/', '~1')}", flags)
-            for k, v in value.items()
-        }
+        return _flagged_items(value, path, flags)
     if isinstance(value, (list, tuple)):
         return [_flagged(v, f"{path}/{i}", flags) for i, v in enumerate(value)]
     return _flagged(_native(value), path, flags)
 
 
-def _line(kind: str, seq: int, body: Mapping[str, Any]) -> bytes:
+def _flagged_items(value: Mapping[str, object], path: str, flags: dict[str, str]) -> dict[str, object]:
+    return {
+        str(k): _flagged(v, f"{path}/{str(k).replace('~', '~0').replace('/', '~1')}", flags) for k, v in value.items()
+    }
+
+
+def _line(kind: str, seq: int, body: Mapping[str, object]) -> bytes:
     head = {"t": kind, "seq": seq}
     try:
         text = _encode({**head, **body})
     except (ValueError, TypeError):  # a non-finite number or a key that is no string: rare, so worth a second try
         flags: dict[str, str] = {}
-        text = _encode({**head, **_flagged(body, "", flags), "nf": flags})
+        text = _encode({**head, **_flagged_items(body, "", flags), "nf": flags})
     return text.encode() + b"\n"
 
 
-def _finding(f: Finding) -> dict[str, Any]:
+def _finding(f: Finding) -> dict[str, object]:
     return {
         "code": f.code,
         "name": f.name,
@@ -133,13 +144,13 @@ def _finding(f: Finding) -> dict[str, Any]:
     }
 
 
-def _action(a: Action) -> dict[str, Any]:
+def _action(a: Action) -> dict[str, object]:
     return {"kind": a.kind, "args": a.args}
 
 
 def run_line(info: RunInfo | None, seq: int) -> bytes:
     """The line that opens a record; without `info` it only states the format."""
-    body: dict[str, Any] = {"format": FORMAT, "version": [MAJOR, MINOR]}
+    body: dict[str, object] = {"format": FORMAT, "version": [MAJOR, MINOR]}
     if info is not None:
         body |= {name: getattr(info, name) for name in RunInfo.__slots__}
     return _line("run", seq, body)
@@ -175,9 +186,10 @@ def sample_line(sample: Sample, seq: int, layout: int) -> bytes:
     return _encode({"t": "sample", "seq": seq, **body}).encode() + b"\n"
 
 
-def thinned_line(body: Mapping[str, Any], seq: int) -> bytes:
+def thinned_line(total: Thinned, seq: int) -> bytes:
     """What was dropped so far to keep the record within its bound."""
-    return _line("thinned", seq, body)
+    complete = {name: {"seq": seq, "step": step} for name, (seq, step) in total.complete.items()}
+    return _line("thinned", seq, {"samples": total.samples, "tables": total.tables, "complete": complete})
 
 
 def lost_line(lost: Lost, seq: int) -> bytes:
@@ -222,23 +234,26 @@ class SampleLine(NamedTuple):
     notes: dict[str, tuple[str, ...]]
 
 
-def _restore(data: dict[str, Any]) -> None:
-    for pointer, text in data.pop("nf", {}).items():
+def _restore(data: dict[str, object]) -> None:
+    """Put the non-finite numbers back that `_flagged` took out."""
+    flags = _dict(data, "nf") if "nf" in data else {}
+    data.pop("nf", None)
+    for pointer, text in flags.items():
         at: Any = data
         *parents, last = [key.replace("~1", "/").replace("~0", "~") for key in pointer.split("/")[1:]]
         for key in parents:
             at = at[int(key)] if isinstance(at, list) else at[key]
-        at[int(last) if isinstance(at, list) else last] = float(text)
+        at[int(last) if isinstance(at, list) else last] = _number(text)
 
 
-def _refuse(text: str) -> Any:
+def _refuse(text: str) -> NoReturn:
     raise ValueError(f"{text} is not JSON")
 
 
 _DECODER = json.JSONDecoder(parse_constant=_refuse)  # built once: json.loads would build one for every line
 
 
-def parse_line(line: bytes) -> dict[str, Any]:
+def parse_line(line: bytes) -> dict[str, object]:
     """One line as a dict with `t` and `seq`; ValueError for anything that is not a line of ours."""
     if len(line) > _LONG and (len(line) > MAX_LINE or json_memory(line) > JSON_MEMORY):
         raise ValueError(f"{len(line)} bytes with more values than any line of ours")
@@ -252,7 +267,12 @@ def parse_line(line: bytes) -> dict[str, Any]:
     return data
 
 
-def check_version(data: Mapping[str, Any], where: object) -> None:
+def seq_of(data: Mapping[str, object]) -> int:
+    """The number of a line, which no other line of the record has."""
+    return _int(data, "seq")
+
+
+def check_version(data: Mapping[str, object], where: object) -> None:
     """Raise RecordError where a run line was written by a newer, incompatible trimtab."""
     version = data.get("version")
     major = version[0] if isinstance(version, list) and version else 0
@@ -263,57 +283,72 @@ def check_version(data: Mapping[str, Any], where: object) -> None:
         )
 
 
-def _int(data: Mapping[str, Any], name: str) -> int:
+def _int(data: Mapping[str, object], name: str) -> int:
     value = data.get(name)
     if type(value) is not int or not -_INT64 <= value < _INT64:
         raise ValueError(f"{name} is {value!r}, expected a whole number")
     return value
 
 
-def _numbers(data: Mapping[str, Any], name: str) -> dict[str, float]:
+def _numbers(data: Mapping[str, object], name: str) -> dict[str, float]:
     """A mapping of names to numbers; whoever shows them formats them as such."""
-    found = _dict(data, name)
-    for key, value in found.items():
+    numbers: dict[str, float] = {}
+    for key, value in _dict(data, name).items():
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise ValueError(f"{name}.{key} is {value!r}, expected a number")
-        float(value)  # OverflowError for one that is none any more
-    return found
+        float(value)  # OverflowError for one beyond all floats
+        numbers[key] = value
+    return numbers
 
 
-def _counts(data: Mapping[str, Any], name: str) -> dict[str, int]:
+def _counts(data: Mapping[str, object], name: str) -> dict[str, int]:
     found = _dict(data, name)
     return {key: _int(found, key) for key in found}
 
 
-def _text(data: Mapping[str, Any], name: str) -> str:
+def _text(data: Mapping[str, object], name: str) -> str:
     value = data.get(name)
     if not isinstance(value, str):
         raise ValueError(f"{name} is {value!r}, expected text")
     return value
 
 
-def _dict(data: Mapping[str, Any], name: str) -> dict[str, Any]:
+def _dict(data: Mapping[str, object], name: str) -> dict[str, object]:
     value = data.get(name)
     if not isinstance(value, dict):
         raise ValueError(f"{name} is {value!r}, expected a mapping")
     return value
 
 
-def _texts(data: Mapping[str, Any], name: str) -> tuple[str, ...]:
+def _texts(data: Mapping[str, object], name: str) -> tuple[str, ...]:
     value = data.get(name)
     if not isinstance(value, list) or not all(isinstance(v, str) for v in value):
         raise ValueError(f"{name} is {value!r}, expected texts")
     return tuple(value)
 
 
-def _list(data: Mapping[str, Any], name: str) -> list[Any]:
+def _dicts(data: Mapping[str, object], name: str) -> list[dict[str, object]]:
     value = data.get(name)
-    if not isinstance(value, list):
-        raise ValueError(f"{name} is {value!r}, expected a list")
+    if not isinstance(value, list) or not all(isinstance(v, dict) for v in value):
+        raise ValueError(f"{name} is {value!r}, expected a list of mappings")
     return value
 
 
-def to_info(data: dict[str, Any]) -> RunInfo | None:
+def _ints(data: Mapping[str, object], name: str) -> tuple[int, ...]:
+    value = data.get(name)
+    if not isinstance(value, list) or not all(isinstance(v, int) for v in value):
+        raise ValueError(f"{name} is {value!r}, expected whole numbers")
+    return tuple(value)
+
+
+def _number(value: object) -> float:
+    """A number, or what `repr` writes for one that JSON lacks."""
+    if not isinstance(value, int | float | str):
+        raise ValueError(f"{value!r} where a number was expected")
+    return float(value)
+
+
+def to_info(data: dict[str, object]) -> RunInfo | None:
     """What a run line says about the run; None where it only states the format."""
     if "run_id" not in data:
         return None
@@ -330,12 +365,12 @@ def to_info(data: dict[str, Any]) -> RunInfo | None:
     )
 
 
-def to_layout(data: dict[str, Any]) -> Layout:
+def to_layout(data: dict[str, object]) -> Layout:
     """The layout of a layout line."""
     layout = Layout(
         names=_texts(data, "names"),
         kinds=tuple(Kind(k) for k in _texts(data, "kinds")),
-        numel=tuple(int(n) for n in _list(data, "numel")),
+        numel=_ints(data, "numel"),
         columns=tuple(Column(c) for c in _texts(data, "columns")),
         optimizer=_text(data, "optimizer"),
     )
@@ -344,12 +379,11 @@ def to_layout(data: dict[str, Any]) -> Layout:
     return layout
 
 
-def to_sample_line(data: dict[str, Any]) -> SampleLine:
+def to_sample_line(data: dict[str, object]) -> SampleLine:
     """The scalars and keys of a sample line."""
-    scalars = _dict(data, "scalars")
-    for name, text in data.get("nf", {}).items():
-        scalars[name] = float(text)
-    notes = data.get("notes", {})
+    flags = _dict(data, "nf") if "nf" in data else {}
+    scalars = _dict(data, "scalars") | flags
+    notes = _dict(data, "notes") if "notes" in data else {}
     return SampleLine(
         _int(data, "seq"),
         _int(data, "step"),
@@ -357,18 +391,25 @@ def to_sample_line(data: dict[str, Any]) -> SampleLine:
         _int(data, "layout"),
         _text(data, "phase"),
         _int(data, "tab"),
-        {name: float(value) for name, value in scalars.items()},
+        {name: _number(value) for name, value in scalars.items()},
         {name: _texts(notes, name) for name in notes},
     )
 
 
-def to_lost(data: dict[str, Any]) -> Lost:
+def to_lost(data: dict[str, object]) -> Lost:
     """What a record says is missing from it."""
     first, last = (None if data.get(name) is None else _int(data, name) for name in ("first", "last"))
     return Lost(_int(data, "samples"), _int(data, "others"), first, last, _text(data, "why"))
 
 
-def to_event(data: dict[str, Any]) -> Event:
+def to_thinned(data: Mapping[str, object]) -> Thinned:
+    """What a record says it dropped to stay within its bound."""
+    whole = _dict(data, "complete")
+    complete = {name: (_int(at, "seq"), _int(at, "step")) for name in whole for at in (_dict(whole, name),)}
+    return Thinned(_int(data, "samples"), _int(data, "tables"), complete)
+
+
+def to_event(data: dict[str, object]) -> Event:
     """The verdict, decision, outcome, state or closing of a line."""
     _restore(data)
     kind = data["t"]
@@ -386,7 +427,7 @@ def to_event(data: dict[str, Any]) -> Event:
         return Verdict(
             step=_int(data, "step"),
             seen_at=_int(data, "seen_at"),
-            findings=tuple(_to_finding(f) for f in _list(data, "findings")),
+            findings=tuple(_to_finding(f) for f in _dicts(data, "findings")),
             optimizer=_text(data, "optimizer"),
             phase=_text(data, "phase"),
         )
@@ -394,7 +435,7 @@ def to_event(data: dict[str, Any]) -> Event:
         return Decision(
             about=_int(data, "about"),
             at=_int(data, "at"),
-            actions=tuple(_to_action(a) for a in _list(data, "actions")),
+            actions=tuple(_to_action(a) for a in _dicts(data, "actions")),
             because=_texts(data, "because"),
             optimizer=_text(data, "optimizer"),
         )
@@ -407,7 +448,7 @@ def to_event(data: dict[str, Any]) -> Event:
     )
 
 
-def _to_finding(data: Mapping[str, Any]) -> Finding:
+def _to_finding(data: Mapping[str, object]) -> Finding:
     return Finding(
         code=_text(data, "code"),
         name=_text(data, "name"),
@@ -422,7 +463,7 @@ def _to_finding(data: Mapping[str, Any]) -> Finding:
     )
 
 
-def _to_action(data: Mapping[str, Any]) -> Action:
+def _to_action(data: Mapping[str, object]) -> Action:
     return Action(kind=_text(data, "kind"), args=_numbers(data, "args"))
 
 

@@ -9,7 +9,6 @@ from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime
 from itertools import islice
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,12 +26,12 @@ from trimtab.record.format import (
     Buffer,
     SampleLine,
     TableEntry,
+    Thinned,
     is_intact,
     map_tables,
     scan_tables,
     table_values,
 )
-from trimtab.record.thin import Thinned, to_thinned
 
 __all__ = ["Run", "find_run", "read_run"]
 
@@ -229,13 +228,13 @@ def _brief(error: Exception) -> str:
         return type(error).__name__
 
 
-def _take(run: Run, data: dict[str, Any], path: Path) -> None:
+def _take(run: Run, data: dict[str, object], path: Path) -> None:
     match data["t"]:
         case "run":
             decode.check_version(data, path)
             run.info = run.info or decode.to_info(data)
         case "layout":
-            run.layouts[data["seq"]] = decode.to_layout(data)
+            run.layouts[decode.seq_of(data)] = decode.to_layout(data)
         case "sample":
             line = decode.to_sample_line(data)
             if line.layout not in run.layouts:
@@ -243,7 +242,7 @@ def _take(run: Run, data: dict[str, Any], path: Path) -> None:
             _check_step(line)
             run._samples.append(line)
         case "thinned":
-            run.thinned = to_thinned(data)
+            run.thinned = decode.to_thinned(data)
         case "lost":
             run.problems.append(str(decode.to_lost(data)))
         case _:
@@ -392,7 +391,7 @@ def _started_s(run: Path) -> float:
             with contextlib.suppress(*decode.DAMAGE):
                 data = decode.parse_line(line)
                 if data["t"] == "run" and "started" in data:
-                    return datetime.fromisoformat(data["started"]).timestamp()
+                    return datetime.fromisoformat(str(data["started"])).timestamp()
     if named := _RUN_ID.fullmatch(run.name):
         with contextlib.suppress(ValueError):
             return datetime.strptime(named[1], "%Y%m%d-%H%M%S").replace(tzinfo=UTC).timestamp()

@@ -9,16 +9,15 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from trimtab.core.types import Column, Layout, Verdict
 from trimtab.record import format as decode
-from trimtab.record.format import Buffer, TableEntry, map_tables, scan_tables, table_values, thinned_line
+from trimtab.record.format import Buffer, TableEntry, Thinned, map_tables, scan_tables, table_values, thinned_line
 
 TEMPORARY = ".thinning"
 
@@ -27,20 +26,6 @@ _Floats = NDArray[np.float64]
 _Bools = NDArray[np.bool_]
 _HEAD = re.compile(rb'\{"t":"(sample|state|thinned)","seq":(\d+),')
 _TINY = 1e-30  # below every loss that matters; keeps logs of zero finite
-
-
-class Thinned(NamedTuple):
-    """What a record lost to its bound; `complete` holds per optimizer the (seq, step) from which nothing is missing."""
-
-    samples: int
-    tables: int
-    complete: dict[str, tuple[int, int]]
-
-
-def to_thinned(data: Mapping[str, Any]) -> Thinned:
-    """Read a `thinned` line."""
-    complete = {str(name): (int(at["seq"]), int(at["step"])) for name, at in data["complete"].items()}
-    return Thinned(int(data["samples"]), int(data["tables"]), complete)
 
 
 class _Book:
@@ -67,16 +52,17 @@ class _Book:
                     loss = line.scalars.get("loss", line.scalars.get("val_loss", 0.0))
                     self.scores.append((loss, line.scalars.get("grad_norm", 0.0)))
                 case "layout":
-                    self.layouts[data["seq"]] = decode.to_layout(data)
+                    self.layouts[decode.seq_of(data)] = decode.to_layout(data)
                 case "verdict":
-                    self._flag(decode.to_event(data))
+                    verdict = decode.to_event(data)
+                    assert isinstance(verdict, Verdict)
+                    self._flag(verdict)
                 case "thinned":
-                    self.before = to_thinned(data)
+                    self.before = decode.to_thinned(data)
         except decode.DAMAGE:
             return
 
-    def _flag(self, verdict: Any) -> None:
-        assert isinstance(verdict, Verdict)
+    def _flag(self, verdict: Verdict) -> None:
         for finding in verdict.findings:
             for step in (verdict.step, finding.step):
                 self.flagged.add((verdict.optimizer, step))
@@ -217,8 +203,7 @@ def _rewrite_lines(path: Path, dropped: set[int], total: Thinned, seq: int) -> N
         for raw in old:
             if not _obsolete(raw, dropped, total):
                 new.write(raw)
-        complete = {name: {"seq": at[0], "step": at[1]} for name, at in total.complete.items()}
-        new.write(thinned_line({"samples": total.samples, "tables": total.tables, "complete": complete}, seq))
+        new.write(thinned_line(total, seq))
     os.replace(temporary, path)
 
 
@@ -229,7 +214,7 @@ def _obsolete(raw: bytes, dropped: set[int], total: Thinned) -> bool:
     if found[1] == b"sample":
         return int(found[2]) in dropped
     try:  # a replay cannot start before a gap, so older states are of no use
-        return found[1] == b"thinned" or int(found[2]) < total.complete[decode.parse_line(raw)["optimizer"]][0]
+        return found[1] == b"thinned" or int(found[2]) < total.complete[str(decode.parse_line(raw)["optimizer"])][0]
     except decode.DAMAGE:
         return False
 

@@ -438,7 +438,7 @@ class RunWriter:
         if raw.endswith(b"\n"):
             return
         try:
-            self._seq = max(self._seq, decode.parse_line(raw)["seq"] + 1)
+            self._seq = max(self._seq, decode.seq_of(decode.parse_line(raw)) + 1)
             self._learn(raw, path)
             with path.open("ab") as file:  # only its line end is missing
                 file.write(b"\n")
@@ -450,7 +450,7 @@ class RunWriter:
         with contextlib.suppress(*decode.DAMAGE):
             if raw.startswith(b'{"t":"layout"'):
                 data = decode.parse_line(raw)
-                self._ids.setdefault(decode.to_layout(data), data["seq"])
+                self._ids.setdefault(decode.to_layout(data), decode.seq_of(data))
             elif raw.startswith(FIRST_BYTES):
                 decode.check_version(decode.parse_line(raw), path)
                 self._run_line = self._run_line or raw

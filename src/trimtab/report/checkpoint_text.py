@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rich.console import Group, RenderableType
 from rich.table import Table
@@ -159,7 +159,7 @@ def _sheet(sheet: Sheet, width: int, all_tensors: bool) -> Iterator[RenderableTy
         yield Text.assemble("\n", ("without tensors", "bold"), f"  {_some(plain)}")
 
 
-def _facts(values: Any) -> str:
+def _facts(values: object) -> str:
     if not isinstance(values, Mapping):
         return ""
     return _some(

@@ -11,14 +11,14 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Callable, Sequence
-from typing import Any, Literal
+from typing import Literal, Protocol
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from trimtab.losses.cost import LINES, check_tuples
-from trimtab.losses.problem import Kind, Problem, make_problem
+from trimtab.losses.problem import Context, Kind, Problem, make_problem
 from trimtab.losses.similarity import SIMILARITIES, heights, of_pairs, of_total, positives, safe_sqrt, wide
 from trimtab.losses.tuple_reduction import candidates, diagonal_stride, empty, marginals, outer, reduce_all, share_of
 
@@ -200,18 +200,25 @@ def _candidates(problem: Problem, objective: Lines, m: int) -> Tensor | None:
     return torch.cat([problem.present[:m], problem.present[m + 1 :]]).all(0)
 
 
+class _RecomputedContext(Context, Protocol):
+    line: Callable[..., Tensor]
+    tiles: Sequence[tuple[int, int]]
+
+
 class _Recomputed(torch.autograd.Function):
     """Tiles of anchors one after the other, forgotten after the forward pass and computed again in the backward one."""
 
     @staticmethod
-    def forward(ctx: Any, line: Callable[..., Tensor], tiles: Sequence[tuple[int, int]], *tensors: Tensor) -> Tensor:
+    def forward(
+        ctx: _RecomputedContext, line: Callable[..., Tensor], tiles: Sequence[tuple[int, int]], *tensors: Tensor
+    ) -> Tensor:
         ctx.line, ctx.tiles = line, tiles
         ctx.save_for_backward(*tensors)
         return torch.cat([line(tile, *tensors) for tile in tiles])
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+    def backward(ctx: _RecomputedContext, grad: Tensor) -> tuple[Tensor | None, ...]:
         needs = ctx.needs_input_grad[2:]
         # Buffers of its own: the pieces of several inputs may be one and the same tensor.
         total = [torch.zeros_like(t) if need else None for t, need in zip(ctx.saved_tensors, needs, strict=True)]
