@@ -17,7 +17,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from secrets import token_hex
-from typing import Any
+from typing import NamedTuple, TypedDict, Unpack
 
 import torch
 from safetensors import SafetensorError
@@ -181,7 +181,7 @@ def _blame(marker: bytes, digest: str) -> Damage | None:
     return Damage(file=MANIFEST, what=f"its SHA-256 is {digest[:12]}…; {MARKER} has {text[:12]}…")
 
 
-def _damages(path: Path, sections: Any, disk: Disk) -> list[Damage]:
+def _damages(path: Path, sections: Mapping[str, Section], disk: Disk) -> list[Damage]:
     filed = [section for section in sections.values() if section.file is not None]
     if not filed:
         return []
@@ -190,7 +190,7 @@ def _damages(path: Path, sections: Any, disk: Disk) -> list[Damage]:
         return [damage for damage in found if damage is not None]
 
 
-def _load(path: Path, section: Section) -> Any:
+def _load(path: Path, section: Section) -> object:
     tensors: dict[str, Tensor] = {}
     if section.file is not None:
         try:
@@ -222,14 +222,14 @@ log = logging.getLogger("trimtab")
 def write(
     parent: Path,
     name: str,
-    sections: Mapping[str, Any],
+    sections: Mapping[str, object],
     *,
     step: int,
     branch: int = 0,
     run: str = "",
     sequence: int = 0,
     history: Sequence[int] = (),
-    meta: Mapping[str, Any] | None = None,
+    meta: Mapping[str, object] | None = None,
     status: str = "candidate",
     reason: str = "",
     disk: Disk = DISK,
@@ -253,15 +253,15 @@ def write(
     final = parent / name
     if not name or Path(name).name != name or name.startswith("."):
         raise CheckpointError(f"{name!r} is no name for a checkpoint: use one such as 'step-00000500'")
-    head = {"step": step, "branch": branch, "run": run, "sequence": sequence, "history": list(history)}
-    body, tensors = _describe(sections, head, meta or {})
+    head: dict[str, Json] = {"step": step, "branch": branch, "run": run, "sequence": sequence, "history": list(history)}
+    described = _describe(sections, head, meta or {})
     state = encode_status(status, reason)
-    needed = sum(num_bytes_of(each) for each in tensors.values())
+    needed = sum(num_bytes_of(each) for each in described.tensors.values())
     try:
         make_parents(parent, disk)
         _make_way(final, disk)
         with temporary(parent, name, disk) as folder:
-            digest, num_bytes = _fill(folder, body, tensors, state, disk)
+            digest, num_bytes = _fill(folder, described, state, disk)
             disk.rename(folder, final)
             try:
                 disk.sync_dir(parent)
@@ -277,10 +277,16 @@ def write(
     return Written(path=final, digest=digest, num_bytes=num_bytes)
 
 
-def _describe(
-    sections: Mapping[str, Any], told: Mapping[str, Json], meta: Mapping[str, Any]
-) -> tuple[dict[str, Json], dict[str, dict[str, Tensor]]]:
+class _Description(NamedTuple):
     """The manifest without what is known only when the files are written, and the tensors of each section."""
+
+    head: dict[str, Json]
+    trees: dict[str, Json]
+    meta: Json
+    tensors: dict[str, dict[str, Tensor]]
+
+
+def _describe(sections: Mapping[str, object], head: dict[str, Json], meta: Mapping[str, object]) -> _Description:
     trees: dict[str, Json] = {}
     tensors: dict[str, dict[str, Tensor]] = {}
     for section, state in sections.items():
@@ -290,16 +296,14 @@ def _describe(
     notes, strangers = tree.flatten(dict(meta), "meta")
     if strangers:
         raise CheckpointError(f"meta.{next(iter(strangers))} holds a tensor or an array: those belong into a section")
-    head = {"format": manifest.FORMAT, **told, "created": max(time.time(), 0.0)}
-    return {**head, "writer": f"pid {os.getpid()} on {HOST}", "sections": trees, "meta": notes}, tensors
+    head = {"format": manifest.FORMAT, **head, "created": max(time.time(), 0.0)}
+    return _Description({**head, "writer": f"pid {os.getpid()} on {HOST}"}, trees, notes, tensors)
 
 
-def _fill(
-    folder: Path, body: dict[str, Json], tensors: Mapping[str, Mapping[str, Tensor]], state: bytes, disk: Disk
-) -> tuple[str, int]:
+def _fill(folder: Path, described: _Description, state: bytes, disk: Disk) -> tuple[str, int]:
     files: dict[str, TensorFile] = {}
     try:
-        for name, found in tensors.items():
+        for name, found in described.tensors.items():
             if found:
                 files[name] = TensorFile(found)
         for name, file in files.items():
@@ -311,7 +315,8 @@ def _fill(
             file.give_up()
         raise
     sums = {name: (file.num_bytes, *file.finish()) for name, file in files.items()}
-    for name, skeleton in body["sections"].items():
+    sections: dict[str, Json] = {}
+    for name, skeleton in described.trees.items():
         num_bytes, sha256, marks = sums.get(name, (0, "", {"": ""}))
         section = Section(
             tree=skeleton,
@@ -319,9 +324,10 @@ def _fill(
             num_bytes=num_bytes,
             sha256=sha256,
             header=marks[""],
-            tensors=table_of(tensors[name], marks),
+            tensors=table_of(described.tensors[name], marks),
         )
-        body["sections"][name] = manifest.encode_section(section)
+        sections[name] = manifest.encode_section(section)
+    body = {**described.head, "sections": sections, "meta": described.meta}
     data = manifest.dump(body, sum(file.num_bytes for file in files.values()))
     digest = manifest.digest_of(data)
     disk.write_file(folder / MANIFEST, data)
@@ -600,7 +606,17 @@ def num_bytes_of(tensors: Mapping[str, Tensor]) -> int:
     return sum(tensor.nbytes for tensor in tensors.values())
 
 
-def replace_with(path: Path, sections: Mapping[str, Any], *, disk: Disk = DISK, **about: Any) -> None:
+class _About(TypedDict, total=False):
+    """What is stored beside the sections of a checkpoint under a name of its own."""
+
+    meta: Mapping[str, object]
+    status: str
+    reason: str
+
+
+def replace_with(
+    path: Path, sections: Mapping[str, object], *, disk: Disk = DISK, step: int, **about: Unpack[_About]
+) -> None:
     """Write `sections` as the checkpoint `path`, in the place of the one that is there.
 
     The new one is written beside it (`name~new`), made durable, read again, and only then takes the name; until that is
@@ -611,7 +627,7 @@ def replace_with(path: Path, sections: Mapping[str, Any], *, disk: Disk = DISK, 
     try:
         settle(path, disk=disk)
         clean(path.parent, disk=disk)
-        write(path.parent, fresh.name, sections, disk=disk, **about)
+        write(path.parent, fresh.name, sections, step=step, disk=disk, **about)
         if damages := damage_of(fresh, disk=disk):
             remove(fresh, disk=disk)
             raise CheckpointError(

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
 
 from trimtab.core.errors import CheckpointError
 
-Json = Any
-"""What JSON can say: None, bool, int, float, str, and lists and dicts of them."""
+Json: TypeAlias = "bool | int | float | str | Sequence[Json] | Mapping[str, Json] | None"
+"""What JSON can say; read from a file, a sequence is a list and a mapping a dict."""
 
 SAFE_NAMES: dict[torch.dtype, str] = {
     torch.float64: "F64",
@@ -136,7 +136,7 @@ def claimable(stored: Mapping[str, Tensor]) -> int:
     return 4 * sum(map(size_of, stored.values())) + _FREE_BYTES
 
 
-def identity(tensor: Tensor) -> Any:
+def identity(tensor: Tensor) -> Hashable:
     """What two tensors have in common that are the same values in the same memory; others have nothing in common."""
     if tensor.layout is not torch.strided or not tensor.numel() or tensor.is_meta:
         return id(tensor)
@@ -144,13 +144,13 @@ def identity(tensor: Tensor) -> Any:
 
 
 def _by_storage(shelf: Shelf) -> list[list[_View]]:
-    groups: dict[Any, dict[Any, _View]] = {}
+    groups: dict[Hashable, dict[Hashable, _View]] = {}
     for number, (path, tensor, slot) in enumerate(shelf.found):
         size = tensor.element_size()
         start = int(tensor.storage_offset()) * size
         if tensor.numel():
             end = start + (1 + sum((n - 1) * int(s) for n, s in zip(tensor.shape, tensor.stride(), strict=True))) * size
-            where: Any = (tensor.device, tensor.untyped_storage().data_ptr())
+            where: Hashable = (tensor.device, tensor.untyped_storage().data_ptr())
         else:
             end, where = start, number  # empty: it shares nothing with anybody
         looks = (tensor.dtype, start, tensor.shape, tensor.stride())
@@ -212,7 +212,7 @@ def _store_shared(views: list[_View], key: str) -> Tensor:
         base = base.set_(first.untyped_storage(), start // size, ((end - start) // size,), (1,))
     for view in views:
         size = view.tensor.element_size()
-        entry = {"key": key, "offset": (view.start - start) // size, "shape": list(view.tensor.shape)}
+        entry: dict[str, Json] = {"key": key, "offset": (view.start - start) // size, "shape": list(view.tensor.shape)}
         entry |= {"dtype": dtype_name(view.tensor.dtype), "stride": list(view.tensor.stride())}
         for slot in view.slots:
             slot.update(entry)
@@ -237,13 +237,13 @@ class Made:
         if self._bytes < 0:
             raise ValueError("its tensors claim far more values than are stored")
 
-    def check_key(self, key: Any) -> Any:
+    def check_key(self, key: Hashable) -> Hashable:
         """The key of a dict or item of a set, if it is not one of many that look alike to it."""
         note_alike(key, self._hashes)
         return key
 
 
-def note_alike(key: Any, hashes: dict[int, int]) -> None:
+def note_alike(key: object, hashes: dict[int, int]) -> None:
     """Count keys by their hash; ValueError for too many of one. Texts and small numbers cannot be made to be alike."""
     if isinstance(key, str | bytes | float | None) or (isinstance(key, int) and abs(key) < 2**60):
         return
@@ -253,64 +253,97 @@ def note_alike(key: Any, hashes: dict[int, int]) -> None:
         raise ValueError(f"more than {_MAX_ALIKE} keys were chosen so that a dict cannot tell them apart quickly")
 
 
-def decode(tree: dict[str, Json], stored: Mapping[str, Tensor], made: Made) -> Tensor:
+def text(tree: Mapping[str, Json], name: str) -> str:
+    """A text in a description; TypeError where there is something else."""
+    value = tree[name]
+    if not isinstance(value, str):
+        raise TypeError(f"{name} is a {type(value).__name__}; expected a text")
+    return value
+
+
+def table(tree: Mapping[str, Json], name: str) -> Mapping[str, Json]:
+    """A description within a description."""
+    value = tree[name]
+    if not isinstance(value, Mapping):
+        raise TypeError(f"{name} is a {type(value).__name__}; expected an object")
+    return value
+
+
+def items(tree: Mapping[str, Json], name: str) -> list[Json]:
+    """A list in a description."""
+    value = tree[name]
+    if not isinstance(value, list):
+        raise TypeError(f"{name} is a {type(value).__name__}; expected a list")
+    return value
+
+
+def sizes(tree: Mapping[str, Json], name: str) -> list[int]:
+    """A shape or strides: whole numbers that torch can count with."""
+    found = [n for n in items(tree, name) if type(n) is int and 0 <= n < 2**62]
+    if len(found) != len(items(tree, name)):
+        raise ValueError(f"{name} is {tree[name]}; expected whole numbers from 0 on")
+    return found
+
+
+def decode(tree: Mapping[str, Json], stored: Mapping[str, Tensor], made: Made) -> Tensor:
     """The tensor that `tree` describes; equal descriptions give the same object."""
     if tree["$"] == "sparse":
         return _decode_sparse(tree, stored, made)
     name = repr(tree)
     if name not in made.tensors:
-        base = stored[tree["key"]]
+        base = stored[text(tree, "key")]
         found = _decode_view(tree, base) if "offset" in tree else _decode_one(tree, base)
         made.claim(size_of(found))
         made.tensors[name] = found
     return made.tensors[name]
 
 
-def _decode_one(tree: dict[str, Json], tensor: Tensor) -> Tensor:
+def _decode_one(tree: Mapping[str, Json], tensor: Tensor) -> Tensor:
     if "dtype" in tree:
-        tensor = flat(tensor).view(dtype_named(tree["dtype"])).reshape(tree["shape"])
+        tensor = flat(tensor).view(dtype_named(text(tree, "dtype"))).reshape(sizes(tree, "shape"))
     if "stride" in tree:
-        stride = tree["stride"]
+        stride = sizes(tree, "stride")
         if not _dense_but_permuted(tensor.shape, stride):  # anything else could ask for any amount of memory
             raise ValueError(f"strides {stride} do not belong to shape {list(tensor.shape)}")
         tensor = torch.empty_strided(tensor.shape, stride, dtype=tensor.dtype, device="cpu").copy_(tensor)
     return tensor
 
 
-def _decode_view(tree: dict[str, Json], base: Tensor) -> Tensor:
-    dtype, shape, stride, offset = dtype_named(tree["dtype"]), tree["shape"], tree["stride"], tree["offset"]
+def _decode_view(tree: Mapping[str, Json], base: Tensor) -> Tensor:
+    dtype, shape, stride = dtype_named(text(tree, "dtype")), sizes(tree, "shape"), sizes(tree, "stride")
+    (offset,) = sizes({"offset": [tree["offset"]]}, "offset")
     row = flat(base)
     if row.dtype is not dtype:
         whole = row.nbytes // dtype.itemsize * dtype.itemsize // row.element_size()
         row = row[:whole].view(dtype)
-    numbers = [offset, *shape, *stride]
-    if len(shape) != len(stride) or len(shape) > 64 or not all(type(n) is int and 0 <= n < 2**62 for n in numbers):
+    if len(shape) != len(stride) or len(shape) > 64:
         raise ValueError(f"shape {shape}, strides {stride} and offset {offset} do not go together")
     if all(shape) and offset + sum((n - 1) * s for n, s in zip(shape, stride, strict=True)) >= len(row):
         raise ValueError(f"shape {shape} with strides {stride} at {offset} is outside of {len(row)} values")
     return row.as_strided(shape, stride, row.storage_offset() + offset)
 
 
-def _decode_sparse(tree: dict[str, Json], stored: Mapping[str, Tensor], made: Made) -> Tensor:
-    parts = {name: decode(tree[name], stored, made) for name in ("indices", "crow", "col", "values") if name in tree}
+def _decode_sparse(tree: Mapping[str, Json], stored: Mapping[str, Tensor], made: Made) -> Tensor:
+    names = [name for name in ("indices", "crow", "col", "values") if name in tree]
+    parts, shape = {name: decode(table(tree, name), stored, made) for name in names}, sizes(tree, "shape")
     if tree["layout"] == "sparse_coo":
         indices, values = parts["indices"], parts["values"]
         # Invariants are checked: indices out of range would make later operations read foreign memory.
         coalesced = bool(tree["coalesced"])
-        return torch.sparse_coo_tensor(indices, values, tree["shape"], is_coalesced=coalesced, check_invariants=True)
+        return torch.sparse_coo_tensor(indices, values, shape, is_coalesced=coalesced, check_invariants=True)
     layouts = {"sparse_csr": torch.sparse_csr, "sparse_bsr": torch.sparse_bsr}
     layouts |= {"sparse_csc": torch.sparse_csc, "sparse_bsc": torch.sparse_bsc}
     return torch.sparse_compressed_tensor(
         parts["crow"],
         parts["col"],
         parts["values"],
-        tree["shape"],
-        layout=layouts[tree["layout"]],
+        shape,
+        layout=layouts[text(tree, "layout")],
         check_invariants=True,
     )
 
 
-def _dense_but_permuted(shape: Any, stride: Any) -> bool:
+def _dense_but_permuted(shape: Sequence[int], stride: Sequence[int]) -> bool:
     """Whether the strides are those of a contiguous tensor whose dimensions were put into another order."""
     if len(shape) != len(stride) or not all(n > 0 for n in shape):
         return False
