@@ -11,9 +11,9 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
-from typing import Any
+from typing import SupportsIndex, Unpack
 
 from trimtab.checkpoint import state
 from trimtab.checkpoint.directory import QUARANTINE, explaining
@@ -74,7 +74,7 @@ class _Job:
     run: str
     sequence: int
     history: tuple[int, ...]
-    meta: Mapping[str, Any]
+    meta: Mapping[str, object]
     masks: set[str]
     clean: bool
 
@@ -149,10 +149,10 @@ class Checkpointer:
         self._saving, self._books = threading.RLock(), threading.RLock()
         self._unwritable = _prepared(self.directory)  # found out now, not at step 10,000
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> dict[str, object]:
         return {name: one for name, one in vars(self).items() if name not in ("_saving", "_books")} | {"_open": False}
 
-    def __setstate__(self, kept: dict[str, Any]) -> None:
+    def __setstate__(self, kept: dict[str, object]) -> None:
         self.__dict__.update(kept)
         self._saving, self._books = threading.RLock(), threading.RLock()
 
@@ -171,8 +171,8 @@ class Checkpointer:
         metrics: Mapping[str, float] | None = None,
         branch: int = 0,
         clean: bool = False,
-        verdict: Mapping[str, Any] | None = None,
-        **objects: Any,
+        verdict: Mapping[str, object] | None = None,
+        **objects: Unpack[state.SavedObjects],
     ) -> Snapshot:
         """Write the state of `model`, `optimizer`, `scheduler`, `scaler`, `ema`, `loader`, `extra`; durable on return.
 
@@ -198,7 +198,7 @@ class Checkpointer:
                     if self._background is None:
                         return self._store(job, sections)
                     copied = self._background.copied(sections)
-                    self._background.submit(self._store_there, job, copied, stack.pop_all())
+                    self._background.submit(partial(self._store_there, job, copied, stack.pop_all()))
         path = self.directory / container.name_of(step, job.branch)
         return Snapshot(
             step=step,
@@ -233,7 +233,7 @@ class Checkpointer:
                 container.prepare(self.directory)
         self._lock.take(self._next_run if self._line is None else self._line.run, claim=claim)
 
-    def _job(self, step: int, branch: int, meta: Mapping[str, Any], masks: set[str], clean: bool) -> _Job:
+    def _job(self, step: int, branch: int, meta: Mapping[str, object], masks: set[str], clean: bool) -> _Job:
         """Give the next checkpoint its run, its place in the order, and a name that nobody has."""
         self._be_writer()
         line = self._begun(step)
@@ -286,12 +286,12 @@ class Checkpointer:
         there = any(s.run == line.run and s.sequence == line.newest for s in known)
         return replace(line, history=list(line.history), saved=False) if there else None
 
-    def _store_there(self, job: _Job, sections: Mapping[str, Any], held: contextlib.ExitStack) -> None:
+    def _store_there(self, job: _Job, sections: Mapping[str, object], held: contextlib.ExitStack) -> None:
         """On the thread: the folder is in use until it is done."""
         with held:
             self._store(job, sections)
 
-    def _store(self, job: _Job, sections: Mapping[str, Any]) -> Snapshot:
+    def _store(self, job: _Job, sections: Mapping[str, object]) -> Snapshot:
         """Look whether the state is sound, and put it where it belongs."""
         with explaining(f"step {job.step} could not be saved"):
             bad = nonfinite(sections, allowed=job.masks)
@@ -303,7 +303,7 @@ class Checkpointer:
                 sections = cleaned(sections, job.masks)
             return self._write(job, sections, repaired=bool(bad))
 
-    def _write(self, job: _Job, sections: Mapping[str, Any], *, repaired: bool) -> Snapshot:
+    def _write(self, job: _Job, sections: Mapping[str, object], *, repaired: bool) -> Snapshot:
         path = self.directory / container.name_of(job.step, job.branch)
         _put(path, job, sections, repaired=repaired)
         with self._books:
@@ -321,7 +321,7 @@ class Checkpointer:
             self._delete(self._outlived())
         return snapshot_of(path)
 
-    def _quarantine(self, job: _Job, sections: Mapping[str, Any], bad: tuple[str, ...]) -> Snapshot:
+    def _quarantine(self, job: _Job, sections: Mapping[str, object], bad: tuple[str, ...]) -> Snapshot:
         named = ", ".join(bad[:3]) + (f" and {len(bad) - 3} more" if len(bad) > 3 else "")
         reason = f"{len(bad)} tensor{' holds' if len(bad) == 1 else 's hold'} NaN or Inf: {named}"
         log.warning("step %d: this state is not one to come back to (%s); it goes to quarantine", job.step, reason)
@@ -402,7 +402,7 @@ class Checkpointer:
         step: int | None = None,
         run: str | None = None,
         strict: bool = True,
-        **objects: Any,
+        **objects: Unpack[state.LoadedObjects],
     ) -> Snapshot | None:
         """Put the newest sound checkpoint of the newest run into these objects, all of it or nothing; None without one.
 
@@ -585,7 +585,7 @@ class Checkpointer:
 def _put(
     path: Path,
     job: _Job,
-    sections: Mapping[str, Any],
+    sections: Mapping[str, object],
     *,
     repaired: bool,
     status: str = "candidate",
@@ -649,7 +649,7 @@ def _key(folder: Path) -> Path:
     return Path(os.path.realpath(folder))
 
 
-def _count(name: str, value: Any) -> int:
+def _count(name: str, value: SupportsIndex) -> int:
     try:
         number = operator.index(value)
     except TypeError:
@@ -659,7 +659,7 @@ def _count(name: str, value: Any) -> int:
     return number
 
 
-def _check_parts(method: str, objects: Mapping[str, Any]) -> None:
+def _check_parts(method: str, objects: Mapping[str, object]) -> None:
     for name in objects:
         if name not in PARTS:
             hint = did_you_mean(name, PARTS, otherwise=f"it takes {', '.join(PARTS)}; your own goes into extra")
@@ -680,21 +680,21 @@ class Background:
     def __init__(self) -> None:
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
-        self._copy: Mapping[str, Any] | None = None
+        self._copy: dict[str, object] | None = None
 
-    def copied(self, sections: Mapping[str, Any]) -> Mapping[str, Any]:
+    def copied(self, sections: Mapping[str, object]) -> Mapping[str, object]:
         """The sections in host memory, in the place of the last ones once those are written."""
         self.wait()
         self._copy = to_host(sections, into=self._copy)
         return self._copy
 
-    def submit(self, job: Callable[..., object], *args: Any) -> None:
+    def submit(self, job: Callable[[], object]) -> None:
         """Start a job once the last one is done."""
         self.wait()
 
         def run() -> None:
             try:
-                job(*args)
+                job()
             except BaseException as error:
                 self._error = error
 

@@ -7,10 +7,9 @@ import contextlib
 import math
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -20,7 +19,7 @@ from trimtab.checkpoint.directory import QUARANTINE, explaining
 from trimtab.checkpoint.format import container, tree
 from trimtab.checkpoint.format.foreign import SAFE_SUFFIX, TORCH_SUFFIXES, load_foreign
 from trimtab.checkpoint.format.manifest import MANIFEST, MARKER, Section
-from trimtab.checkpoint.format.tensors import SAFE_NAMES, identity
+from trimtab.checkpoint.format.tensors import SAFE_NAMES, Json, identity, items, table
 from trimtab.checkpoint.parts import joined, kind_of, listed
 from trimtab.checkpoint.state import WATCHED, named, nonfinite
 from trimtab.core.errors import CheckpointError
@@ -298,7 +297,7 @@ class Sheet:
     writer: str
     num_bytes: int
     sections: tuple[SectionRow, ...]
-    meta: Mapping[str, Any] = field(default_factory=dict)
+    meta: Mapping[str, object] = field(default_factory=dict)
     nonfinite: tuple[str, ...] = ()
     """Tensors of a foreign file that hold a NaN or an Inf; ours are looked at when they are saved."""
 
@@ -341,10 +340,11 @@ def sheet_of_foreign(path: Path) -> Sheet:
 def tensor_names(section: Section) -> dict[str, str]:
     """Names for people: `exp_avg.layer.weight` instead of `0.state.state.3.exp_avg`."""
     parameters: dict[str, dict[str, str]] = {}
-    return {key: _name(key, section.tree, parameters) for key in section.tensors}
+    tree = section.tree if isinstance(section.tree, Mapping) else {}
+    return {key: _name(key, tree, parameters) for key in section.tensors}
 
 
-def _name(key: str, tree: Any, parameters: dict[str, dict[str, str]]) -> str:
+def _name(key: str, tree: Mapping[str, Json], parameters: dict[str, dict[str, str]]) -> str:
     found = _MOMENT.fullmatch(key)
     if found is None:
         return key
@@ -357,14 +357,15 @@ def _name(key: str, tree: Any, parameters: dict[str, dict[str, str]]) -> str:
     return f"{moment}.{name}" if len(tree) == 1 else f"{label}.{moment}.{name}"
 
 
-def _parameter_names(label: str, tree: Any) -> dict[str, str]:
+def _parameter_names(label: str, tree: Mapping[str, Json]) -> dict[str, str]:
     """The names of the parameters of one optimizer by their number."""
     names: dict[str, str] = {}
     try:
-        entry = tree[label]
-        for group, told in zip(entry["state"]["param_groups"], entry["names"], strict=True):
-            for number, name in zip(group["params"], told, strict=True):
-                names[str(number)] = str(name) or str(number)
+        entry = table(tree, label)
+        for group, told in zip(items(table(entry, "state"), "param_groups"), items(entry, "names"), strict=True):
+            if isinstance(group, dict) and isinstance(told, list):
+                for number, name in zip(items(group, "params"), told, strict=True):
+                    names[str(number)] = str(name) or str(number)
     except (KeyError, TypeError, ValueError):
         return {}
     return names
@@ -379,13 +380,13 @@ def _row(name: str, section: Section) -> SectionRow:
     return SectionRow(name=name, num_bytes=section.num_bytes, tensors=rows)
 
 
-def _foreign_row(name: str, value: Any) -> SectionRow:
+def _foreign_row(name: str, value: object) -> SectionRow:
     rows: list[TensorRow] = []
     _gather("", value, rows, 0)
     return SectionRow(name=name, num_bytes=sum(row.num_bytes for row in rows), tensors=tuple(rows))
 
 
-def _gather(path: str, value: Any, rows: list[TensorRow], depth: int) -> None:
+def _gather(path: str, value: object, rows: list[TensorRow], depth: int) -> None:
     if depth > 50:
         raise CheckpointError("it is nested more than 50 deep: whatever it is, it is no checkpoint")
     if isinstance(value, Tensor):
@@ -449,7 +450,7 @@ class Difference:
 
 
 @explaining("the two could not be compared")
-def difference(a: Mapping[str, Any], b: Mapping[str, Any]) -> Difference:
+def difference(a: Mapping[str, object], b: Mapping[str, object]) -> Difference:
     """Compare the sections of two checkpoints, tensor by tensor and value by value.
 
     Example:
@@ -462,7 +463,7 @@ def difference(a: Mapping[str, Any], b: Mapping[str, Any]) -> Difference:
     tensors_a, values_a = _leaves(a)
     tensors_b, values_b = _leaves(b)
     names = list(dict.fromkeys((*tensors_a, *tensors_b)))
-    done: dict[Any, float | None] = {}
+    done: dict[Hashable, float | None] = {}
     changes = [change for name in names if (change := _changed(name, tensors_a.get(name), tensors_b.get(name), done))]
     keys = dict.fromkeys((*values_a, *values_b))
     settings = [
@@ -529,7 +530,7 @@ def _pieces(tensor: Tensor) -> Iterator[Tensor]:
     yield from (flat[start : start + _PIECE] for start in range(0, len(flat), _PIECE))
 
 
-def _changed(name: str, a: Tensor | None, b: Tensor | None, done: dict[Any, float | None]) -> TensorChange | None:
+def _changed(name: str, a: Tensor | None, b: Tensor | None, done: dict[Hashable, float | None]) -> TensorChange | None:
     """What changed; `done` holds what was compared already, under whatever name: layers may share their weights."""
     if a is None or b is None:
         if b is not None:
@@ -556,10 +557,10 @@ def _rank(change: TensorChange) -> tuple[int, float]:
     return (1, 0.0) if math.isnan(change.relative) else (2, -change.relative)
 
 
-def _leaves(sections: Mapping[str, Any]) -> tuple[dict[str, Tensor], dict[str, Any]]:
+def _leaves(sections: Mapping[str, object]) -> tuple[dict[str, Tensor], dict[str, object]]:
     """All tensors, and all plain values, by name; moments bear the names of their parameters."""
     tensors = dict(named(sections))
-    values: dict[str, Any] = {}
+    values: dict[str, object] = {}
     for section, state in sections.items():
         watched = section in WATCHED
         for name, leaf in _walk_leaves(section, _unwrapped(state) if section in _WRAPPED else state):
@@ -570,7 +571,7 @@ def _leaves(sections: Mapping[str, Any]) -> tuple[dict[str, Tensor], dict[str, A
     return tensors, values
 
 
-def _unwrapped(state: Any) -> Any:
+def _unwrapped(state: object) -> object:
     """`optimizer.param_groups` and `optimizer.class` instead of `optimizer.0.state.param_groups`."""
     if not isinstance(state, Mapping) or not all(isinstance(entry, Mapping) for entry in state.values()):
         return state
@@ -581,12 +582,12 @@ def _unwrapped(state: Any) -> Any:
     return next(iter(flat.values())) if len(flat) == 1 else flat
 
 
-def _settings(entry: Mapping[str, Any]) -> dict[str, Any]:
+def _settings(entry: Mapping[str, object]) -> dict[str, object]:
     inner = entry.get("state")
     return dict(inner) if isinstance(inner, Mapping) else {"state": inner}
 
 
-def _walk_leaves(path: str, value: Any) -> Iterator[tuple[str, Any]]:
+def _walk_leaves(path: str, value: object) -> Iterator[tuple[str, object]]:
     """Tensors and plain values; a list of nothing but plain values is one of them."""
     if isinstance(value, np.ndarray):
         yield path, torch.from_numpy(value) if value.dtype != object and value.dtype.kind in "biufc" else value
@@ -600,7 +601,7 @@ def _walk_leaves(path: str, value: Any) -> Iterator[tuple[str, Any]]:
         yield path, value
 
 
-def _same(a: Any, b: Any) -> bool:
+def _same(a: object, b: object) -> bool:
     """Equal as they would be stored: a NaN is a NaN."""
     first, second = tree.flatten(a), tree.flatten(b)
     if first[1] or second[1]:  # tensors within something unusual
@@ -611,14 +612,14 @@ def _same(a: Any, b: Any) -> bool:
 class _Shown:
     """A value as Python writes it, for `brief`."""
 
-    def __init__(self, value: Any) -> None:
+    def __init__(self, value: object) -> None:
         self._value = value
 
     def __str__(self) -> str:
         return repr(self._value)
 
 
-def _told(values: Mapping[str, Any], name: str) -> str | None:
+def _told(values: Mapping[str, object], name: str) -> str | None:
     if name not in values:
         return None
     value = values[name]

@@ -10,7 +10,8 @@ import logging
 import zlib
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from functools import partial
+from typing import Any, Protocol, TypeAlias, TypedDict, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -21,6 +22,8 @@ from trimtab.core.errors import CheckpointError
 from trimtab.core.printable import brief
 from trimtab.torchutil.undo import tensor_values
 
+log = logging.getLogger("trimtab")
+_Saved = TypeVar("_Saved")
 SHOWN = 5
 """Names in one line of a difference; the rest are counted."""
 
@@ -37,7 +40,7 @@ def listed(names: Iterable[str], shown: int = SHOWN) -> str:
     return ", ".join(brief(name) for name in kept[:shown]) + more
 
 
-def joined(path: str, key: Any) -> str:
+def joined(path: str, key: object) -> str:
     """The name of something inside of a container; one that is too long is cut, and keeps a mark to tell it by.
 
     A file can nest thousands of tensors below a name of a million letters: each would have it in its own.
@@ -49,7 +52,7 @@ def joined(path: str, key: Any) -> str:
     return _cut(f"{path}.{_cut(_named(key), 120)}" if path else _cut(_named(key), 120), 400)
 
 
-def _named(key: Any) -> str:
+def _named(key: object) -> str:
     return str(key) if not isinstance(key, int) or key.bit_length() < 1000 else brief(key)
 
 
@@ -70,7 +73,7 @@ def missing_and_extra(part: str, here: Iterable[str], saved: Iterable[str], what
     return lines
 
 
-def kind_of(value: Any) -> str:
+def kind_of(value: object) -> str:
     """A tensor by type and shape, everything else by its class."""
     if isinstance(value, Tensor):
         return f"{str(value.dtype).removeprefix('torch.')} {tuple(value.shape)}"
@@ -82,7 +85,28 @@ def different(part: str, name: str, here: str, saved: str) -> str:
     return f"{part}: {name} is {saved} in the checkpoint, {here} here"
 
 
-def labelled(objects: Any) -> dict[str, Any]:
+class Stateful(Protocol):
+    """An optimizer, scheduler, scaler, average or guard: its state can be taken and put back."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """The state, as plain data and tensors."""
+
+    def load_state_dict(self, state_dict: dict[str, Any], /) -> object:
+        """Take over a state."""
+
+
+Several: TypeAlias = Stateful | Sequence[Stateful] | Mapping[str, Stateful] | None
+"""One of a kind, or any number of them."""
+
+Entry = TypedDict(
+    "Entry",
+    {"class": str, "state": dict[str, Any], "names": list[list[str]], "shapes": list[list[list[int]]]},
+    total=False,
+)
+"""An optimizer or scheduler as it is saved; torch's optimizers with names and shapes of their parameters by group."""
+
+
+def labelled(objects: Several) -> dict[str, Stateful]:
     """One object, or several in a list or dict, each under a name; None is none."""
     if objects is None:
         return {}
@@ -93,7 +117,7 @@ def labelled(objects: Any) -> dict[str, Any]:
     return {"0": objects}
 
 
-def paired(here: Mapping[str, Any], saved: Mapping[str, Any]) -> Mapping[str, Any]:
+def paired(here: Mapping[str, object], saved: Mapping[str, _Saved]) -> Mapping[str, _Saved]:
     """What was saved, under the labels of this side: a guard, a list and a dict label the same objects differently.
 
     One and one belong together whatever they are called; several only by their labels, or by their order where one
@@ -121,20 +145,18 @@ def refuse(differences: Sequence[str]) -> None:
         )
 
 
-def copied(value: Any, device_of: Callable[[Tensor], torch.device | None] = lambda t: None) -> Any:
+def copied(value: object) -> Any:
     """A deep copy of plain data and tensors: what is loaded must never share memory with what it was loaded from."""
     if isinstance(value, Tensor):
-        return value.detach().to(device_of(value) or value.device, copy=True)
+        return value.detach().to(value.device, copy=True)
     if isinstance(value, dict):
         whole = copy.copy(value)  # an OrderedDict or defaultdict keeps its kind
-        whole.update((key, copied(one, device_of)) for key, one in value.items())
+        whole.update((key, copied(one)) for key, one in value.items())
         return whole
-    if type(value) in (list, tuple):
-        return type(value)(copied(one, device_of) for one in value)
+    if type(value) is list or type(value) is tuple:
+        return type(value)(copied(one) for one in value)
     return copy.deepcopy(value)
 
-
-log = logging.getLogger("trimtab")
 
 COMPILED = "_orig_mod."
 """What `torch.compile` puts into names; a compiled and a plain model are the same model."""
@@ -143,9 +165,13 @@ KEPT_BYTES = 1 << 30
 """A module larger than this is not copied before it is loaded."""
 
 
-def whole_model(model: Any) -> Any:
+Model: TypeAlias = nn.Module | Mapping[str, nn.Module] | None
+"""A model, or several under their names."""
+
+
+def whole_model(model: Model) -> nn.Module | None:
     """The model; several in a dict as one module that holds them under their names, as a guard saves them."""
-    if not isinstance(model, Mapping) or isinstance(model, nn.Module):
+    if model is None or isinstance(model, nn.Module) or not isinstance(model, Mapping):
         return model
     if wrong := {str(name): one for name, one in model.items() if not isinstance(one, nn.Module)}:
         told = ", ".join(f"{name!r} is a {type(one).__name__}" for name, one in wrong.items())
@@ -177,7 +203,7 @@ def tensors_of(module: nn.Module) -> dict[str, Any]:
     return state | _unsaved_buffers(module)
 
 
-def module_differences(part: str, module: nn.Module, saved: Mapping[str, Any]) -> list[str]:
+def module_differences(part: str, module: nn.Module, saved: Mapping[str, object]) -> list[str]:
     """Why `saved` cannot be put into this module, one line each; nothing is changed."""
     here = {plain_name(module, name): value for name, value in module.state_dict(keep_vars=True).items()}
     unsaved = _unsaved_buffers(module)
@@ -192,7 +218,7 @@ def module_differences(part: str, module: nn.Module, saved: Mapping[str, Any]) -
 
 
 @torch.no_grad()
-def load_module(part: str, module: nn.Module, saved: Mapping[str, Any]) -> None:
+def load_module(part: str, module: nn.Module, saved: Mapping[str, object]) -> None:
     """Copy `saved` into the module's own tensors, which stay the same objects.
 
     Goes through `load_state_dict`, so that hooks on it learn of the change.
@@ -236,7 +262,7 @@ def _unsaved_buffers(module: nn.Module) -> dict[str, Tensor]:
 
 
 @torch.no_grad()
-def masks_of(section: str, module: nn.Module | None) -> set[str]:
+def masks_of(section: str, module: object) -> set[str]:
     """The names (`model.mask`) of buffers that hold nothing but -inf, 0 and 1.
 
     Statistics that went wrong do not look like that, so a mask may pass where everything else must be finite.
@@ -266,12 +292,12 @@ HOW = ("foreach", "fused", "capturable", "differentiable")
 """Options that say how a step is computed, not what it computes: those of the optimizer that is here stay."""
 
 
-def capture_optimizers(optimizer: Any, model: nn.Module | None) -> dict[str, Any]:
+def capture_optimizers(optimizer: Several, model: nn.Module | None) -> dict[str, Entry]:
     """The state of every optimizer, with its class and the names and shapes of its parameters by group."""
     names = parameter_names(model)
     found = {}
     for label, one in ((label, inner_optimizer(one)) for label, one in labelled(optimizer).items()):
-        entry = {"class": type(one).__name__, "state": one.state_dict()}
+        entry: Entry = {"class": type(one).__name__, "state": one.state_dict()}
         if isinstance(one, Optimizer):
             groups = [group["params"] for group in one.param_groups]
             entry["names"] = [[names.get(id(p), "") for p in group] for group in groups]
@@ -280,28 +306,38 @@ def capture_optimizers(optimizer: Any, model: nn.Module | None) -> dict[str, Any
     return found
 
 
-def inner_optimizer(optimizer: Any) -> Any:
+def inner_optimizer(optimizer: Stateful) -> Stateful:
     """The optimizer itself, where a framework has wrapped it."""
     wrapped = getattr(optimizer, "optimizer", None)
     return wrapped if not isinstance(optimizer, Optimizer) and isinstance(wrapped, Optimizer) else optimizer
 
 
-def optimizer_differences(optimizer: Any, saved: Mapping[str, Any], model: nn.Module | None) -> list[str]:
+def optimizer_differences(optimizer: Several, saved: Mapping[str, Entry], model: nn.Module | None) -> list[str]:
     """Why `saved` cannot be loaded into these optimizers, one line each; nothing is changed."""
-    here = capture_optimizers(optimizer, model)
+    return _entry_differences("optimizer", capture_optimizers(optimizer, model), saved, _group_differences)
+
+
+def _entry_differences(
+    what: str,
+    here: Mapping[str, Entry],
+    saved: Mapping[str, Entry],
+    compare: Callable[[str, Entry, Entry], Iterator[str]],
+) -> list[str]:
     saved = paired(here, saved)
-    lines = missing_and_extra("optimizer", here, saved, "optimizers")
+    lines = missing_and_extra(what, here, saved, f"{what}s")
     for label in (label for label in here if label in saved):
-        part = "optimizer" if len(here) == 1 else f"optimizer {label}"
+        part = what if len(here) == 1 else f"{what} {label}"
         ours, theirs = here[label], saved[label]
         if ours["class"] != theirs["class"]:
             lines.append(different(part, "its class", ours["class"], theirs["class"]))
-        elif "names" in ours and "names" in theirs:
-            lines.extend(_group_differences(part, ours, theirs))
+        else:
+            lines.extend(compare(part, ours, theirs))
     return lines
 
 
-def _group_differences(part: str, ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> Iterator[str]:
+def _group_differences(part: str, ours: Entry, theirs: Entry) -> Iterator[str]:
+    if "names" not in ours or "names" not in theirs:
+        return
     counts = [[len(group) for group in entry["shapes"]] for entry in (ours, theirs)]
     if len(counts[0]) != len(counts[1]):
         yield different(part, "the number of parameter groups", str(len(counts[0])), str(len(counts[1])))
@@ -321,7 +357,7 @@ def _group_differences(part: str, ours: Mapping[str, Any], theirs: Mapping[str, 
                 yield different(part, f"parameter {place} of group {index}", *told)
 
 
-def load_optimizers(optimizer: Any, saved: Mapping[str, Any]) -> None:
+def load_optimizers(optimizer: Several, saved: Mapping[str, Entry]) -> None:
     """Load the state of every optimizer; it shares no memory with `saved` afterwards."""
     here = labelled(optimizer)
     saved = paired(here, saved)
@@ -333,15 +369,15 @@ def load_optimizers(optimizer: Any, saved: Mapping[str, Any]) -> None:
             one.load_state_dict(copied(state))
 
 
-def keep_optimizers(optimizer: Any) -> Callable[[], None]:
+def keep_optimizers(optimizer: Several) -> Callable[[], None]:
     """A function that puts the optimizers back as they are now."""
-    undo: list[Callable[[], None]] = []
+    undo: list[Callable[[], object]] = []
     for one in map(inner_optimizer, labelled(optimizer).values()):
         if isinstance(one, Optimizer) and type(one).load_state_dict is Optimizer.load_state_dict:
             # Loading replaces these objects and leaves the old ones alone: keeping them costs no memory.
-            undo.append(_setter(one, one.state, one.param_groups))
+            undo.append(partial(one.__dict__.update, state=one.state, param_groups=one.param_groups))
         else:
-            undo.append(_loader(one, copied(one.state_dict())))
+            undo.append(partial(one.load_state_dict, copied(one.state_dict())))
 
     def put_back() -> None:
         for back in undo:
@@ -350,15 +386,7 @@ def keep_optimizers(optimizer: Any) -> Callable[[], None]:
     return put_back
 
 
-def _setter(one: Optimizer, state: Any, groups: Any) -> Callable[[], None]:
-    return lambda: one.__dict__.update(state=state, param_groups=groups)
-
-
-def _loader(one: Any, state: Any) -> Callable[[], None]:
-    return lambda: one.load_state_dict(state)
-
-
-def _load_one(optimizer: Optimizer, saved: Mapping[str, Any]) -> None:
+def _load_one(optimizer: Optimizer, saved: dict[str, Any]) -> None:
     state = copied(dict(saved))
     for group, ours in zip(state.get("param_groups", ()), optimizer.param_groups, strict=False):
         group.update({option: ours[option] for option in HOW if option in ours})
@@ -367,7 +395,7 @@ def _load_one(optimizer: Optimizer, saved: Mapping[str, Any]) -> None:
         _set_exactly(optimizer, state)
 
 
-def _set_exactly(optimizer: Optimizer, state: Mapping[str, Any]) -> None:
+def _set_exactly(optimizer: Optimizer, state: dict[str, Any]) -> None:
     """Loading casts moments to the type of their parameter, and leaves step counts on the device they were saved from.
 
     Moments kept in float32 for parameters in bfloat16 would lose their lower half.
@@ -379,7 +407,7 @@ def _set_exactly(optimizer: Optimizer, state: Mapping[str, Any]) -> None:
                     optimizer.state[parameter][key] = placed(key, value, parameter, group)
 
 
-def placed(key: str, value: Tensor, parameter: Tensor, group: Mapping[str, Any]) -> Tensor:
+def placed(key: str, value: Tensor, parameter: Tensor, group: Mapping[str, object]) -> Tensor:
     """A moment on the device of its parameter, a step count where the optimizer wants it."""
     if key != "step":
         return value.to(parameter.device)
@@ -392,31 +420,25 @@ PLANNED = ("total_steps", "T_max", "T_0", "step_size", "total_iters")
 """How long a schedule is meant to be; loading one of another length is easily overlooked."""
 
 
-def capture_schedulers(scheduler: Any) -> dict[str, Any]:
+def capture_schedulers(scheduler: Several) -> dict[str, Entry]:
     """The state of every scheduler, with its class."""
     return {
         label: {"class": type(one).__name__, "state": one.state_dict()} for label, one in labelled(scheduler).items()
     }
 
 
-def scheduler_differences(scheduler: Any, saved: Mapping[str, Any]) -> list[str]:
+def scheduler_differences(scheduler: Several, saved: Mapping[str, Entry]) -> list[str]:
     """Why `saved` does not belong to these schedulers, one line each."""
-    here = capture_schedulers(scheduler)
-    saved = paired(here, saved)
-    lines = missing_and_extra("scheduler", here, saved, "schedulers")
-    for label in (label for label in here if label in saved):
-        part = "scheduler" if len(here) == 1 else f"scheduler {label}"
-        ours, theirs = here[label], saved[label]
-        if ours["class"] != theirs["class"]:
-            lines.append(different(part, "its class", ours["class"], theirs["class"]))
-            continue
-        num_here, num_saved = (len(entry["state"].get("base_lrs", ())) for entry in (ours, theirs))
-        if num_here != num_saved:
-            lines.append(different(part, "the number of base learning rates", str(num_here), str(num_saved)))
-    return lines
+    return _entry_differences("scheduler", capture_schedulers(scheduler), saved, _rate_differences)
 
 
-def load_schedulers(scheduler: Any, saved: Mapping[str, Any]) -> None:
+def _rate_differences(part: str, ours: Entry, theirs: Entry) -> Iterator[str]:
+    num_here, num_saved = (len(entry["state"].get("base_lrs", ())) for entry in (ours, theirs))
+    if num_here != num_saved:
+        yield different(part, "the number of base learning rates", str(num_here), str(num_saved))
+
+
+def load_schedulers(scheduler: Several, saved: Mapping[str, Entry]) -> None:
     """Load the state of every scheduler; a plan that was made for another length is told."""
     here = labelled(scheduler)
     saved = paired(here, saved)
@@ -429,7 +451,7 @@ def load_schedulers(scheduler: Any, saved: Mapping[str, Any]) -> None:
         one.load_state_dict(state)
 
 
-def keep_schedulers(scheduler: Any) -> Callable[[], None]:
+def keep_schedulers(scheduler: Several) -> Callable[[], None]:
     """A function that puts the schedulers back as they are now."""
     before = copied(capture_schedulers(scheduler))
     return lambda: load_schedulers(scheduler, before)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import logging
 import random
-from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypedDict
 
 import numpy as np
 import torch
@@ -18,7 +17,40 @@ PYTHON_WORDS = 625
 """Numbers in the state of Python's generator: 624 words and the place among them."""
 
 
-def capture() -> dict[str, Any]:
+class PythonState(TypedDict):
+    """Of Python's generator."""
+
+    version: int
+    words: np.ndarray[Any, np.dtype[np.uint32]]
+    gauss: float | None
+
+
+class NumpyState(TypedDict):
+    """Of numpy's global generator."""
+
+    kind: str
+    keys: np.ndarray[Any, np.dtype[np.uint32]]
+    place: int
+    has_gauss: int
+    cached: float
+
+
+class HostState(TypedDict):
+    """The generators of one process that live on the CPU."""
+
+    python: PythonState
+    numpy: NumpyState
+    torch: torch.Tensor | np.ndarray[Any, np.dtype[np.uint8]]
+
+
+class RngState(HostState, total=False):
+    """Those of the devices too."""
+
+    cuda: list[torch.Tensor]
+    mps: torch.Tensor
+
+
+def capture() -> RngState:
     """The state of Python's, numpy's and torch's generators, on the CPU and on every device in use.
 
     Example:
@@ -30,7 +62,8 @@ def capture() -> dict[str, Any]:
         >>> bool((torch.rand(2) == first).all())
         True
     """
-    state = capture_host()
+    host = capture_host()
+    state: RngState = {"python": host["python"], "numpy": host["numpy"], "torch": host["torch"]}
     if _cuda_in_use():
         state["cuda"] = list(torch.cuda.get_rng_state_all())
     if torch.backends.mps.is_available():
@@ -38,7 +71,7 @@ def capture() -> dict[str, Any]:
     return state
 
 
-def restore(state: Mapping[str, Any]) -> None:
+def restore(state: RngState) -> None:
     """Put back what `capture` took; a device that is not here, or was not there, is told by name.
 
     The state is checked before the first generator is touched.
@@ -50,7 +83,7 @@ def restore(state: Mapping[str, Any]) -> None:
         torch.mps.set_rng_state(state["mps"].cpu())
 
 
-def capture_host() -> dict[str, Any]:
+def capture_host() -> HostState:
     """The generators of this process that live on the CPU; what samplers and workers of a loader draw from."""
     version, words, gauss = random.getstate()
     kind, keys, place, has_gauss, cached = np.random.get_state(legacy=True)
@@ -67,7 +100,7 @@ def capture_host() -> dict[str, Any]:
     }
 
 
-def restore_host(state: Mapping[str, Any]) -> None:
+def restore_host(state: HostState) -> None:
     """Put back what `capture_host` took."""
     python, numpy = state["python"], state["numpy"]
     random.setstate((python["version"], tuple(int(word) for word in python["words"]), python["gauss"]))
@@ -77,7 +110,7 @@ def restore_host(state: Mapping[str, Any]) -> None:
     torch.set_rng_state(torch.tensor(np.asarray(state["torch"], np.uint8), device="cpu"))
 
 
-def check(state: Mapping[str, Any]) -> None:
+def check(state: RngState) -> None:
     """Raise a `CheckpointError` for a state that cannot be put back."""
     missing = [name for name in ("python", "numpy", "torch") if name not in state]
     if missing:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import argparse
 import copy
 import logging
-from collections.abc import Callable, Collection, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from enum import Enum
-from functools import cache
+from functools import cache, partial
 from pathlib import PurePath
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, TypedDict, TypeGuard
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +20,9 @@ from trimtab.checkpoint import rng
 from trimtab.checkpoint.format.tensors import identity
 from trimtab.checkpoint.loader import ResumableLoader
 from trimtab.checkpoint.parts import (
+    Model,
+    Several,
+    Stateful,
     capture_optimizers,
     capture_schedulers,
     copied,
@@ -60,16 +63,41 @@ LOST = {
 """What it means that a part is not loaded."""
 
 
+class Objects(TypedDict, total=False):
+    """What a checkpoint is taken of, and put into."""
+
+    model: Model
+    optimizer: Several
+    scheduler: Several
+    scaler: Stateful | None
+    ema: Stateful | None
+    loader: object
+    guard: Stateful | None
+    gradients: bool
+
+
+class SavedObjects(Objects, total=False):
+    """With your own values to save."""
+
+    extra: Mapping[str, object] | None
+
+
+class LoadedObjects(Objects, total=False):
+    """With your own values to replace by the saved ones."""
+
+    extra: MutableMapping[str, Any] | None
+
+
 def capture(
     *,
-    model: Any = None,
-    optimizer: Any = None,
-    scheduler: Any = None,
-    scaler: Any = None,
-    ema: Any = None,
-    loader: Any = None,
-    guard: Any = None,
-    extra: Mapping[str, Any] | None = None,
+    model: Model = None,
+    optimizer: Several = None,
+    scheduler: Several = None,
+    scaler: Stateful | None = None,
+    ema: Stateful | None = None,
+    loader: object = None,
+    guard: Stateful | None = None,
+    extra: Mapping[str, object] | None = None,
     gradients: bool = False,
 ) -> dict[str, Any]:
     """The state of everything given, and of every generator of random numbers, as sections of plain data and tensors.
@@ -119,14 +147,14 @@ def capture(
 def restore(
     sections: Mapping[str, Any],
     *,
-    model: Any = None,
-    optimizer: Any = None,
-    scheduler: Any = None,
-    scaler: Any = None,
-    ema: Any = None,
-    loader: Any = None,
-    guard: Any = None,
-    extra: MutableMapping[str, Any] | None = None,
+    model: Model = None,
+    optimizer: Several = None,
+    scheduler: Several = None,
+    scaler: Stateful | None = None,
+    ema: Stateful | None = None,
+    loader: object = None,
+    guard: Stateful | None = None,
+    extra: MutableMapping[str, object] | None = None,
     gradients: bool = True,
     strict: bool = True,
 ) -> None:
@@ -138,7 +166,13 @@ def restore(
     Plain values of `extra` are replaced by the saved ones. Random numbers are put back last.
     """
     model = whole_model(model)
-    given = {"model": model, "optimizer": optimizer, "scheduler": scheduler, "scaler": scaler, "ema": ema}
+    given: dict[str, object] = {
+        "model": model,
+        "optimizer": optimizer,
+        "scheduler": scheduler,
+        "scaler": scaler,
+        "ema": ema,
+    }
     given |= {"guard": guard, "extra": extra, "loader": loader if hasattr(loader, "load_state_dict") else None}
     optional = ("guard", "scaler") if is_switched_off(scaler) else ("guard",)
     _check_what_is_missing(sections, given, strict, optional)
@@ -148,7 +182,7 @@ def restore(
     refuse([line for part in parts for line in _differences(part)])
 
     before = rng.capture()
-    undo: list[tuple[str, Callable[[], None]]] = [("rng", lambda: rng.restore(before))]
+    undo: list[tuple[str, Callable[[], object]]] = [("rng", lambda: rng.restore(before))]
     for part in parts:
         try:
             undo.append((part.name, part.keep()))
@@ -169,7 +203,7 @@ def _differences(part: Part) -> list[str]:
         return [f"{part.name}: what the checkpoint holds makes no sense here ({type(error).__name__}: {error})"]
 
 
-def _put_back(undo: list[tuple[str, Callable[[], None]]]) -> list[str]:
+def _put_back(undo: list[tuple[str, Callable[[], object]]]) -> list[str]:
     """Undo what was done, newest first; the names of the parts that would not go back."""
     stuck = []
     for name, back in reversed(undo):
@@ -189,17 +223,17 @@ def _tell_no_position(kind: str) -> None:
     )
 
 
-def _kind(value: Any) -> str:
+def _kind(value: object) -> str:
     return type(value).__name__
 
 
-def _state_of(value: Any) -> Any:
+def _state_of(value: object) -> object:
     """An object's own state, or the plain value itself."""
     return value.state_dict() if hasattr(value, "state_dict") else value
 
 
 def _check_what_is_missing(
-    sections: Mapping[str, Any], given: Mapping[str, Any], strict: bool, optional: Sequence[str]
+    sections: Mapping[str, object], given: Mapping[str, object], strict: bool, optional: Sequence[str]
 ) -> None:
     """Compare what was saved with what is asked for.
 
@@ -229,8 +263,8 @@ class Part:
 
     name: str
     differences: Callable[[], list[str]]
-    load: Callable[[], None]
-    keep: Callable[[], Callable[[], None]]
+    load: Callable[[], object]
+    keep: Callable[[], Callable[[], object]]
     """Called before `load`; what it returns undoes it."""
 
 
@@ -238,7 +272,7 @@ def parts_of(
     sections: Mapping[str, Any],
     given: Mapping[str, Any],
     model: nn.Module | None,
-    extra: MutableMapping[str, Any] | None,
+    extra: MutableMapping[str, object] | None,
     with_gradients: bool,
 ) -> Iterator[Part]:
     """The parts that are both given and saved, in the order of loading.
@@ -251,12 +285,24 @@ def parts_of(
     if "scaler" in there and _scaler_fits(there["scaler"], sections["scaler"]):
         yield plain_part("scaler", there["scaler"], sections["scaler"])
     if "scheduler" in there:
-        yield scheduler_part(there["scheduler"], sections["scheduler"])
+        scheduler, saved = there["scheduler"], sections["scheduler"]
+        yield Part(
+            name="scheduler",
+            differences=partial(scheduler_differences, scheduler, saved),
+            load=partial(load_schedulers, scheduler, saved),
+            keep=partial(keep_schedulers, scheduler),
+        )
     for name in ("guard", "loader"):
         if name in there:
             yield plain_part(name, there[name], sections[name])
     if "optimizer" in there:
-        yield optimizer_part(there["optimizer"], sections["optimizer"], model)
+        optimizer, saved = there["optimizer"], sections["optimizer"]
+        yield Part(
+            name="optimizer",
+            differences=partial(optimizer_differences, optimizer, saved, model),
+            load=partial(load_optimizers, optimizer, saved),
+            keep=partial(keep_optimizers, optimizer),
+        )
     if "ema" in there:
         averaged = isinstance(there["ema"], nn.Module)
         yield (module_part if averaged else plain_part)("ema", there["ema"], sections["ema"])
@@ -268,10 +314,10 @@ def parts_of(
         yield rng_part(sections["rng"])
 
 
-def plain_part(name: str, one: Any, saved: Any) -> Part:
+def plain_part(name: str, one: Stateful, saved: dict[str, Any]) -> Part:
     """Anything with `state_dict` and `load_state_dict`; one that has `differences` is asked for them first."""
 
-    def keep() -> Callable[[], None]:
+    def keep() -> Callable[[], object]:
         if isinstance(one, ResumableLoader):
             return one.keep()
         before = copied(one.state_dict())
@@ -286,37 +332,17 @@ def plain_part(name: str, one: Any, saved: Any) -> Part:
     return Part(name=name, differences=differences, load=lambda: one.load_state_dict(copied(saved)), keep=keep)
 
 
-def module_part(name: str, module: nn.Module, saved: Mapping[str, Any]) -> Part:
+def module_part(name: str, module: nn.Module, saved: Mapping[str, object]) -> Part:
     """A model, or the average of one."""
     return Part(
         name=name,
-        differences=lambda: module_differences(name, module, saved),
-        load=lambda: load_module(name, module, saved),
-        keep=lambda: keep_module(module),
+        differences=partial(module_differences, name, module, saved),
+        load=partial(load_module, name, module, saved),
+        keep=partial(keep_module, module),
     )
 
 
-def optimizer_part(optimizer: Any, saved: Mapping[str, Any], model: nn.Module | None) -> Part:
-    """One optimizer or several."""
-    return Part(
-        name="optimizer",
-        differences=lambda: optimizer_differences(optimizer, saved, model),
-        load=lambda: load_optimizers(optimizer, saved),
-        keep=lambda: keep_optimizers(optimizer),
-    )
-
-
-def scheduler_part(scheduler: Any, saved: Mapping[str, Any]) -> Part:
-    """One scheduler or several."""
-    return Part(
-        name="scheduler",
-        differences=lambda: scheduler_differences(scheduler, saved),
-        load=lambda: load_schedulers(scheduler, saved),
-        keep=lambda: keep_schedulers(scheduler),
-    )
-
-
-def gradient_part(model: nn.Module, saved: Mapping[str, Any]) -> Part:
+def gradient_part(model: nn.Module, saved: Mapping[str, Tensor]) -> Part:
     """Gradients accumulated so far."""
 
     def keep() -> Callable[[], None]:
@@ -331,7 +357,7 @@ def gradient_part(model: nn.Module, saved: Mapping[str, Any]) -> Part:
     )
 
 
-def rng_part(saved: Mapping[str, Any]) -> Part:
+def rng_part(saved: rng.RngState) -> Part:
     """The generators of random numbers."""
 
     def differences() -> list[str]:
@@ -344,10 +370,14 @@ def rng_part(saved: Mapping[str, Any]) -> Part:
     return Part(name="rng", differences=differences, load=lambda: rng.restore(saved), keep=lambda: lambda: None)
 
 
-def extra_part(extra: MutableMapping[str, Any], saved: Mapping[str, Any]) -> Part:
+def _is_stateful(value: object) -> TypeGuard[Stateful]:
+    return hasattr(value, "load_state_dict")
+
+
+def extra_part(extra: MutableMapping[str, object], saved: Mapping[str, object]) -> Part:
     """The user's own: objects are loaded, plain values replaced; names that were never saved stay as they are."""
     known = [name for name in extra if name in saved]
-    objects = {name: extra[name] for name in known if hasattr(extra[name], "load_state_dict")}
+    objects = {name: one for name in known if _is_stateful(one := extra[name])}
 
     def load() -> None:
         for name in known:
@@ -371,12 +401,12 @@ def extra_part(extra: MutableMapping[str, Any], saved: Mapping[str, Any]) -> Par
     return Part(name="extra", differences=list, load=load, keep=keep)
 
 
-def is_switched_off(scaler: Any) -> bool:
+def is_switched_off(scaler: object) -> bool:
     """Whether it is a GradScaler that does nothing, and has no state."""
     return hasattr(scaler, "is_enabled") and not scaler.is_enabled()
 
 
-def _scaler_fits(scaler: Any, saved: Mapping[str, Any]) -> bool:
+def _scaler_fits(scaler: object, saved: Mapping[str, object]) -> bool:
     """A scaler that is switched off has no state, and one that is on refuses an empty one."""
     enabled = not is_switched_off(scaler)
     if enabled != bool(saved):
@@ -385,13 +415,13 @@ def _scaler_fits(scaler: Any, saved: Mapping[str, Any]) -> bool:
     return enabled and bool(saved)
 
 
-_Key = tuple[Any, ...]
+_Key = tuple[object, ...]
 _Tensors = dict[_Key, Tensor]
 _PLAIN = frozenset({int, float, bool, str, bytes, type(None)})
 
 
 @torch.no_grad()
-def to_host(sections: Mapping[str, Any], into: Mapping[str, Any] | None = None) -> dict[str, Any]:
+def to_host(sections: Mapping[str, object], into: Mapping[str, object] | None = None) -> dict[str, Any]:
     """A deep copy of `sections` on the CPU, in one pass; tensors that are one stay one.
 
     `into` is an earlier copy that is no longer needed: its memory is used again where it fits, because fresh memory
@@ -452,11 +482,11 @@ def _copied_tensor(tensor: Tensor, path: _Key, made: _Made) -> Tensor:
     return target
 
 
-def _by_path(value: Any, path: _Key) -> _Tensors:
+def _by_path(value: object, path: _Key) -> _Tensors:
     """Tensors by where they are; one that is found at two places counts once, or it would be overwritten."""
     found: _Tensors = {}
     taken: set[int] = set()
-    waiting: list[tuple[_Key, Any]] = [(path, value)]
+    waiting: list[tuple[_Key, object]] = [(path, value)]
     while waiting:
         at, one = waiting.pop()
         if isinstance(one, Tensor):
@@ -465,7 +495,7 @@ def _by_path(value: Any, path: _Key) -> _Tensors:
                 found[at] = one
         elif isinstance(one, Mapping):
             waiting.extend(((*at, key), inner) for key, inner in one.items())
-        elif type(one) in (list, tuple):
+        elif type(one) is list or type(one) is tuple:
             waiting.extend(((*at, index), inner) for index, inner in enumerate(one))
     return found
 
@@ -506,7 +536,7 @@ def _alike(one: Tensor, other: Tensor) -> bool:
     return kind_of(one) == kind_of(other) and one.layout is other.layout is torch.strided
 
 
-def as_plain(value: Any) -> Any:
+def as_plain(value: object) -> Any:
     """Turn dataclasses, namespaces, named tuples, enums and paths into dicts and plain values, however deep.
 
     Everything else stays as it is; what cannot be stored is refused when it is written, with its path.
@@ -527,7 +557,7 @@ def as_plain(value: Any) -> Any:
         return value.as_posix()
     if isinstance(value, tuple) and hasattr(value, "_asdict"):
         return as_plain(value._asdict())
-    if type(value) in (list, tuple):
+    if type(value) is list or type(value) is tuple:
         return type(value)(as_plain(one) for one in value)
     return value
 
@@ -537,7 +567,7 @@ WATCHED = ("model", "optimizer", "ema")
 
 
 @torch.no_grad()
-def nonfinite(sections: Mapping[str, Any], *, allowed: Collection[str] = ()) -> tuple[str, ...]:
+def nonfinite(sections: Mapping[str, object], *, allowed: Collection[str] = ()) -> tuple[str, ...]:
     """The names of the tensors in model, optimizer and average that hold a NaN or an Inf, in their order.
 
     `allowed` are names that may, such as a mask of -inf that was one from the beginning. One pass over the tensors and
@@ -550,8 +580,8 @@ def nonfinite(sections: Mapping[str, Any], *, allowed: Collection[str] = ()) -> 
         >>> nonfinite(sections, allowed={"model.bad"})
         ()
     """
-    names: dict[Any, list[str]] = {}  # weights that layers share are looked at once
-    asked: dict[Any, Tensor] = {}
+    names: dict[Hashable, list[str]] = {}  # weights that layers share are looked at once
+    asked: dict[Hashable, Tensor] = {}
     for name, tensor in named(sections):
         if name not in allowed:
             for dense in _values(tensor):
@@ -568,20 +598,20 @@ def nonfinite(sections: Mapping[str, Any], *, allowed: Collection[str] = ()) -> 
     return tuple(dict.fromkeys(name for name, _ in named(sections) if name in told)) if told else ()
 
 
-def named(sections: Mapping[str, Any]) -> Iterator[tuple[str, Tensor]]:
+def named(sections: Mapping[str, object]) -> Iterator[tuple[str, Tensor]]:
     """Every tensor of the watched sections by a name that a reader knows: `optimizer.exp_avg.layer.weight`."""
     for section in WATCHED:
-        if section == "optimizer":
-            yield from _named_moments(sections.get(section) or {})
-        else:
-            yield from _walk(section, sections.get(section))
+        state = sections.get(section)
+        yield from (
+            _named_moments(state) if section == "optimizer" and isinstance(state, Mapping) else _walk(section, state)
+        )
 
 
-def _named_moments(optimizers: Mapping[str, Any]) -> Iterator[tuple[str, Tensor]]:
+def _named_moments(optimizers: Mapping[str, object]) -> Iterator[tuple[str, Tensor]]:
     for label, entry in optimizers.items():
         prefix = "optimizer" if len(optimizers) == 1 else joined("optimizer", label)
         state = entry.get("state") if isinstance(entry, Mapping) else entry
-        if not isinstance(state, Mapping) or "param_groups" not in state:
+        if not isinstance(entry, Mapping) or not isinstance(state, Mapping) or "param_groups" not in state:
             yield from _walk(prefix, state)
             continue
         names = _parameter_names(entry, state)
@@ -592,14 +622,14 @@ def _named_moments(optimizers: Mapping[str, Any]) -> Iterator[tuple[str, Tensor]
         yield from _walk(f"{prefix}.param_groups", state["param_groups"])
 
 
-def _parameter_names(entry: Mapping[str, Any], state: Mapping[str, Any]) -> dict[Any, str]:
-    names: dict[Any, str] = {}
+def _parameter_names(entry: Mapping[str, Any], state: Mapping[str, Any]) -> dict[object, str]:
+    names: dict[object, str] = {}
     for group, told in zip(state["param_groups"], entry.get("names", ()), strict=False):
         names.update(zip(group["params"], told, strict=False))
     return names
 
 
-def _walk(path: str, value: Any) -> Iterator[tuple[str, Tensor]]:
+def _walk(path: str, value: object) -> Iterator[tuple[str, Tensor]]:
     if isinstance(value, Tensor):
         yield path, value
     elif isinstance(value, Mapping):
@@ -648,28 +678,19 @@ def _by_device(tensors: list[Tensor]) -> dict[torch.device, list[int]]:
     return places
 
 
-def cleaned(sections: Mapping[str, Any], masks: Collection[str] = ()) -> dict[str, Any]:
+def cleaned(sections: Mapping[str, object], masks: Collection[str] = ()) -> dict[str, Any]:
     """A copy of the sections without a non-finite value, but for masks: without its -inf one masks nothing.
 
     The live state is left alone.
     """
     fresh = to_host(sections)
-    for value in fresh.values():
-        _clean(value)
+    for name, value in fresh.items():
+        for _, tensor in _walk(name, value):
+            if tensor.is_floating_point() or tensor.is_complex():
+                torch.nan_to_num_(tensor, nan=0.0, posinf=0.0, neginf=0.0)
     for name in masks:
         section, _, key = name.partition(".")
-        if key in sections.get(section, {}):
-            fresh[section][key] = to_host({"mask": sections[section][key]})["mask"]
+        saved = sections.get(section)
+        if isinstance(saved, Mapping) and key in saved:
+            fresh[section][key] = to_host({"mask": saved[key]})["mask"]
     return fresh
-
-
-def _clean(value: Any) -> None:
-    if isinstance(value, Tensor):
-        if value.is_floating_point() or value.is_complex():
-            torch.nan_to_num_(value, nan=0.0, posinf=0.0, neginf=0.0)
-    elif isinstance(value, Mapping):
-        for one in value.values():
-            _clean(one)
-    elif isinstance(value, list | tuple):
-        for one in value:
-            _clean(one)
