@@ -221,6 +221,43 @@ def test_a_status_that_cannot_be_written_stays(pair: Path) -> None:
 # --- leftovers
 
 
+def broken(path: Path, *operations: str) -> Disk:
+    """A disk on which these operations fail, but for `path` itself."""
+
+    def act(operation: str, at: Path, number: int) -> None:
+        if operation in operations and at != path:
+            raise OSError(5, "Input/output error", str(at))
+
+    return Disk(Gate(act))
+
+
+def test_a_failed_save_whose_files_cannot_be_deleted_says_so(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with pytest.raises(CheckpointError, match="could not be saved: Input/output error"):
+        save(folder, 1, disk=broken(folder, "fsync", "unlink"))
+    (left,) = leftovers(folder)
+    (line,) = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+    assert "is left behind by a write that failed" in line
+    assert left in line
+
+
+def test_a_save_that_may_be_lost_but_keeps_its_name_says_so(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    def act(operation: str, path: Path, number: int) -> None:
+        if (operation, path) == ("sync_dir", folder) or (operation == "rename" and path.name.startswith(".tmp")):
+            raise OSError(5, "Input/output error", str(path))
+
+    with pytest.raises(CheckpointError, match="could not be saved: Input/output error"):
+        save(folder, 1, disk=Disk(Gate(act)))
+    assert any("step-00000001 is left behind" in record.getMessage() for record in caplog.records)
+
+
+def test_a_status_file_that_is_left_behind_is_warned_about(pair: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with pytest.raises(CheckpointError, match="could not be marked good"):
+        container.set_status(pair, "good", disk=broken(pair, "replace", "unlink"))
+    (line,) = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+    assert ".status.json-" in line
+    assert "is left behind" in line
+
+
 def temporary(folder: Path, host: str, pid: int) -> Path:
     path = folder / f".tmp-{host}-{pid}-0123abcd-step-00000009"
     path.mkdir()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import io
+import logging
 import os
 import re
 import shutil
@@ -199,6 +200,8 @@ DISK = Disk()
 """The disk as it is."""
 
 
+log = logging.getLogger("trimtab")
+
 HOST = re.sub(r"[^A-Za-z0-9_.]", "_", socket.gethostname())
 QUARANTINE = "quarantine"
 
@@ -267,7 +270,7 @@ def remove(path: Path, *, disk: Disk = DISK) -> None:
     """Delete a checkpoint: it loses its name first, so that no half of it is ever taken for a whole one."""
     path = Path(path)
     folder = _temporary_name(path.parent, path.name)
-    with in_use(folder), _told(path, "deleted"):
+    with in_use(folder), could_not_be("deleted", path):
         disk.rename(path, folder)
         disk.sync_dir(path.parent)
         disk.rmtree(folder)
@@ -277,7 +280,7 @@ def quarantine(path: Path, *, disk: Disk = DISK) -> Path:
     """Move a checkpoint to `quarantine/` beside it, where `entries` does not see it; returns where it is now."""
     path = Path(path)
     folder = path.parent / QUARANTINE
-    with _told(path, "moved to quarantine"):
+    with could_not_be("moved to quarantine", path):
         if not os.path.isdir(folder):
             with contextlib.suppress(FileExistsError):
                 disk.mkdir(folder)
@@ -335,17 +338,33 @@ def _is_alive(pid: int) -> bool:
     return True
 
 
+def refused(message: str, error: OSError) -> CheckpointError:
+    """What the system refused, in words of ours and with its number."""
+    told = CheckpointError(message)
+    told.errno = error.errno
+    return told
+
+
 @contextlib.contextmanager
-def _told(path: Path, what: str) -> Iterator[None]:
-    """What the system refuses is told as what it is about."""
+def could_not_be(what: str, path: Path) -> Iterator[None]:
+    """Raise what the system refuses as a CheckpointError that says what could not be done to `path`."""
     try:
         yield
     except CheckpointError:
         raise
     except OSError as error:
-        told = CheckpointError(f"{path} could not be {what}: {error.strerror or error}")
-        told.errno = error.errno
-        raise told from error
+        raise refused(f"{path} could not be {what}: {error.strerror or error}", error) from error
+
+
+@contextlib.contextmanager
+def left_behind(path: Path) -> Iterator[None]:
+    """Clean up after an error that is being raised: warn about what stays, because that error does not name it."""
+    try:
+        yield
+    except FileNotFoundError:  # nothing stays
+        pass
+    except OSError as error:
+        log.warning("%s is left behind by a write that failed: %s", path, error)
 
 
 @contextlib.contextmanager
@@ -359,7 +378,7 @@ def temporary(parent: Path, name: str, disk: Disk) -> Iterator[Path]:
             fd = disk.lock(folder)
             yield folder
         except BaseException:
-            with contextlib.suppress(OSError):
+            with left_behind(folder):
                 disk.rmtree(folder)
             raise
         finally:
@@ -377,12 +396,6 @@ def in_use(folder: Path) -> Iterator[None]:
     finally:
         with _lock:
             _active.discard(folder.absolute())
-
-
-def move_away(path: Path, folder: Path, disk: Disk) -> None:
-    """Take back the name `path`; a failure is not told, because another one is being told already."""
-    with contextlib.suppress(OSError):
-        disk.rename(path, folder)
 
 
 def _temporary_name(parent: Path, name: str) -> Path:
@@ -431,12 +444,8 @@ def explained(error: OSError, final: Path, needed: int = 0) -> CheckpointError:
         room = f"; it takes about {needed} bytes and {shutil.disk_usage(final.parent).free} are free" if needed else ""
     name = errno.errorcode.get(error.errno or 0, type(error).__name__)
     remedy = _REMEDIES.get(error.errno or 0, "earlier checkpoints are as they were")
-    told = CheckpointError(
-        f"{final} could not be saved: {error.strerror or error} ({name}) at {error.filename or final.parent}{room}; "
-        f"{remedy}"
-    )
-    told.errno = error.errno
-    return told
+    where = error.filename or final.parent
+    return refused(f"{final} could not be saved: {error.strerror or error} ({name}) at {where}{room}; {remedy}", error)
 
 
 @contextlib.contextmanager
@@ -448,9 +457,7 @@ def explaining(what: str) -> Iterator[None]:
         raise
     except OSError as error:
         where = f" at {error.filename}" if error.filename else ""
-        told = CheckpointError(f"{what}: {error.strerror or error}{where}")
-        told.errno = error.errno
-        raise told from error
+        raise refused(f"{what}: {error.strerror or error}{where}", error) from error
     except MemoryError as error:
         raise CheckpointError(f"{what}: there is not enough memory") from error
     except Exception as error:

@@ -30,11 +30,12 @@ from trimtab.checkpoint.directory import (
     Disk,
     Entry,
     clean,
+    could_not_be,
     entries,
     explained,
     explaining,
+    left_behind,
     make_parents,
-    move_away,
     name_of,
     prepare,
     quarantine,
@@ -266,7 +267,8 @@ def write(
             try:
                 disk.sync_dir(parent)
             except BaseException:  # what may be gone after a power failure must not look saved
-                move_away(final, folder, disk)
+                with left_behind(final):
+                    disk.rename(final, folder)
                 raise
     except CheckpointError:
         raise
@@ -384,21 +386,15 @@ def set_status(path: Path, state: str, reason: str = "", *, disk: Disk = DISK) -
     path = Path(path)
     data = encode_status(state, reason)
     fresh = path / f".{STATUS}-{os.getpid()}-{token_hex(4)}"
-    try:
+    with could_not_be(f"marked {state}", path):
         try:
             disk.write_file(fresh, data)
             disk.replace(fresh, path / STATUS)
         except BaseException:
-            with contextlib.suppress(OSError):
+            with left_behind(fresh):
                 disk.unlink(fresh)
             raise
         disk.sync_dir(path)
-    except CheckpointError:
-        raise
-    except OSError as error:
-        told = CheckpointError(f"{path} could not be marked {state}: {error.strerror or error}; it is as it was")
-        told.errno = error.errno
-        raise told from error
 
 
 _BLOCK = 1 << 20
