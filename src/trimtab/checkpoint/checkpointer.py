@@ -145,16 +145,18 @@ class Checkpointer:
         self._last = 0  # the sequence given to the last one of the folder
         self._own: dict[Path, int] = {}  # the checkpoints of this run, with their sequence
         self._pending: dict[Path, int] | None = None  # candidates by path, with their step; None until looked up
-        self._told: set[Path] = set()
-        self._saving, self._books = threading.RLock(), threading.RLock()
+        self._warned: set[Path] = set()
+        self._save_lock, self._lists_lock = threading.RLock(), threading.RLock()
         self._unwritable = _prepared(self.directory)  # found out now, not at step 10,000
 
     def __getstate__(self) -> dict[str, object]:
-        return {name: one for name, one in vars(self).items() if name not in ("_saving", "_books")} | {"_open": False}
+        return {name: one for name, one in vars(self).items() if name not in ("_save_lock", "_lists_lock")} | {
+            "_open": False
+        }
 
     def __setstate__(self, kept: dict[str, object]) -> None:
         self.__dict__.update(kept)
-        self._saving, self._books = threading.RLock(), threading.RLock()
+        self._save_lock, self._lists_lock = threading.RLock(), threading.RLock()
 
     def __enter__(self) -> Checkpointer:
         return self
@@ -184,8 +186,8 @@ class Checkpointer:
         """
         _check_parts("save", objects)
         step, branch = _count("step", step), _count("branch", branch)
-        objects.setdefault("gradients", True)  # else a save in the midst of an accumulation would not be exact
-        with self._saving:
+        objects.setdefault("gradients", True)  # else a save between two micro-batches would not resume exactly
+        with self._save_lock:
             self.wait()
             with explaining(f"step {step} could not be saved"):
                 sections = state.capture(**objects)
@@ -217,7 +219,7 @@ class Checkpointer:
 
         What is saved from now on is a new run, unless `resume` goes on with an earlier one.
         """
-        with self._saving:
+        with self._save_lock:
             if self._line is not None and self._line.saved:
                 self._line, self._pending, self._open, self._next_run = None, None, False, _new_run()
             self._be_writer(claim=True)
@@ -239,7 +241,7 @@ class Checkpointer:
         line = self._begun(step)
         self._last += 1
         branch = self._free_branch(step, branch, self.directory)
-        with self._books:
+        with self._lists_lock:
             there = set(self._own.values())
             line.history = [sequence for sequence in line.history if sequence in there]
             return _Job(
@@ -259,7 +261,7 @@ class Checkpointer:
             return self._line
         known = self.list()
         apart = [one.snapshot for one in seen_in(self.directory / QUARANTINE)]
-        with self._books:
+        with self._lists_lock:
             self._last = max((s.sequence for s in (*known, *apart)), default=0)
             line = self._line = self._line or self._same_run(step, known) or _Line(run=self._next_run)
             self._own = {s.path: s.sequence for s in known if s.digest and s.run == line.run}
@@ -298,15 +300,15 @@ class Checkpointer:
             if bad and not job.clean:
                 return self._quarantine(job, sections, bad)
             if bad:
-                told = "step %d: non-finite values were replaced by zeros, as asked; the checkpoint is repaired"
-                log.warning(told, job.step)
+                message = "step %d: non-finite values were replaced by zeros, as asked; the checkpoint is repaired"
+                log.warning(message, job.step)
                 sections = cleaned(sections, job.masks)
             return self._write(job, sections, repaired=bool(bad))
 
     def _write(self, job: _Job, sections: Mapping[str, object], *, repaired: bool) -> Snapshot:
         path = self.directory / container.name_of(job.step, job.branch)
         _put(path, job, sections, repaired=repaired)
-        with self._books:
+        with self._lists_lock:
             self._own[path] = job.sequence
             if self._line is not None:
                 line = self._line
@@ -346,17 +348,17 @@ class Checkpointer:
 
     def quiet(self, step: int) -> None:
         """All was well up to `step`: candidates that have seen enough of it since the last trouble are good."""
-        with self._books:
+        with self._lists_lock:
             waiting = self._candidates()
             proven = [p for p, since in waiting.items() if step - max(since, self._trouble) >= self.quiet_steps]
             for path in proven:
                 del waiting[path]
         for path in proven:
-            self._tell(path, "good", "")
+            self._mark(path, "good", "")
 
     def condemn(self, since: int, reason: str, at: int | None = None) -> None:
         """Trouble began at `since`: candidates from then on are bad. Quiet counts from `at`, where it was last seen."""
-        with self._books:
+        with self._lists_lock:
             self._trouble = self._trouble if at is None else max(self._trouble, at)
             paths = [path for path, step in self._candidates().items() if step >= since]
         self.condemn_these(paths, reason)
@@ -364,12 +366,12 @@ class Checkpointer:
     def condemn_these(self, paths: Iterable[Path], reason: str) -> None:
         """Trouble had begun when these were written, as is known by now: they are bad, certified or not."""
         for path in paths:
-            with self._books:
+            with self._lists_lock:
                 self._candidates().pop(path, None)
             if os.path.lexists(path):
-                self._tell(path, "bad", reason)
+                self._mark(path, "bad", reason)
 
-    def _tell(self, path: Path, verdict: str, reason: str) -> None:
+    def _mark(self, path: Path, verdict: str, reason: str) -> None:
         try:
             container.set_status(path, verdict, reason)
         except OSError as error:  # a folder that somebody removed, a full disk: the rest goes on
@@ -386,7 +388,7 @@ class Checkpointer:
 
     def history(self) -> Snapshots:
         """The checkpoints that this run has come through, the newest last; empty before `resume` and the first save."""
-        with self._books:
+        with self._lists_lock:
             line = self._line
             if line is None:
                 return []
@@ -429,13 +431,13 @@ class Checkpointer:
                     except CheckpointError as error:
                         log.warning("%s is not used: %s", snapshot.path.name, error)
                         continue
-                    _tell_passed_over(snapshot, seen)
+                    _warn_of_passed_over(snapshot, seen)
                     state.restore(contents.sections, strict=strict, **objects)
                     self._go_on_from(snapshot, contents.manifest.history, known)
                     return replace(snapshot, extra=contents.sections.get("extra", {}))
                 if {s.path for s in self.list()} <= {s.path for s in known}:
                     break
-        self._tell_why_none(seen, wanted, run)
+        self._explain_none(seen, wanted, run)
         return None
 
     def _go_on_from(self, snapshot: Snapshot, history: tuple[int, ...], known: Snapshots) -> None:
@@ -445,7 +447,7 @@ class Checkpointer:
             unnumbered = [s.path for s in known if s.digest and not s.sequence]
             before = unnumbered[: unnumbered.index(snapshot.path) + 1]
         numbers = [*history, snapshot.sequence] if snapshot.sequence else []
-        with self._books:
+        with self._lists_lock:
             self._line = _Line(
                 run=snapshot.run,
                 step=snapshot.step,
@@ -470,7 +472,7 @@ class Checkpointer:
             usable.sort(key=lambda s: s.state != "good")  # stable: the newest good one first
         return usable
 
-    def _tell_why_none(self, seen: Sequence[Seen], step: int | None, run: str | None) -> None:
+    def _explain_none(self, seen: Sequence[Seen], step: int | None, run: str | None) -> None:
         """Where there was nothing to resume from: an error if one was asked for, else what there is instead."""
         known = [one.snapshot for one in seen]
         if step is not None or run is not None:
@@ -479,10 +481,10 @@ class Checkpointer:
             raise CheckpointError(f"there is no sound checkpoint{asked} in {self.directory}; known are: {there}")
         newest = of_newest_run(known)
         for one in seen:
-            told = one.snapshot
-            if told.state == "bad" and (told in newest or not told.digest):
-                hint = "" if one.damaged else f"; resume(step={told.step}) takes it anyway"
-                log.warning("%s is not used: %s%s", told.path.name, told.reason, hint)
+            unused = one.snapshot
+            if unused.state == "bad" and (unused in newest or not unused.digest):
+                hint = "" if one.damaged else f"; resume(step={unused.step}) takes it anyway"
+                log.warning("%s is not used: %s%s", unused.path.name, unused.reason, hint)
         others = [s for s in known if s not in newest and is_eligible(s)]
         if others:
             log.warning(
@@ -518,7 +520,7 @@ class Checkpointer:
 
     def prune(self) -> Snapshots:
         """Delete what need not be kept of this run (before the first save: of the newest); returns what was deleted."""
-        with self._saving:
+        with self._save_lock:
             self.wait()
             held = self._lock.held
             self._be_writer()
@@ -542,7 +544,7 @@ class Checkpointer:
 
     def _of_this_run(self) -> Sequence[Seen]:
         """Read only those: other runs may have left many."""
-        with self._books:
+        with self._lists_lock:
             paths = [path for path, _ in sorted(self._own.items(), key=lambda item: item[1]) if os.path.isdir(path)]
         return [see(path) for path in paths]
 
@@ -552,19 +554,19 @@ class Checkpointer:
         return doomed(snapshots, sizes, self._keep)
 
     def _delete(self, gone: Snapshots) -> Snapshots:
-        """Delete these, and return those that are gone; one that cannot be deleted is told once."""
+        """Delete these, and return those that are gone; one that cannot be deleted is warned about once."""
         done = []
         for snapshot in gone:
             try:
                 container.remove(snapshot.path)
             except OSError as error:
                 if os.path.lexists(snapshot.path):
-                    if snapshot.path not in self._told:
+                    if snapshot.path not in self._warned:
                         log.warning("an old checkpoint could not be deleted, and stays: %s", error)
-                    self._told.add(snapshot.path)
+                    self._warned.add(snapshot.path)
                     continue
             done.append(snapshot)
-            with self._books:
+            with self._lists_lock:
                 self._own.pop(snapshot.path, None)
                 self._candidates().pop(snapshot.path, None)
         return done
@@ -606,7 +608,7 @@ def _put(
     )
 
 
-def _tell_passed_over(chosen: Snapshot, seen: Iterable[Seen]) -> None:
+def _warn_of_passed_over(chosen: Snapshot, seen: Iterable[Seen]) -> None:
     """Newer ones of the same run that are damaged: whoever resumes should know what is lost."""
     for one in seen:
         newer = one.snapshot.digest and one.snapshot.run == chosen.run and one.snapshot.sequence > chosen.sequence
@@ -683,7 +685,7 @@ class Background:
         self._copy: dict[str, object] | None = None
 
     def copied(self, sections: Mapping[str, object]) -> Mapping[str, object]:
-        """The sections in host memory, in the place of the last ones once those are written."""
+        """The sections in host memory, in the memory of the last ones once those are written."""
         self.wait()
         self._copy = to_host(sections, into=self._copy)
         return self._copy

@@ -111,7 +111,7 @@ class Disk:
         os.rename(source, target)
 
     def replace(self, source: Path, target: Path) -> None:
-        """Put a file in the place of another one, at once."""
+        """Replace a file by another one, at once."""
         self._passes("replace", target)
         os.replace(source, target)
 
@@ -334,15 +334,15 @@ def _is_alive(pid: int) -> bool:
     except ProcessLookupError:
         return False
     except (OSError, OverflowError):
-        return True  # somebody else's, or no way to tell
+        return True  # somebody else's, or it cannot be known
     return True
 
 
 def refused(message: str, error: OSError) -> CheckpointError:
     """What the system refused, in words of ours and with its number."""
-    told = CheckpointError(message)
-    told.errno = error.errno
-    return told
+    ours = CheckpointError(message)
+    ours.errno = error.errno
+    return ours
 
 
 @contextlib.contextmanager

@@ -150,20 +150,20 @@ def look(path: Path, *, quarantined: bool = False) -> tuple[Seen, container.Mani
     manifest, damages = container.look_at(path)
     status = container.get_status(path)
     size = container.size_of(path)
-    told = "; ".join(map(str, damages))
+    damage = "; ".join(map(str, damages))
     if manifest is None:
         try:
             step, branch = container.step_of(path.name)
         except CheckpointError:  # it has a name of its own
             step, branch = 0, 0
-        lost = Snapshot(step=step, branch=branch, path=path, state="bad", digest="", reason=told)
+        lost = Snapshot(step=step, branch=branch, path=path, state="bad", digest="", reason=damage)
         return Seen(snapshot=lost, created=None, num_bytes=size, quarantined=quarantined, damaged=True), None
     snapshot = Snapshot(
         step=manifest.step,
         branch=manifest.branch,
         path=path,
         state="bad" if damages else status.state,
-        reason=told or status.reason,
+        reason=damage or status.reason,
         digest=manifest.digest,
         run=manifest.run,
         sequence=manifest.sequence,
@@ -190,16 +190,16 @@ def snapshot_of(path: Path) -> Snapshot:
 def _in_order(seen: Sequence[Seen]) -> list[Seen]:
     """In the order of saving, which is in the manifests: a later run may count its steps from 0 again.
 
-    Those whose manifest is lost come first: nobody can tell when they were saved, and none may pass for the newest.
+    Those whose manifest is lost come first: nobody knows when they were saved, and none may pass for the newest.
     Then come those of trimtab 0.1.0, which have no such number, by branch and step.
     """
     return sorted(seen, key=_by_sequence)
 
 
 def _by_sequence(one: Seen) -> tuple[bool, int, float, int, int, str]:
-    told = one.snapshot
-    written = (one.created or 0.0) if told.sequence else 0.0  # two writers where locks do not work count alike
-    return bool(told.digest), told.sequence, written, told.branch, told.step, told.path.name
+    saved = one.snapshot
+    written = (one.created or 0.0) if saved.sequence else 0.0  # two writers where locks do not work count alike
+    return bool(saved.digest), saved.sequence, written, saved.branch, saved.step, saved.path.name
 
 
 def _is_number(name: str) -> bool:
@@ -362,9 +362,9 @@ def _parameter_names(label: str, tree: Mapping[str, Json]) -> dict[str, str]:
     names: dict[str, str] = {}
     try:
         entry = table(tree, label)
-        for group, told in zip(items(table(entry, "state"), "param_groups"), items(entry, "names"), strict=True):
-            if isinstance(group, dict) and isinstance(told, list):
-                for number, name in zip(items(group, "params"), told, strict=True):
+        for group, named_here in zip(items(table(entry, "state"), "param_groups"), items(entry, "names"), strict=True):
+            if isinstance(group, dict) and isinstance(named_here, list):
+                for number, name in zip(items(group, "params"), named_here, strict=True):
                     names[str(number)] = str(name) or str(number)
     except (KeyError, TypeError, ValueError):
         return {}
@@ -433,7 +433,7 @@ class SettingChange:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Difference:
-    """Everything that differs, the largest change first; empty where two states are the same to the bit.
+    """Everything that differs, the largest change first; empty where two states are bit-identical.
 
     `same` names the sections that both have and in which nothing differs.
     """
@@ -467,7 +467,7 @@ def difference(a: Mapping[str, object], b: Mapping[str, object]) -> Difference:
     changes = [change for name in names if (change := _changed(name, tensors_a.get(name), tensors_b.get(name), done))]
     keys = dict.fromkeys((*values_a, *values_b))
     settings = [
-        SettingChange(name=name, a=_told(values_a, name), b=_told(values_b, name))
+        SettingChange(name=name, a=_shown(values_a, name), b=_shown(values_b, name))
         for name in keys
         if name not in values_a or name not in values_b or not _same(values_a[name], values_b[name])
     ]
@@ -492,7 +492,7 @@ def relative_change(a: Tensor, b: Tensor) -> float:
 
 
 def _change(a: Tensor, b: Tensor) -> float | None:
-    """The relative change; None where the two are the same to the bit."""
+    """The relative change; None where the two are bit-identical."""
     if a.layout is not torch.strided:
         return _sparse_change(a, b)
     change, size, same = 0.0, 0.0, True
@@ -544,8 +544,8 @@ def _changed(name: str, a: Tensor | None, b: Tensor | None, done: dict[Hashable,
     relative = done[both]
     if relative is None:
         return None
-    told = None if OPAQUE in name.split(".") else relative
-    return TensorChange(name=name, what="values", a=kind_of(a), b=kind_of(b), relative=told, num_elements=a.numel())
+    shown = None if OPAQUE in name.split(".") else relative
+    return TensorChange(name=name, what="values", a=kind_of(a), b=kind_of(b), relative=shown, num_elements=a.numel())
 
 
 def _rank(change: TensorChange) -> tuple[int, float]:
@@ -619,7 +619,7 @@ class _Shown:
         return repr(self._value)
 
 
-def _told(values: Mapping[str, object], name: str) -> str | None:
+def _shown(values: Mapping[str, object], name: str) -> str | None:
     if name not in values:
         return None
     value = values[name]

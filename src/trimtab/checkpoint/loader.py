@@ -170,7 +170,7 @@ class ResumableLoader:
         return run
 
     def _replaced(self, batches: int, counted: Counted) -> Iterator[Delivery]:
-        """New workers in the place of earlier ones, and no number drawn for them."""
+        """New workers instead of earlier ones, without drawing a seed for them."""
         shift = batches % self._loader.num_workers if self._loader.num_workers else 0
         begin = Begin(self._loader.worker_init_fn, self._generators, self._base_seed, shift)
         inner = self._copy(begin)
@@ -227,8 +227,8 @@ class ResumableLoader:
         refuse(self.differences(state))
         workers = state["loader"]["num_workers"]
         if workers != self._loader.num_workers:
-            told = "the loader had %d workers and now has %d: the order stays, random numbers drawn in them differ"
-            log.warning(told, workers, self._loader.num_workers)
+            message = "the loader had %d workers and now has %d: the order stays, random numbers drawn in them differ"
+            log.warning(message, workers, self._loader.num_workers)
         place = None if state["place"] is None else Run.of(state["place"])
         counted = self._replay(place, workers) if place is not None and self._indexed else None
         if place is None:
@@ -601,8 +601,8 @@ def _feed(digest: hashlib._Hash, item: object) -> None:
         for value in item:
             _feed(digest, value)
     else:
-        told = repr(item).encode()
-        digest.update(f"{type(item).__name__} {len(told)} ".encode() + told)
+        text = repr(item).encode()
+        digest.update(f"{type(item).__name__} {len(text)} ".encode() + text)
 
 
 try:
@@ -644,7 +644,7 @@ class Deliver:
         return Delivery(data, info.id, self._moved(), dropped)
 
     def _moved(self) -> HostState | None:
-        """The generators of this process, or None where they are as they were told last."""
+        """The generators of this process, or None where they have not moved since the last batch."""
         now = rng.capture_host()
         now["torch"] = np.asarray(now["torch"])  # a tensor would cost a file of shared memory per batch
         if self._last is not None and _same(now, self._last):
@@ -654,7 +654,7 @@ class Deliver:
 
 
 class Begin:
-    """Starts a worker in the place of an earlier one: with its number, and the random numbers it had left."""
+    """Starts a worker instead of an earlier one: with its number, and its generators as it left them."""
 
     def __init__(
         self,

@@ -41,9 +41,9 @@ def listed(names: Iterable[str], shown: int = SHOWN) -> str:
 
 
 def joined(path: str, key: object) -> str:
-    """The name of something inside of a container; one that is too long is cut, and keeps a mark to tell it by.
+    """The name of something inside of a container; one that is too long is cut, and ends in a checksum of the whole.
 
-    A file can nest thousands of tensors below a name of a million letters: each would have it in its own.
+    A file can nest thousands of tensors below a name of a million characters, and each of them would repeat it.
 
     Example:
         >>> joined("model", "weight"), joined("", 3), len(joined("x" * 300, "y" * 300)) < 420
@@ -174,8 +174,8 @@ def whole_model(model: Model) -> nn.Module | None:
     if model is None or isinstance(model, nn.Module) or not isinstance(model, Mapping):
         return model
     if wrong := {str(name): one for name, one in model.items() if not isinstance(one, nn.Module)}:
-        told = ", ".join(f"{name!r} is a {type(one).__name__}" for name, one in wrong.items())
-        raise CheckpointError(f"model is a dict, and {told}; expected names with a torch.nn.Module each")
+        found = ", ".join(f"{name!r} is a {type(one).__name__}" for name, one in wrong.items())
+        raise CheckpointError(f"model is a dict, and {found}; expected names with a torch.nn.Module each")
     holder = nn.Module()
     holder._modules.update({str(name): one for name, one in model.items()})
     return holder
@@ -350,11 +350,11 @@ def _group_differences(part: str, ours: Entry, theirs: Entry) -> Iterator[str]:
             name_here, name_saved = ours["names"][index][place], theirs["names"][index][place]
             shape_here, shape_saved = ours["shapes"][index][place], theirs["shapes"][index][place]
             if (name_here and name_saved and name_here != name_saved) or shape_here != shape_saved:
-                told = [
+                kinds = [
                     f"{name or 'a parameter'} {tuple(shape)}"
                     for name, shape in ((name_here, shape_here), (name_saved, shape_saved))
                 ]
-                yield different(part, f"parameter {place} of group {index}", *told)
+                yield different(part, f"parameter {place} of group {index}", *kinds)
 
 
 def load_optimizers(optimizer: Several, saved: Mapping[str, Entry]) -> None:
@@ -439,15 +439,15 @@ def _rate_differences(part: str, ours: Entry, theirs: Entry) -> Iterator[str]:
 
 
 def load_schedulers(scheduler: Several, saved: Mapping[str, Entry]) -> None:
-    """Load the state of every scheduler; a plan that was made for another length is told."""
+    """Load the state of every scheduler; a schedule of another length is warned about."""
     here = labelled(scheduler)
     saved = paired(here, saved)
     for label, one in here.items():
         state = copied(saved[label]["state"])
         for name in PLANNED:
             if name in state and getattr(one, name, state[name]) != state[name]:
-                told = "scheduler: %s is %s in the checkpoint, %s here; the one of the checkpoint is used"
-                log.warning(told, name, state[name], getattr(one, name))
+                message = "scheduler: %s is %s in the checkpoint, %s here; the one of the checkpoint is used"
+                log.warning(message, name, state[name], getattr(one, name))
         one.load_state_dict(state)
 
 

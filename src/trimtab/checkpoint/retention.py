@@ -164,7 +164,7 @@ def retention(keep_last: int, keep_best: str | None, keep_every: int | None, max
     if keep_last < 1:
         raise CheckpointError(f"keep_last is {keep_last}; expected at least 1: the newest one is always kept")
     if keep_every is not None and keep_every < 1:
-        raise CheckpointError(f"keep_every is {keep_every}; expected at least 1: every so many steps one is kept")
+        raise CheckpointError(f"keep_every is {keep_every}; expected at least 1 step")
     budget = None if max_bytes is None else parse_size(max_bytes)
     return Retention(keep_last=keep_last, best=keep_best, keep_every=keep_every, max_bytes=budget)
 

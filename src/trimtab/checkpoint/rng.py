@@ -72,7 +72,7 @@ def capture() -> RngState:
 
 
 def restore(state: RngState) -> None:
-    """Put back what `capture` took; a device that is not here, or was not there, is told by name.
+    """Put back what `capture` took; a number of devices that differs is warned about.
 
     The state is checked before the first generator is touched.
     """

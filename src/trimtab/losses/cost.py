@@ -1,6 +1,6 @@
 """What a loss will cost before it is computed, which backend costs least, and the refusal of what cannot end well.
 
-The rates of a device are rough: enough to tell seconds from hours, and what fits from what does not.
+The rates of a device are rough: enough to distinguish seconds from hours, and what fits from what does not.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def small_bytes(device: torch.device) -> float:
 
 
 def free_bytes(device: torch.device) -> float:
-    """Memory a new tensor could get; infinite where nothing tells."""
+    """Memory a new tensor could get; infinite where it cannot be known."""
     if device.type == "cuda":
         if not torch.cuda.is_available():
             return float("inf")

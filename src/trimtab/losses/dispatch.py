@@ -63,7 +63,7 @@ def pick(
     if name == "contract" and not _certified(problem):
         # What is asked for is the loss, and the scale is learned: a run must not end because it grew.
         name = choose(n, batch, problem.similarity, objective, device, linear=False)
-        _tell_once(problem.similarity, name)
+        _log_once(problem.similarity, name)
     if name == "triton":
         one = problem if objective != "pairwise" else replace(problem, xs=problem.xs[:2], present=None)
         module = _triton(one, "lse")
@@ -137,7 +137,7 @@ def _kernels_run(device: torch.device) -> bool:
 
 
 @cache
-def _tell_once(similarity: str, name: str) -> None:
+def _log_once(similarity: str, name: str) -> None:
     log.info("the logits of %r spread too far for the exact contraction; %r takes its place", similarity, name)
 
 

@@ -10,7 +10,7 @@ over the ranks, which makes it exactly the gradient that one process with the wh
 ``gather_with_grad`` follows the same convention). Who sums gradients by hand divides by the number of ranks. All ranks
 must run the backward pass, as with any collective. Rows and their gradients travel in the dtype of the rows.
 
-A rank whose arguments are wrong tells the others before anything large is sent, so that all raise and none waits.
+A rank whose arguments are wrong says so to the others before anything large is sent, so that all raise and none waits.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_t
 _reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
 CARD = 10
-"""Numbers that a rank tells of itself before anything else is sent."""
+"""Numbers that describe a rank, sent before anything else."""
 
 __all__ = ["Gathered", "Team", "gather_batch", "reduce_shares", "same_choice", "shared"]
 
@@ -185,9 +185,9 @@ def _agree(cards: list[list[int]], rank: int) -> None:
         values = [card[column] for card in cards]
         if len(set(values)) > 1:
             other = next(r for r, value in enumerate(values) if value != values[0])
-            told = f": {values[0]} and {values[other]}" if column in (2, 3) else ""
+            which = f": {values[0]} and {values[other]}" if column in (2, 3) else ""
             raise ValueError(
-                f"the ranks of the group call the loss with different {name} (ranks 0 and {other}{told}; this is rank "
+                f"the ranks of the group call the loss with different {name} (ranks 0 and {other}{which}; this is rank "
                 f"{rank}); call it alike on all of them."
             )
 

@@ -24,8 +24,8 @@ def initial_scale(similarity: str, normalize: str | None = "auto", modalities: i
     """A scale to begin with: 1/0.07 for what lives on cosines, 1 for the rms ``mip`` of more than two modalities.
 
     The rms product of N equal rows is about ``(N-1)!! = 1 3 5 .. (N-1)`` for even N (the moments of a normal variable),
-    about 0 of either sign for odd N, and that of unrelated rows is tiny: a scale of 1 already tells six equal rows from
-    others. Smaller ones learn slowly (benchmarks/results/nway_training_*.md).
+    about 0 of either sign for odd N, and that of unrelated rows is tiny: a scale of 1 already separates six equal rows
+    from others. Smaller ones learn slowly (benchmarks/results/nway_training_*.md).
 
     Example:
         >>> initial_scale("norm") == 1 / 0.07, initial_scale("mip", modalities=6)

@@ -293,7 +293,7 @@ def excluded(negatives: Tensor, positive: Tensor) -> Tensor:
 def smoothed(problem: Problem, objective: str, reduce: Reduce, positive: Tensor, count: Tensor | None) -> Tensor:
     """``positive - mean`` over all candidates, the positive among them: what label smoothing adds per unit of eps.
 
-    ``count`` is the number of candidates where the problem does not tell it.
+    ``count`` is the number of candidates where the problem does not give it.
     """
     mean = closed_mean(problem) if objective == "full" else None
     if mean is None:
@@ -345,7 +345,7 @@ def candidate_count(problem: Problem, objective: str) -> Tensor | float:
 
 
 def closed_mean(problem: Problem) -> Tensor | None:
-    """``[N, B]``: the mean of ``z[t]`` over all tuples with ``t_m = i``, in O(N B D); None where only the tuples tell.
+    """``[N, B]``: the mean of ``z[t]`` over all tuples with ``t_m = i``, in O(N B D); None where it takes the tuples.
 
     Absent rows are zero and leave the sums alone; the counts leave them out of the means.
     """

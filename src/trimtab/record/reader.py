@@ -209,7 +209,7 @@ def _read_lines(folder: Path, path: Path) -> Run:
 
 
 def _raw_lines(path: Path) -> Iterator[tuple[bytes, bool]]:
-    """Every line, and whether it is whole; a piece at a time, so that a line without an end is not read for ever."""
+    """Every line, and whether it is whole; read in pieces, because a damaged line may have no end."""
     with open_regular(path) as file:
         rest = b""
         while piece := file.read(_PIECE):
@@ -307,7 +307,7 @@ def _shorten(problems: list[str]) -> list[str]:
 
 
 USUAL_DIRS = (DEFAULT_DIR, "runs")
-"""Where records go unless told otherwise, and where they went in earlier versions."""
+"""Where records go by default, and where they went in earlier versions."""
 _HEAD_LINES = 20  # the run line is the first, or one of the first
 _HEAD_BYTES = 1_000_000  # of one of them
 _RUN_ID = re.compile(r"(\d{8}-\d{6})-\d+-[0-9a-f]{4}(-rank\d+)?(-\d+)?")

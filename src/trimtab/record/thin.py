@@ -28,8 +28,8 @@ _HEAD = re.compile(rb'\{"t":"(sample|state|thinned)","seq":(\d+),')
 _TINY = 1e-30  # below every loss that matters; keeps logs of zero finite
 
 
-class _Book:
-    """What one look through the lines tells: sizes, scores and which steps must stay."""
+class _Survey:
+    """What one pass over the lines collects: sizes, scores and which steps must stay."""
 
     def __init__(self) -> None:
         self.samples: list[tuple[int, int, int]] = []  # seq, step, bytes
@@ -146,47 +146,47 @@ def _choose(
 
 def thin(lines_path: Path, tables_path: Path, *, goal: int, seq: int) -> None:
     """Rewrite both files so that together they take less than `goal` bytes, if that can be; `seq` is free to use."""
-    book = _Book()
+    survey = _Survey()
     with lines_path.open("rb") as file:
         for raw in file:
-            book.note(raw)
+            survey.note(raw)
     buffer = map_tables(tables_path) if tables_path.exists() else b""
-    num = len(book.samples)
-    where = {sample[0]: i for i, sample in enumerate(book.samples)}
+    num = len(survey.samples)
+    where = {sample[0]: i for i, sample in enumerate(survey.samples)}
     entries: list[TableEntry | None] = [None] * num
     peaks = np.zeros(num)
     for entry in scan_tables(buffer)[0]:
         index = where.get(entry.seq)
         if index is not None:  # else a crash came between table and line: nobody will ask for it
             entries[index] = entry
-            peaks[index] = _table_score(buffer, entry, book.layouts.get(entry.layout))
+            peaks[index] = _table_score(buffer, entry, survey.layouts.get(entry.layout))
 
     codes: dict[tuple[int, str], int] = {}
-    groups = np.array([codes.setdefault(group, len(codes)) for group in book.groups], dtype=np.int64)
-    owners = [book.optimizer(layout) for layout, _ in book.groups]
-    keys = [(owner, sample[1]) for owner, sample in zip(owners, book.samples, strict=True)]
-    sizes = np.array([sample[2] for sample in book.samples], dtype=np.int64)
+    groups = np.array([codes.setdefault(group, len(codes)) for group in survey.groups], dtype=np.int64)
+    owners = [survey.optimizer(layout) for layout, _ in survey.groups]
+    keys = [(owner, sample[1]) for owner, sample in zip(owners, survey.samples, strict=True)]
+    sizes = np.array([sample[2] for sample in survey.samples], dtype=np.int64)
     keep_lines, keep_tables = _choose(
-        np.array([sample[0] for sample in book.samples], dtype=np.int64),
+        np.array([sample[0] for sample in survey.samples], dtype=np.int64),
         sizes,
         np.array([entry.size if entry else 0 for entry in entries], dtype=np.int64),
         groups,
-        np.array(book.scores, dtype=np.float64).reshape(num, 2),
+        np.array(survey.scores, dtype=np.float64).reshape(num, 2),
         peaks,
         # The second one only when all else is gone: of a long incident its beginning stays.
-        [np.array([key in kept for key in keys], dtype=bool) for kept in (book.flagged, book.first_flagged)],
+        [np.array([key in kept for key in keys], dtype=bool) for kept in (survey.flagged, survey.first_flagged)],
         goal - (lines_path.stat().st_size - int(sizes.sum())),
     )
     lost_tables = np.array([entry is not None for entry in entries], dtype=bool) & ~keep_tables
-    complete = dict(book.before.complete)
+    complete = dict(survey.before.complete)
     for lost in np.flatnonzero(~keep_lines | lost_tables).tolist():
-        sample_seq, step, _ = book.samples[lost]
+        sample_seq, step, _ = survey.samples[lost]
         if sample_seq >= complete.get(owners[lost], (-1, 0))[0]:
             complete[owners[lost]] = (sample_seq + 1, step + 1)
     total = Thinned(
-        book.before.samples + int((~keep_lines).sum()), book.before.tables + int(lost_tables.sum()), complete
+        survey.before.samples + int((~keep_lines).sum()), survey.before.tables + int(lost_tables.sum()), complete
     )
-    dropped = {book.samples[i][0] for i in np.flatnonzero(~keep_lines)}
+    dropped = {survey.samples[i][0] for i in np.flatnonzero(~keep_lines)}
     try:
         _rewrite_lines(lines_path, dropped, total, seq)
         if buffer:

@@ -158,7 +158,7 @@ class _Loss:
         if known:
             self.first, self.last = min(known), max(known)
 
-    def told(self) -> Lost:
+    def total(self) -> Lost:
         return Lost(samples=self.samples, others=self.others, first=self.first, last=self.last, why=self.why)
 
 
@@ -269,7 +269,7 @@ class RunWriter:
             self._lines.flush()
             self._written.samples += len(samples)
             self._written.span(samples)
-            self._tell_of_losses()
+            self._record_losses()
         except OSError:
             self._refusing = True
             raise
@@ -347,10 +347,10 @@ class RunWriter:
             loss.add(self._lines.drop(oldest))
             self._tables.drop(oldest)
 
-    def _tell_of_losses(self) -> None:
+    def _record_losses(self) -> None:
         if self._loss is None:
             return
-        lost, self._loss = self._loss.told(), None
+        lost, self._loss = self._loss.total(), None
         log.warning("%s: %s", self.folder, lost)
         seq = self._take_seq()
         self._lines.add(_Item(lost_line(lost, seq), seq))
@@ -388,7 +388,7 @@ class RunWriter:
             seq = self._take_seq()
             self._lines.add(_Item(layout_line(layout, seq), seq))
             number = self._ids[layout] = seq
-        if len(self._seen) >= 64:  # layouts made anew for each sample must not pile up
+        if len(self._seen) >= 64:  # layouts built for each sample must not pile up
             self._seen.clear()
         self._seen[id(layout)] = (layout, number)
         return number

@@ -24,7 +24,7 @@ COLOURS = {"good": "green", "candidate": "yellow", "bad": "red"}
 NUM_TENSORS = 12
 NUM_CHANGES = 12
 NUM_SETTINGS = 15
-UNNAMED = ("rng", "guard")  # below these names only the number of differences is told
+UNNAMED = ("rng", "guard")  # below these names only the number of differences is shown
 _UNITS = ("B", "KB", "MB", "GB", "TB")
 
 
@@ -150,8 +150,8 @@ def _sheet(sheet: Sheet, width: int, all_tensors: bool) -> Iterator[RenderableTy
             yield wrapped("Repaired: zeros where NaN or Inf were. Resumed from only if asked for.", width, "  ")
         yield Text(f"written {moment(sheet.created)} by {sheet.writer}, digest {snapshot.digest[:12]}", style="dim")
         for name in ("metrics", "verdict", "versions"):
-            if told := _facts(sheet.meta.get(name)):
-                yield wrapped(told, width, f"{name:<9}", style="bold")
+            if facts := _facts(sheet.meta.get(name)):
+                yield wrapped(facts, width, f"{name:<9}", style="bold")
     for section in sheet.sections:
         if section.tensors:
             yield from _section(section, all_tensors)
@@ -201,12 +201,12 @@ def render_difference(found: Difference, a: str, b: str, *, width: int) -> Rende
 def _difference(found: Difference, a: str, b: str, width: int) -> Iterator[RenderableType]:
     label, colour = ("IDENTICAL", "green") if found.identical else ("DIFFERENT", "yellow")
     tensors = f"{len(found.tensors)} of {count(found.num_tensors, 'tensor')}"
-    told = "to the bit" if found.identical else f"{tensors} and {count(len(found.settings), 'setting')} differ"
-    yield Text.assemble((f" {label} ", f"bold reverse {colour}"), f" {told}")
+    summary = "bit-identical" if found.identical else f"{tensors} and {count(len(found.settings), 'setting')} differ"
+    yield Text.assemble((f" {label} ", f"bold reverse {colour}"), f" {summary}")
     yield Text(f"a: {a}\nb: {b}", style="dim")
     for section, changes in _by_section(found.tensors).items():
-        told = f"  {count(len(changes), 'tensor')}: norm of the difference / norm of a, the largest first"
-        yield Text.assemble((f"\n{brief(section)}", "bold"), (told, "dim"))
+        head = f"  {count(len(changes), 'tensor')}: norm of the difference / norm of a, the largest first"
+        yield Text.assemble((f"\n{brief(section)}", "bold"), (head, "dim"))
         yield _changes(changes[:NUM_CHANGES])
         if len(changes) > NUM_CHANGES:
             yield Text(f"  … and {len(changes) - NUM_CHANGES} more; --json lists them", style="dim")
@@ -263,8 +263,8 @@ def _is_unnamed(name: str) -> bool:
 def _unnamed(changes: Sequence[TensorChange | SettingChange]) -> Iterator[RenderableType]:
     tally = Counter(_unnamed_part(one.name) for one in changes if _is_unnamed(one.name))
     if tally:
-        told = _some([f"{name} ({count(num, 'value')})" for name, num in tally.items()])
-        yield Text.assemble(("\nalso different", "bold"), f"  {told}")
+        others = _some([f"{name} ({count(num, 'value')})" for name, num in tally.items()])
+        yield Text.assemble(("\nalso different", "bold"), f"  {others}")
 
 
 def _unnamed_part(name: str) -> str:

@@ -237,7 +237,7 @@ def number(value: object) -> str:
 
 
 def count(num: int, what: str) -> str:
-    """So many of something: `1 step`, `2,000 steps`."""
+    """A number of something: `1 step`, `2,000 steps`."""
     return f"{num:,} {what}" if num == 1 else f"{num:,} {what}s"
 
 
@@ -305,7 +305,7 @@ def changed_settings(config: Mapping[str, object]) -> Iterator[Fact]:
     """
     default = _flat(Config().to_dict())
     for name, value in _flat(config).items():
-        if name not in ("mode", "dir") and value != default.get(name):  # those two are told elsewhere
+        if name not in ("mode", "dir") and value != default.get(name):  # those two are shown elsewhere
             yield Fact(name, ", ".join(map(str, value)) if isinstance(value, list | tuple) else str(value))
 
 

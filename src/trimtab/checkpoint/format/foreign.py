@@ -71,8 +71,8 @@ def _load_safe(path: Path) -> dict[str, Tensor]:
         with torch.device("cpu"):  # older releases of safetensors follow the default device
             return load_file(path)
     except (SafetensorError, OSError, ValueError, RuntimeError) as error:
-        told = str(error)[:300].removeprefix(f"{path} ")
-        raise CheckpointError(f"{path} is not a sound safetensors file: {told}; use another copy") from error
+        why = str(error)[:300].removeprefix(f"{path} ")
+        raise CheckpointError(f"{path} is not a sound safetensors file: {why}; use another copy") from error
 
 
 def _check_header(path: Path) -> None:

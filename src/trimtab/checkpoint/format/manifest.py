@@ -250,8 +250,8 @@ def _check_counts(raw: Mapping[str, Json], num_bytes: int) -> None:
 def _section(name: str, body: Mapping[str, Json]) -> Section:
     filed = body["file"] is not None
     if filed and body["file"] != file_of(name):
-        told = str(body["file"])[:80]
-        raise CheckpointError(f"section {name!r} names the file {told!r}; it can only be {file_of(name)!r}")
+        file = str(body["file"])[:80]
+        raise CheckpointError(f"section {name!r} names the file {file!r}; it can only be {file_of(name)!r}")
     tensors = {key: _stored(key, item) for key, item in table(body, "tensors").items()}
     num_bytes, sha256, header = _count(body["bytes"]), text(body, "sha256"), text(body, "header")
     if filed and (not _HEX.fullmatch(sha256) or not _MARK.fullmatch(header)):

@@ -117,7 +117,7 @@ def place(shelf: Shelf, prefix: str = "") -> dict[str, Tensor]:
             else:
                 stored[key] = _store_shared(views, key)
     claimed = sum(map(size_of, looks))
-    if claimed > (limit := claimable(stored)):  # reading it back would be refused: better to be told now
+    if claimed > (limit := claimable(stored)):  # reading it back would be refused: better now than then
         most = max(looks, key=size_of)
         raise CheckpointError(
             f"tensors of {prefix or 'the state'} overlap so much that they claim {claimed} bytes, more than {limit}; "
@@ -250,7 +250,7 @@ def note_alike(key: object, hashes: dict[int, int]) -> None:
     number = hash(key)
     hashes[number] = hashes.get(number, 0) + 1
     if hashes[number] > _MAX_ALIKE:
-        raise ValueError(f"more than {_MAX_ALIKE} keys were chosen so that a dict cannot tell them apart quickly")
+        raise ValueError(f"more than {_MAX_ALIKE} keys were chosen so that a dict is slow to distinguish them")
 
 
 def text(tree: Mapping[str, Json], name: str) -> str:

@@ -201,8 +201,8 @@ class _Archive:
             raise Refused(f"its member {name[:80]!r} is cut off")
         return start, record.size
 
-    def _storage(self, told: tuple[object, ...]) -> Storage:
-        dtype, item, key, count = _described(told, 5)
+    def _storage(self, description: tuple[object, ...]) -> Storage:
+        dtype, item, key, count = _described(description, 5)
         if key not in self._storages:
             self._storages[key] = self._mapped(key, dtype, item, count)
         found = self._storages[key]
@@ -299,15 +299,15 @@ def _load_legacy(data: mmap.mmap, budget: Budget) -> object:
     storages: dict[str, Storage] = {}
     claimed = [0]
 
-    def storage(told: tuple[object, ...]) -> Storage:
-        dtype, item, key, count = _described(told, 6)
+    def storage(description: tuple[object, ...]) -> Storage:
+        dtype, item, key, count = _described(description, 6)
         if key not in storages:
             claimed[0] += count * item
             if claimed[0] > budget.size:
                 raise TooMuch(f"its storages claim more than its {budget.size} bytes")
             budget.spend(_PER_TENSOR)
             storages[key] = Storage(_Bytes(count * item), dtype, count * item)
-        found, view = storages[key], told[5]
+        found, view = storages[key], description[5]
         if view is None:
             return found
         name, offset, length = view if isinstance(view, tuple) and len(view) == 3 else (None, None, None)
@@ -347,7 +347,7 @@ def _borrowed(view: memoryview, start: int, length: int) -> Tensor:
     return torch.from_numpy(np.frombuffer(view, np.uint8, length, start).copy())
 
 
-def _no_storage(told: tuple[object, ...]) -> Storage:
+def _no_storage(description: tuple[object, ...]) -> Storage:
     raise Refused("it has a storage where torch.save puts none")
 
 
@@ -421,10 +421,10 @@ class _Pickle:
             self._budget.spend(100)
             stack.append(_named(self._line(), self._line()))
         elif code == 0x51:  # BINPERSID
-            told = stack.pop()
-            if not isinstance(told, tuple) or not told or told[0] != "storage":
+            description = stack.pop()
+            if not isinstance(description, tuple) or not description or description[0] != "storage":
                 raise Foreign("it refers to objects outside of the file")
-            stack.append(self._storage(told))
+            stack.append(self._storage(description))
         elif code in (0x52, 0x81):  # REDUCE, NEWOBJ
             args, made = stack.pop(), stack.pop()
             stack.append(_build(made, args, self._budget))
@@ -508,10 +508,10 @@ def _named(module: str, name: str) -> object:
     raise Foreign(f"{full!r} is neither a tensor nor plain data")
 
 
-def _described(told: tuple[object, ...], length: int) -> tuple[torch.dtype | None, int, str, int]:
+def _described(description: tuple[object, ...], length: int) -> tuple[torch.dtype | None, int, str, int]:
     """Of a storage: its dtype (None where it has none of its own), the bytes of one value, its key, and how many."""
-    if len(told) == length:
-        kind, key, count = told[1], told[2], told[4]
+    if len(description) == length:
+        kind, key, count = description[1], description[2], description[4]
         if isinstance(key, str) and type(count) is int and count >= 0 and isinstance(kind, Global):
             if kind.name == "torch.storage.UntypedStorage":
                 return None, 1, key, count
@@ -753,7 +753,7 @@ _BUILDERS: dict[str, Callable[..., object]] = {
     "torch._tensor._rebuild_from_type_v2": _of_type,
     "torch.serialization._get_layout": _layout,
     "torch.Size": lambda budget, sizes=(): torch.Size(_sized_arg(budget, sizes, (list, tuple))),
-    "torch.device": lambda budget, *told: torch.device(*told),
+    "torch.device": lambda budget, *description: torch.device(*description),
     "collections.OrderedDict": _ordered,
     "collections.Counter": _counter,
     "builtins.set": _set,

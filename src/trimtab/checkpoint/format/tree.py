@@ -299,7 +299,7 @@ def _lists(descr: Json) -> Json:
 
 
 def _tuples(descr: Json) -> object:
-    """numpy tells a list of fields from a field by list and tuple, which JSON does not."""
+    """numpy distinguishes a list of fields from a field by list and tuple, which JSON does not."""
     if isinstance(descr, str):
         return descr
     fields = [field for field in descr if isinstance(field, list)] if isinstance(descr, list) else []

@@ -161,7 +161,7 @@ def _sums(plan: _Plan, family: Family, like: Tensor, bias: Tensor) -> tuple[Tens
     for block, drop in plan.blocks:
         z = family.logits(block)
         if plan.kind == "softplus":
-            z = softplus(z + bias, threshold=40.0)  # beyond 40 no float64 tells it from the identity
+            z = softplus(z + bias, threshold=40.0)  # beyond 40 it is the identity in float64
         _fill(z, drop, 0.0)
         rows[block.outers] += z.sum(-1)
         columns[block.columns] += z.sum((0, 1))

@@ -190,7 +190,7 @@ def _strips(tiles: Tiles, rows: int, columns: int) -> tuple[int, int, int]:
 
 @cache
 def _strip(blocks: int, down: int, most: int, together: int) -> int:
-    """Tiles in a strip, at most so many: the number that ends first where so many strips run together."""
+    """Tiles in a strip, at most `most`: the number that ends first where `together` strips run at once."""
     return min(range(1, most + 1), key=lambda strip: -(-blocks * -(-down // strip) // together) * (strip + START))
 
 
