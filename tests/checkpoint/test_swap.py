@@ -14,6 +14,7 @@ from tests.matrix import sampled
 from trimtab import CheckpointError
 from trimtab.checkpoint.directory import Disk
 from trimtab.checkpoint.format import container
+from trimtab.checkpoint.format.manifest import Damage
 from trimtab.compat.checkpoint_pair import read_checkpoint
 
 
@@ -111,7 +112,7 @@ def test_a_finished_save_whose_old_one_was_left_behind(tmp_path: Path) -> None:
 def test_what_cannot_be_read_again_does_not_take_the_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     place = tmp_path / "best"
     save(place, 1.0)
-    found = (container.Damage(file="model.safetensors", what="is not what was written"),)
+    found = (Damage(file="model.safetensors", what="is not what was written"),)
     monkeypatch.setattr(container, "damage_of", lambda path, **options: found)
     with pytest.raises(CheckpointError, match=r"read again.*model\.safetensors"):
         save(place, 2.0)

@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import SupportsIndex, Unpack
 
 from trimtab.checkpoint import state
-from trimtab.checkpoint.directory import QUARANTINE, explaining
+from trimtab.checkpoint.directory import QUARANTINE, entries, explaining, name_of, prepare, remove, size_of
 from trimtab.checkpoint.format import container
-from trimtab.checkpoint.format.manifest import MAX_STEP
+from trimtab.checkpoint.format.manifest import MAX_STEP, Damage
 from trimtab.checkpoint.inspect import Seen, is_eligible, of_newest_run, run_named, runs_in, see, seen_in, snapshot_of
 from trimtab.checkpoint.lock import FolderLock
 from trimtab.checkpoint.parts import listed, masks_of, whole_model
@@ -44,7 +44,7 @@ class Verified:
     """What a check of one checkpoint found: true where it is sound."""
 
     snapshot: Snapshot
-    damage: tuple[container.Damage, ...]
+    damage: tuple[Damage, ...]
 
     def __bool__(self) -> bool:
         return not self.damage
@@ -201,7 +201,7 @@ class Checkpointer:
                         return self._store(job, sections)
                     copied = self._background.copied(sections)
                     self._background.submit(partial(self._store_there, job, copied, stack.pop_all()))
-        path = self.directory / container.name_of(step, job.branch)
+        path = self.directory / name_of(step, job.branch)
         return Snapshot(
             step=step,
             branch=job.branch,
@@ -227,12 +227,12 @@ class Checkpointer:
 
     def _be_writer(self, *, claim: bool = False) -> None:
         if self._unwritable is not None:
-            container.prepare(self.directory)  # raises again, unless somebody has put it right
+            prepare(self.directory)  # raises again, unless somebody has put it right
             self._unwritable = None
         if not self._lock.held:
             self._open = False
             if not os.path.isdir(self.directory):  # deleted since
-                container.prepare(self.directory)
+                prepare(self.directory)
         self._lock.take(self._next_run if self._line is None else self._line.run, claim=claim)
 
     def _job(self, step: int, branch: int, meta: Mapping[str, object], masks: set[str], clean: bool) -> _Job:
@@ -306,7 +306,7 @@ class Checkpointer:
             return self._write(job, sections, repaired=bool(bad))
 
     def _write(self, job: _Job, sections: Mapping[str, object], *, repaired: bool) -> Snapshot:
-        path = self.directory / container.name_of(job.step, job.branch)
+        path = self.directory / name_of(job.step, job.branch)
         _put(path, job, sections, repaired=repaired)
         with self._lists_lock:
             self._own[path] = job.sequence
@@ -328,19 +328,19 @@ class Checkpointer:
         reason = f"{len(bad)} tensor{' holds' if len(bad) == 1 else 's hold'} NaN or Inf: {named}"
         log.warning("step %d: this state is not one to come back to (%s); it goes to quarantine", job.step, reason)
         home = self.directory / QUARANTINE
-        container.prepare(home)
+        prepare(home)
         job = replace(job, branch=self._free_branch(job.step, job.branch, home))
-        path = home / container.name_of(job.step, job.branch)
+        path = home / name_of(job.step, job.branch)
         _put(path, job, sections, repaired=False, status="bad", reason=reason)
         with _only_warned("%s is in quarantine, but an older one could not be deleted: %s", path.name):
-            for old in (snapshot_of(entry.path) for entry in container.entries(home)):
+            for old in (snapshot_of(entry.path) for entry in entries(home)):
                 if old.digest and old.run == job.run and old.sequence < job.sequence:
-                    container.remove(old.path)  # one is evidence; more are only disk space
+                    remove(old.path)  # one is evidence; more are only disk space
         return snapshot_of(path)
 
     def _free_branch(self, step: int, branch: int, home: Path) -> int:
         """The branch, or the next one of which this step was not saved before (by an earlier run, say)."""
-        while os.path.lexists(home / container.name_of(step, branch)):
+        while os.path.lexists(home / name_of(step, branch)):
             branch += 1
         return branch
 
@@ -550,7 +550,7 @@ class Checkpointer:
 
     def _outlived(self, snapshots: Snapshots | None = None) -> Snapshots:
         snapshots = [one.snapshot for one in self._of_this_run()] if snapshots is None else snapshots
-        sizes = {} if self._keep.max_bytes is None else {s.path: container.size_of(s.path) for s in snapshots}
+        sizes = {} if self._keep.max_bytes is None else {s.path: size_of(s.path) for s in snapshots}
         return doomed(snapshots, sizes, self._keep)
 
     def _delete(self, gone: Snapshots) -> Snapshots:
@@ -558,7 +558,7 @@ class Checkpointer:
         done = []
         for snapshot in gone:
             try:
-                container.remove(snapshot.path)
+                remove(snapshot.path)
             except OSError as error:
                 if os.path.lexists(snapshot.path):
                     if snapshot.path not in self._warned:
@@ -629,10 +629,10 @@ def _folder(directory: str | os.PathLike[str]) -> Path:
 def _prepared(folder: Path) -> CheckpointError | None:
     """Why a folder with checkpoints can only be read; one that holds none, and cannot be written to, is an error."""
     try:
-        container.prepare(folder)
+        prepare(folder)
     except CheckpointError as error:
         try:
-            there = container.entries(folder)
+            there = entries(folder)
         except CheckpointError:
             there = []
         if error.errno not in READABLE or not there:

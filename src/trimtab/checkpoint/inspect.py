@@ -15,10 +15,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from trimtab.checkpoint.directory import QUARANTINE, explaining
+from trimtab.checkpoint.directory import QUARANTINE, entries, explaining, size_of, step_of
 from trimtab.checkpoint.format import container, tree
 from trimtab.checkpoint.format.foreign import SAFE_SUFFIX, TORCH_SUFFIXES, load_foreign
-from trimtab.checkpoint.format.manifest import MANIFEST, MARKER, Section
+from trimtab.checkpoint.format.manifest import MANIFEST, MARKER, Manifest, Section
 from trimtab.checkpoint.format.tensors import SAFE_NAMES, Json, identity, items, table
 from trimtab.checkpoint.parts import joined, kind_of, listed
 from trimtab.checkpoint.state import WATCHED, named, nonfinite
@@ -70,7 +70,7 @@ def survey(folder: Path) -> list[Seen]:
 
 def seen_in(folder: Path) -> list[Seen]:
     """The checkpoints of a folder in the order of saving, the newest last; those in quarantine are not among them."""
-    return _in_order([see(entry.path) for entry in container.entries(folder)])
+    return _in_order([see(entry.path) for entry in entries(folder)])
 
 
 @explaining("the checkpoint could not be found")
@@ -145,15 +145,15 @@ def see(path: Path, *, quarantined: bool = False) -> Seen:
     return look(path, quarantined=quarantined)[0]
 
 
-def look(path: Path, *, quarantined: bool = False) -> tuple[Seen, container.Manifest | None]:
+def look(path: Path, *, quarantined: bool = False) -> tuple[Seen, Manifest | None]:
     """A checkpoint, and its manifest where that can be read."""
     manifest, damages = container.look_at(path)
     status = container.get_status(path)
-    size = container.size_of(path)
+    size = size_of(path)
     damage = "; ".join(map(str, damages))
     if manifest is None:
         try:
-            step, branch = container.step_of(path.name)
+            step, branch = step_of(path.name)
         except CheckpointError:  # it has a name of its own
             step, branch = 0, 0
         lost = Snapshot(step=step, branch=branch, path=path, state="bad", digest="", reason=damage)
@@ -250,7 +250,7 @@ def _nearby(path: Path) -> list[Path]:
 
 def _has_entries(folder: Path) -> bool:
     try:
-        return bool(container.entries(folder))
+        return bool(entries(folder))
     except CheckpointError:
         return False
 
@@ -259,7 +259,7 @@ def _checkpoints_in(folder: Path) -> list[Path]:
     """Those that are named by their step in its order, then those with a name of their own."""
     if not os.path.isdir(folder):
         return []
-    numbered = [entry.path for entry in container.entries(folder)]
+    numbered = [entry.path for entry in entries(folder)]
     others = sorted(Path(folder) / name for name in os.listdir(folder) if not name.startswith("."))
     return numbered + [one for one in others if one not in numbered and is_checkpoint(one)]
 

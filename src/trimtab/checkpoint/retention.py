@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from trimtab.checkpoint.directory import remove
 from trimtab.checkpoint.format import container
 from trimtab.checkpoint.format.manifest import STATUS
 from trimtab.checkpoint.inspect import Seen, runs_in, to_resume
@@ -151,7 +152,7 @@ def carry_out(chosen: Plan) -> list[tuple[Seen, str]]:
     failed = []
     for one in chosen.delete:
         try:
-            container.remove(one.snapshot.path)
+            remove(one.snapshot.path)
         except OSError as error:
             if os.path.lexists(one.snapshot.path):  # else a run that saves here was faster
                 said = error.__cause__ if isinstance(error.__cause__, OSError) else error

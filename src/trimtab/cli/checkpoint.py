@@ -14,7 +14,7 @@ from trimtab.cli._shell import DIFFERENT, OK, command, console, emit, fail
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from trimtab.checkpoint.format.container import Damage
+    from trimtab.checkpoint.format.manifest import Damage
     from trimtab.checkpoint.inspect import Seen
     from trimtab.checkpoint.retention import Plan
 
@@ -215,7 +215,8 @@ def _verified(seen: list[Seen], out: Console | None) -> list[tuple[Seen, list[Da
 
     from trimtab.checkpoint.format import container
     from trimtab.checkpoint.inspect import to_resume
-    from trimtab.report.checkpoint_text import byte_size, count
+    from trimtab.report.checkpoint_text import byte_size
+    from trimtab.report.summary import count
     from trimtab.report.text import wrapped
 
     results = []
@@ -273,7 +274,8 @@ def _sections(path: Path) -> tuple[Path, Mapping[str, Any], bool]:
 def _show_pruned(chosen: Plan, failed: list[tuple[Seen, str]], folder: Path, dry_run: bool) -> None:
     from rich.text import Text
 
-    from trimtab.report.checkpoint_text import byte_size, count
+    from trimtab.report.checkpoint_text import byte_size
+    from trimtab.report.summary import count
     from trimtab.report.text import wrapped
 
     out = console()

@@ -14,6 +14,7 @@ from trimtab.checkpoint import rng, state
 from trimtab.checkpoint.directory import QUARANTINE, explaining
 from trimtab.checkpoint.format import container
 from trimtab.checkpoint.format.foreign import load_foreign, sections_of_foreign
+from trimtab.checkpoint.format.manifest import Contents
 from trimtab.checkpoint.inspect import snapshot_of
 from trimtab.checkpoint.parts import listed, masks_of, plain_name
 from trimtab.checkpoint.state import as_plain, cleaned, nonfinite
@@ -183,7 +184,7 @@ def _sound_sections(where: Path, given: Mapping[str, Any], masks: set[str]) -> d
     return sections
 
 
-def _read(where: Path) -> container.Contents:
+def _read(where: Path) -> Contents:
     """The first sound one of the places where a killed save may have left it."""
     told = []
     for one in container.candidates(where):

@@ -14,6 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from trimtab.core.printable import brief
+from trimtab.report.summary import count
 from trimtab.report.text import wrapped
 
 if TYPE_CHECKING:
@@ -201,7 +202,7 @@ def render_difference(found: Difference, a: str, b: str, *, width: int) -> Rende
 def _difference(found: Difference, a: str, b: str, width: int) -> Iterator[RenderableType]:
     label, colour = ("IDENTICAL", "green") if found.identical else ("DIFFERENT", "yellow")
     tensors = f"{len(found.tensors)} of {count(found.num_tensors, 'tensor')}"
-    summary = "bit-identical" if found.identical else f"{tensors} and {count(len(found.settings), 'setting')} differ"
+    summary = "in every bit" if found.identical else f"{tensors} and {count(len(found.settings), 'setting')} differ"
     yield Text.assemble((f" {label} ", f"bold reverse {colour}"), f" {summary}")
     yield Text(f"a: {a}\nb: {b}", style="dim")
     for section, changes in _by_section(found.tensors).items():
@@ -275,13 +276,3 @@ def _unnamed_part(name: str) -> str:
 
 def _or_none(value: str | None) -> str:
     return "not there" if value is None else brief(value)
-
-
-def count(num: int, what: str) -> str:
-    """A number and its noun.
-
-    Example:
-        >>> count(1, "tensor"), count(2000, "tensor")
-        ('1 tensor', '2,000 tensors')
-    """
-    return f"{num:,} {what}" if num == 1 else f"{num:,} {what}s"

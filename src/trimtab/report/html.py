@@ -23,7 +23,7 @@ from trimtab.core.config import Config
 from trimtab.core.types import RunInfo
 from trimtab.record.reader import Run
 from trimtab.report.figures import Figures, HeatMap, Panel, make_figures
-from trimtab.report.summary import CLOSED, NOT_CLOSED, Deed, Health, Incident, Summary, Track, summarise
+from trimtab.report.summary import CLOSED, NOT_CLOSED, Deed, Health, Incident, Summary, Track, count, summarise
 
 NAME = "report.html"
 SCRIPTS = ("tools.js", "charts.js", "heat.js")
@@ -234,11 +234,6 @@ def number(value: object) -> str:
     if math.isnan(value):
         return "NaN"
     return f"{value:.4g}" if math.isfinite(value) else "Inf" if value > 0 else "-Inf"
-
-
-def count(num: int, what: str) -> str:
-    """A number of something: `1 step`, `2,000 steps`."""
-    return f"{num:,} {what}" if num == 1 else f"{num:,} {what}s"
 
 
 def verdict(summary: Summary) -> dict[str, str]:

@@ -245,10 +245,10 @@ def _headline(
     steps = sum(t.num_steps for t in tracks)
     loss = tracks[0].loss
     went = f"loss {loss.first:.3g} → {loss.last:.3g}" if loss is not None else "no loss was recorded"
-    kept = f", {_count(num_rejected, 'update')} kept out of the weights" if num_rejected else ""
-    counts = f"{_count(len(incidents), 'incident')} in {_count(steps, 'step')}{kept}"
+    kept = f", {count(num_rejected, 'update')} kept out of the weights" if num_rejected else ""
+    counts = f"{count(len(incidents), 'incident')} in {count(steps, 'step')}{kept}"
     if health is Health.HEALTHY:
-        return f"{_count(steps, 'step')}, no findings; {went}."
+        return f"{count(steps, 'step')}, no findings; {went}."
     if health is Health.RECOVERED:
         back = (
             f"; the loss was {after.loss_before:.3g} before and is {after.loss_end:.3g} at the end"
@@ -259,7 +259,7 @@ def _headline(
     if health is Health.EMPTY:
         return "No training step was recorded."
     if health is Health.SICK and not incidents:
-        return f"{_count(steps, 'step')}, no findings, and yet {_unsound(tracks)}."
+        return f"{count(steps, 'step')}, no findings, and yet {_unsound(tracks)}."
     if health is Health.SICK:
         why = (
             "the loss is not finite at the end"
@@ -273,7 +273,7 @@ def _headline(
         return f"{counts}; {why}."
     if health is Health.STOPPED:
         return f"{counts}; the run was stopped for its health."
-    seen = counts if incidents else f"{_count(steps, 'step')}, no findings so far; {went}"
+    seen = counts if incidents else f"{count(steps, 'step')}, no findings so far; {went}"
     if ending == NOT_CLOSED:
         return f"{seen}; the record was not closed: the run was killed, or is still going."
     return f"{seen}; the run ended with {ending}."
@@ -286,11 +286,17 @@ def _unsound(tracks: tuple[Track, ...]) -> str:
         if track.num_steps and not track.num_applied:
             return f"not one update{of} reached the weights"
         if track.num_bad_norms:
-            return f"{_count(track.num_bad_norms, 'gradient norm')}{of} were NaN or Inf"
+            return f"{count(track.num_bad_norms, 'gradient norm')}{of} were NaN or Inf"
     return "nothing is known of its gradients"
 
 
-def _count(num: int, what: str) -> str:
+def count(num: int, what: str) -> str:
+    """A number and its noun.
+
+    Example:
+        >>> count(1, "tensor"), count(2000, "tensor")
+        ('1 tensor', '2,000 tensors')
+    """
     return f"{num:,} {what}" if num == 1 else f"{num:,} {what}s"
 
 

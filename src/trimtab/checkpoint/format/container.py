@@ -34,20 +34,15 @@ from trimtab.checkpoint.directory import (
     DISK,
     HOST,
     Disk,
-    Entry,
     clean,
     could_not_be,
-    entries,
     explained,
     explaining,
     left_behind,
     make_parents,
-    name_of,
-    prepare,
     quarantine,
     remove,
     size_of,
-    step_of,
     temporary,
 )
 from trimtab.checkpoint.format import manifest, tree
@@ -72,32 +67,6 @@ from trimtab.checkpoint.format.manifest import (
 from trimtab.checkpoint.format.tensors import SAFE_NAMES, Json, flat
 from trimtab.core.errors import CheckpointError
 from trimtab.core.files import json_memory
-
-__all__ = [
-    "Contents",
-    "Damage",
-    "Entry",
-    "Manifest",
-    "Section",
-    "Status",
-    "Written",
-    "clean",
-    "damage_of",
-    "entries",
-    "get_status",
-    "inspect",
-    "look_at",
-    "name_of",
-    "prepare",
-    "quarantine",
-    "read",
-    "remove",
-    "set_status",
-    "size_of",
-    "step_of",
-    "write",
-]
-
 
 _MARKER_BYTES = 65
 _SIMILAR = 8
