@@ -22,7 +22,7 @@ from trimtab.checkpoint.format.manifest import MAX_STEP, Damage
 from trimtab.checkpoint.inspect import Seen, is_eligible, of_newest_run, run_named, runs_in, see, seen_in, snapshot_of
 from trimtab.checkpoint.lock import FolderLock
 from trimtab.checkpoint.parts import listed, masks_of, whole_model
-from trimtab.checkpoint.retention import Retention, doomed
+from trimtab.checkpoint.retention import Retention, to_delete
 from trimtab.checkpoint.state import cleaned, nonfinite, to_host
 from trimtab.core.errors import CheckpointError
 from trimtab.core.suggest_name import did_you_mean
@@ -551,7 +551,7 @@ class Checkpointer:
     def _outlived(self, snapshots: Snapshots | None = None) -> Snapshots:
         snapshots = [one.snapshot for one in self._of_this_run()] if snapshots is None else snapshots
         sizes = {} if self._keep.max_bytes is None else {s.path: size_of(s.path) for s in snapshots}
-        return doomed(snapshots, sizes, self._keep)
+        return to_delete(snapshots, sizes, self._keep)
 
     def _delete(self, gone: Snapshots) -> Snapshots:
         """Delete these, and return those that are gone; one that cannot be deleted is warned about once."""

@@ -323,10 +323,11 @@ def _is_stale(path: Path) -> bool:
     if pid == os.getpid():
         with _lock:
             return path.absolute() not in _active
-    return not _is_alive(pid)
+    return not is_running(pid)
 
 
-def _is_alive(pid: int) -> bool:
+def is_running(pid: int) -> bool:
+    """Whether there is such a process; True where that cannot be known."""
     if os.name == "nt":
         return True  # to ask would be to interrupt it
     try:

@@ -25,7 +25,7 @@ from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from trimtab.checkpoint.directory import HOST, explained
+from trimtab.checkpoint.directory import HOST, explained, is_running
 from trimtab.core.errors import CheckpointError
 from trimtab.core.printable import printable
 
@@ -260,12 +260,8 @@ def is_alive(writer: Writer) -> bool | None:
         return None
     if writer.boot and _boot() and writer.boot != _boot():
         return False  # the machine was started again since
-    try:
-        os.kill(writer.pid, 0)
-    except ProcessLookupError:
+    if not is_running(writer.pid):
         return False
-    except (OSError, OverflowError):
-        pass  # somebody else's: it is there
     started = _started(str(writer.pid))
     return not (started and writer.started and started != writer.started)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TypeAlias
 
 import torch
@@ -41,11 +41,8 @@ _FREE_BYTES = 64 << 20
 _MAX_ALIKE = 50
 
 
-@dataclass(slots=True)
-class Shelf:
-    """The tensors found on a walk: path, the tensor, and its place in the tree, which is filled when all are known."""
-
-    found: list[tuple[str, Tensor, dict[str, Json]]] = field(default_factory=list)
+Found: TypeAlias = list[tuple[str, Tensor, dict[str, Json]]]
+"""The tensors found on a walk: path, the tensor, and its place in the tree, which is filled when all are known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,8 +71,8 @@ def flat(tensor: Tensor) -> Tensor:
     return tensor.as_strided((tensor.numel(),), (1,))
 
 
-def encode(value: Tensor, path: str, shelf: Shelf) -> Json:
-    """Put a tensor on the shelf and return its place in the tree; a sparse one is put there in parts."""
+def encode(value: Tensor, path: str, found: Found) -> Json:
+    """Add a tensor to those found and return its place in the tree; a sparse one is added in parts."""
     if type(value) not in (Tensor, torch.nn.Parameter):
         raise refusal(path, f"a {type(value).__name__}", "only plain tensors are stored; give its local, dense value")
     if value.is_quantized:
@@ -85,11 +82,11 @@ def encode(value: Tensor, path: str, shelf: Shelf) -> Json:
     tensor = value.detach()
     if tensor.layout is torch.strided:
         slot: dict[str, Json] = {"$": "tensor"}
-        shelf.found.append((path, tensor.resolve_conj().resolve_neg(), slot))
+        found.append((path, tensor.resolve_conj().resolve_neg(), slot))
         return slot
     parts = _sparse_parts(tensor, path)
     layout = str(tensor.layout).removeprefix("torch.")
-    body = {name: encode(part, f"{path}.{name}", shelf) for name, part in parts.items()}
+    body = {name: encode(part, f"{path}.{name}", found) for name, part in parts.items()}
     flag = {"coalesced": tensor.is_coalesced()} if tensor.layout is torch.sparse_coo else {}
     return {"$": "sparse", "layout": layout, "shape": list(tensor.shape), **flag, **body}
 
@@ -104,11 +101,11 @@ def _sparse_parts(tensor: Tensor, path: str) -> dict[str, Tensor]:
     raise refusal(path, f"a tensor of layout {tensor.layout}", "store a dense or sparse copy")
 
 
-def place(shelf: Shelf, prefix: str = "") -> dict[str, Tensor]:
+def place(found: Found, prefix: str = "") -> dict[str, Tensor]:
     """Decide what is stored under which key, and fill the places in the tree; `prefix` is left out of the keys."""
     stored: dict[str, Tensor] = {}
     looks: list[Tensor] = []
-    for group in _by_storage(shelf):
+    for group in _by_storage(found):
         looks += [view.tensor for view in group]
         for views in _overlapping(group):
             key = _free_key(views[0].path.removeprefix(prefix), stored)
@@ -143,9 +140,9 @@ def identity(tensor: Tensor) -> Hashable:
     return tensor.device, tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride()
 
 
-def _by_storage(shelf: Shelf) -> list[list[_View]]:
+def _by_storage(found: Found) -> list[list[_View]]:
     groups: dict[Hashable, dict[Hashable, _View]] = {}
-    for number, (path, tensor, slot) in enumerate(shelf.found):
+    for number, (path, tensor, slot) in enumerate(found):
         size = tensor.element_size()
         start = int(tensor.storage_offset()) * size
         if tensor.numel():

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from trimtab.checkpoint.format import tensors
-from trimtab.checkpoint.format.tensors import Json, Made, Shelf, refusal
+from trimtab.checkpoint.format.tensors import Found, Json, Made, refusal
 from trimtab.core.errors import CheckpointError
 
 MAX_DEPTH = 100
@@ -44,10 +44,10 @@ def flatten(state: object, path: str = "") -> tuple[Json, dict[str, Tensor]]:
         >>> unflatten(tree, stored)
         {'w': tensor([1., 1.]), 'betas': (0.9, 0.999)}
     """
-    shelf = Shelf()
-    tree = _encode(state, path, shelf, 0)
+    found: Found = []
+    tree = _encode(state, path, found, 0)
     prefix = f"{path}." if path else ""
-    return tree, tensors.place(shelf, prefix)
+    return tree, tensors.place(found, prefix)
 
 
 def unflatten(tree: Json, stored: Mapping[str, Tensor]) -> Any:
@@ -63,7 +63,7 @@ def unflatten(tree: Json, stored: Mapping[str, Tensor]) -> Any:
         ) from error
 
 
-def _encode(value: Any, path: str, shelf: Shelf, depth: int) -> Json:
+def _encode(value: Any, path: str, found: Found, depth: int) -> Json:
     kind = type(value)
     if value is None or value is True or value is False:
         return value
@@ -74,21 +74,21 @@ def _encode(value: Any, path: str, shelf: Shelf, depth: int) -> Json:
     if kind is float:
         return value if math.isfinite(value) else {"$": "float", "v": struct.pack(">d", value).hex()}
     if isinstance(value, Tensor):
-        return tensors.encode(value, path, shelf)
+        return tensors.encode(value, path, found)
     if isinstance(value, (np.ndarray, np.generic)):
-        return _encode_array(value, path, shelf)
+        return _encode_array(value, path, found)
     if depth >= MAX_DEPTH:
         raise refusal(path, f"more than {MAX_DEPTH} containers deep", "does it hold itself?")
     if kind is list:
-        return _encode_items(value, path, shelf, depth)
+        return _encode_items(value, path, found, depth)
     if kind is dict:
         if "$" not in value and all(type(key) is str for key in value) and _no_surrogates(value):
             dot = f"{path}." if path else ""
-            return {key: _encode(item, f"{dot}{key}", shelf, depth + 1) for key, item in value.items()}
-        return {"$": "dict", "v": _encode_pairs(value, path, shelf, depth)}
+            return {key: _encode(item, f"{dot}{key}", found, depth + 1) for key, item in value.items()}
+        return {"$": "dict", "v": _encode_pairs(value, path, found, depth)}
     if kind in _ENCODERS:
         name, parts = _ENCODERS[kind]
-        return {"$": name, **parts(value, path, shelf, depth)}
+        return {"$": name, **parts(value, path, found, depth)}
     remedy = "store plain data and tensors: give it a state_dict() and store that"
     raise refusal(path, f"a {kind.__module__}.{kind.__qualname__}".replace("builtins.", ""), remedy)
 
@@ -107,55 +107,55 @@ def _no_surrogates(strings: Iterable[str]) -> bool:
     return True
 
 
-def _encode_items(value: Collection[Any], path: str, shelf: Shelf, depth: int) -> list[Json]:
+def _encode_items(value: Collection[Any], path: str, found: Found, depth: int) -> list[Json]:
     kinds = set(map(type, value))
     if kinds == {int} and min(value) > -_INT_LIMIT and max(value) < _INT_LIMIT:
         return list(value)  # a generator's state or an epoch's order: thousands of numbers, no path needed for any
     if kinds == {float} and all(map(math.isfinite, value)):
         return list(value)
     dot = f"{path}." if path else ""
-    return [_encode(item, f"{dot}{i}", shelf, depth + 1) for i, item in enumerate(value)]
+    return [_encode(item, f"{dot}{i}", found, depth + 1) for i, item in enumerate(value)]
 
 
-def _encode_pairs(value: Mapping[object, object], path: str, shelf: Shelf, depth: int) -> list[Json]:
+def _encode_pairs(value: Mapping[object, object], path: str, found: Found, depth: int) -> list[Json]:
     dot = f"{path}." if path else ""
     return [
-        [_encode(key, f"{dot}{key!r:.80} (a key)", shelf, depth + 1), _encode(item, f"{dot}{key}", shelf, depth + 1)]
+        [_encode(key, f"{dot}{key!r:.80} (a key)", found, depth + 1), _encode(item, f"{dot}{key}", found, depth + 1)]
         for key, item in value.items()
     ]
 
 
-def _items(value: Collection[object], path: str, shelf: Shelf, depth: int) -> dict[str, Json]:
-    return {"v": _encode_items(value, path, shelf, depth)}
+def _items(value: Collection[object], path: str, found: Found, depth: int) -> dict[str, Json]:
+    return {"v": _encode_items(value, path, found, depth)}
 
 
-def _pairs(value: Mapping[object, object], path: str, shelf: Shelf, depth: int) -> dict[str, Json]:
-    return {"v": _encode_pairs(value, path, shelf, depth)}
+def _pairs(value: Mapping[object, object], path: str, found: Found, depth: int) -> dict[str, Json]:
+    return {"v": _encode_pairs(value, path, found, depth)}
 
 
-def _defaultdict(value: defaultdict[object, object], path: str, shelf: Shelf, depth: int) -> dict[str, Json]:
+def _defaultdict(value: defaultdict[object, object], path: str, found: Found, depth: int) -> dict[str, Json]:
     name = next((name for name, factory in _FACTORIES.items() if factory is value.default_factory), None)
     if name is None:
         raise refusal(path, f"a defaultdict of {value.default_factory!r}", "use list, dict, int or float")
-    return {"factory": name, **_pairs(value, path, shelf, depth)}
+    return {"factory": name, **_pairs(value, path, found, depth)}
 
 
-def _bytes(value: bytes, path: str, shelf: Shelf, depth: int) -> dict[str, Json]:
+def _bytes(value: bytes, path: str, found: Found, depth: int) -> dict[str, Json]:
     if len(value) <= _LONG_BYTES:
         return {"v": base64.b64encode(value).decode()}
-    return {"tensor": tensors.encode(torch.frombuffer(bytearray(value), dtype=torch.uint8), path, shelf)}
+    return {"tensor": tensors.encode(torch.frombuffer(bytearray(value), dtype=torch.uint8), path, found)}
 
 
-def _set(value: Collection[Any], path: str, shelf: Shelf, depth: int) -> dict[str, Json]:
+def _set(value: Collection[Any], path: str, found: Found, depth: int) -> dict[str, Json]:
     items = list(value)
     try:
         items.sort()
     except TypeError:
         items.sort(key=repr)  # of mixed types: any order will do, if it is the same each time
-    return {"v": _encode_items(items, path, shelf, depth)}
+    return {"v": _encode_items(items, path, found, depth)}
 
 
-_ENCODERS: dict[type, tuple[str, Callable[[Any, str, Shelf, int], dict[str, Json]]]] = {
+_ENCODERS: dict[type, tuple[str, Callable[[Any, str, Found, int], dict[str, Json]]]] = {
     tuple: ("tuple", _items),
     OrderedDict: ("OrderedDict", _pairs),
     Counter: ("Counter", _pairs),  # MultiStepLR keeps its milestones in one
@@ -242,7 +242,7 @@ def _maxlen(tree: Mapping[str, Json]) -> int | None:
 _TORCH_HAS = {"b": (1,), "i": (1, 2, 4, 8), "u": (1, 2, 4, 8), "f": (2, 4, 8), "c": (8, 16)}  # the others: as bytes
 
 
-def _encode_array(value: np.ndarray[Any, Any] | np.generic, path: str, shelf: Shelf) -> Json:
+def _encode_array(value: np.ndarray[Any, Any] | np.generic, path: str, found: Found) -> Json:
     """A numpy array or scalar; one that holds Python objects is refused."""
     if type(value) not in (np.ndarray, np.memmap) and not isinstance(value, np.generic):
         raise refusal(path, f"a numpy.{type(value).__name__}", "store numpy.asarray() of it")
@@ -256,13 +256,13 @@ def _encode_array(value: np.ndarray[Any, Any] | np.generic, path: str, shelf: Sh
         contiguous = np.ascontiguousarray(array).reshape(array.shape)  # it makes a 0-d array 1-d
         if not contiguous.flags.writeable:
             contiguous = contiguous.copy()  # torch warns about memory that it must not write to
-        return {"$": "ndarray", "tensor": tensors.encode(torch.from_numpy(contiguous), path, shelf)}
+        return {"$": "ndarray", "tensor": tensors.encode(torch.from_numpy(contiguous), path, found)}
     raw = (
         torch.frombuffer(bytearray(array.tobytes()), dtype=torch.uint8)
         if array.nbytes
         else torch.empty(0, dtype=torch.float32, device="cpu").byte()
     )
-    body = {"dtype": descr, "shape": list(array.shape), "tensor": tensors.encode(raw, path, shelf)}
+    body = {"dtype": descr, "shape": list(array.shape), "tensor": tensors.encode(raw, path, found)}
     return {"$": "ndarray", **body}
 
 
