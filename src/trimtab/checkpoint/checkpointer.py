@@ -176,13 +176,21 @@ class Checkpointer:
         verdict: Mapping[str, object] | None = None,
         **objects: Unpack[state.SavedObjects],
     ) -> Snapshot:
-        """Write the state of `model`, `optimizer`, `scheduler`, `scaler`, `ema`, `loader`, `extra`; durable on return.
+        """Save a checkpoint; it is on the disk when this returns.
 
-        A non-finite state gives a `bad` snapshot in quarantine, never one to resume from. `clean=True` replaces its
-        non-finite values by zeros and marks it as repaired: it is then resumed from only if asked for by step.
-        Gradients that are there are saved too; `gradients=False` leaves them out where they are not needed. What was
-        saved is the newest of its run, even if its step was saved before or is lower. Old ones that cannot be deleted
-        are warned about. With `asynchronous`, the snapshot says what will be written if nothing fails.
+        A non-finite state gives a `bad` snapshot in quarantine, never one to resume from. What was saved is the newest
+        of its run, even if its step was saved before or is lower. Old checkpoints that cannot be deleted are warned
+        about. With `asynchronous`, the snapshot says what will be written if nothing fails.
+
+        Args:
+            step: The training step that this state belongs to.
+            metrics: Numbers to keep with it, such as the one that `keep_best` names.
+            branch: Counts the attempts at the same steps after a rollback.
+            clean: Replace non-finite values by zeros and mark the checkpoint as repaired; `resume` then takes it only
+                if you ask for its step.
+            verdict: What a guard found, kept as it is.
+            **objects: What to save: `model`, `optimizer`, `scheduler`, `scaler`, `ema`, `loader`, `guard`, and in
+                `extra` a dict of your own values. Gradients are saved too, unless `gradients=False`.
         """
         _check_parts("save", objects)
         step, branch = _count("step", step), _count("branch", branch)
@@ -408,10 +416,15 @@ class Checkpointer:
     ) -> Snapshot | None:
         """Put the newest sound checkpoint of the newest run into these objects, all of it or nothing; None without one.
 
-        A damaged one is reported by name and the one before it is used. `prefer="good"` takes a certified one where
-        there is any, as after an incident; `step` asks for one and no other; `run` for those of another run, by its
-        name or the beginning of it (`ckpt.list()` has them). What is saved from now on goes on with that run. A part
-        that is asked for and was not saved is an error; with `strict=False` it stays as it is. Nothing is written.
+        A damaged one is reported by name and the one before it is used. What is saved from now on continues the run of
+        the checkpoint. Nothing is written.
+
+        Args:
+            prefer: `"newest"`, or `"good"`: the newest certified one if there is any, as after an incident.
+            step: Take the checkpoint of this step and no other.
+            run: Take one of this run, by its name or the beginning of it (`ckpt.list()` has the names).
+            strict: Raise an error for a part that was not saved; otherwise it stays as it is.
+            **objects: What to load into, by the names of `save`.
         """
         _check_parts("resume", objects)
         if prefer not in PREFERENCES:

@@ -70,7 +70,7 @@ def survey(folder: Path) -> list[Seen]:
 
 def seen_in(folder: Path) -> list[Seen]:
     """The checkpoints of a folder in the order of saving, the newest last; those in quarantine are not among them."""
-    return _in_order([see(entry.path) for entry in entries(folder)])
+    return sorted((see(entry.path) for entry in entries(folder)), key=_by_sequence)
 
 
 @explaining("the checkpoint could not be found")
@@ -187,16 +187,12 @@ def snapshot_of(path: Path) -> Snapshot:
     return see(path).snapshot
 
 
-def _in_order(seen: Sequence[Seen]) -> list[Seen]:
-    """In the order of saving, which is in the manifests: a later run may count its steps from 0 again.
+def _by_sequence(one: Seen) -> tuple[bool, int, float, int, int, str]:
+    """The order of saving, which is in the manifests: a later run may count its steps from 0 again.
 
     Those whose manifest is lost come first: nobody knows when they were saved, and none may pass for the newest.
     Then come those of trimtab 0.1.0, which have no such number, by branch and step.
     """
-    return sorted(seen, key=_by_sequence)
-
-
-def _by_sequence(one: Seen) -> tuple[bool, int, float, int, int, str]:
     saved = one.snapshot
     written = (one.created or 0.0) if saved.sequence else 0.0  # two writers where locks do not work count alike
     return bool(saved.digest), saved.sequence, written, saved.branch, saved.step, saved.path.name

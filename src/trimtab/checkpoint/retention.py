@@ -10,7 +10,6 @@ from pathlib import Path
 
 from trimtab.checkpoint.directory import remove
 from trimtab.checkpoint.format import container
-from trimtab.checkpoint.format.manifest import STATUS
 from trimtab.checkpoint.inspect import Seen, runs_in, to_resume
 from trimtab.core.errors import CheckpointError, InputError
 from trimtab.core.types import Snapshot
@@ -144,8 +143,7 @@ def _read(snapshots: Sequence[Snapshot], damaged: set[Path]) -> list[Snapshot]:
     trusted, sound = list(snapshots), set[Path]()
     while relied_on := [s for s in _relied_on(trusted) if s.path not in sound]:
         for one in relied_on:
-            found = [damage for damage in container.damage_of(one.path) if damage.file != STATUS]
-            (damaged if found else sound).add(one.path)
+            (damaged if container.unusable(one.path) else sound).add(one.path)
         trusted = [replace(s, state="bad") if s.path in damaged else s for s in trusted]
     return trusted
 

@@ -7,7 +7,6 @@ import signal
 import threading
 from collections.abc import Callable
 from types import FrameType
-from typing import NoReturn
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
@@ -60,7 +59,7 @@ class SignalWatch:
         if callable(handler):
             handler(number, frame)  # the program's own; for Ctrl-C Python's, which raises KeyboardInterrupt
         elif handler is not signal.SIG_IGN:
-            _leave(number)
+            raise Signalled(number)  # as if killed by it, but through the program's own clean-up
 
     def remove(self) -> None:
         """Give the signals back to whoever had them."""
@@ -68,8 +67,3 @@ class SignalWatch:
         for number, handler in self._before.items():
             if handler is not None and signal.getsignal(number) == self._note:
                 signal.signal(number, handler)
-
-
-def _leave(number: int) -> NoReturn:
-    """End as a process that was killed by this signal is reported, but through the program's own clean-up."""
-    raise Signalled(number)

@@ -60,10 +60,13 @@ def pick(
         )
     if backend == "auto":
         name = choose(n, batch, problem.similarity, objective, device)
-    if name == "contract" and not _certified(problem):
-        # What is asked for is the loss, and the scale is learned: a run must not end because it grew.
-        name = choose(n, batch, problem.similarity, objective, device, linear=False)
-        _log_once(problem.similarity, name)
+    if name == "contract":
+        from trimtab.losses.backends.contract import certified
+
+        if not certified(problem):
+            # What is asked for is the loss, and the scale is learned: a run must not end because it grew.
+            name = choose(n, batch, problem.similarity, objective, device, linear=False)
+            _log_once(problem.similarity, name)
     if name == "triton":
         one = problem if objective != "pairwise" else replace(problem, xs=problem.xs[:2], present=None)
         module = _triton(one, "lse")
@@ -139,9 +142,3 @@ def _kernels_run(device: torch.device) -> bool:
 @cache
 def _log_once(similarity: str, name: str) -> None:
     log.info("the logits of %r spread too far for the exact contraction; %r takes its place", similarity, name)
-
-
-def _certified(problem: Problem) -> bool:
-    from trimtab.losses.backends.contract import certified
-
-    return certified(problem)

@@ -318,7 +318,7 @@ def _make_way(final: Path, disk: Disk) -> None:
     """See to it that nobody has the name; what is damaged beyond use is moved to quarantine."""
     if not os.path.lexists(final):
         return
-    damages = [damage for damage in damage_of(final, disk=disk) if damage.file != STATUS]
+    damages = unusable(final, disk=disk)
     if not damages:
         raise _taken(final)
     moved = quarantine(final, disk=disk)
@@ -631,7 +631,7 @@ def settle(path: Path, *, disk: Disk = DISK) -> None:
     left = [one for one in beside(path) if os.path.lexists(one)]
     if not left:
         return
-    sound = next((one for one in (path, *left) if not _unusable(one, disk)), None)
+    sound = next((one for one in (path, *left) if not unusable(one, disk=disk)), None)
     if sound is None:
         for one in left:
             quarantine(one, disk=disk)  # nothing to go back to: only out of the way
@@ -664,7 +664,7 @@ def check_place(path: Path) -> None:
         raise CheckpointError(f"{path} is a file, and a checkpoint is a folder: give another name, or remove that file")
 
 
-def _unusable(path: Path, disk: Disk) -> list[Damage]:
+def unusable(path: Path, *, disk: Disk = DISK) -> list[Damage]:
     """What makes a checkpoint unusable; a lost status is only a lost opinion."""
     return [damage for damage in damage_of(path, disk=disk) if damage.file != STATUS]
 
