@@ -344,7 +344,7 @@ def test_a_scaler_that_was_off_and_is_on_is_told(caplog: pytest.LogCaptureFixtur
 
 
 def test_a_plain_loader_is_told_to_be_without_a_position(caplog: pytest.LogCaptureFixture) -> None:
-    state._tell_no_position.cache_clear()
+    state._warn_no_position.cache_clear()
     assert "loader" not in state.capture(loader=[1, 2])
     assert "loader" not in state.capture(loader=[1, 2])
     assert caplog.text.count("wrap it in ResumableLoader") == 1
