@@ -25,6 +25,7 @@ import torch
 import torch.distributed.checkpoint as dcp
 
 from trimtab import Checkpointer
+from trimtab.checkpoint import directory
 from trimtab.checkpoint.format import container
 
 State = dict[str, Any]
@@ -70,7 +71,7 @@ def save_dcp(state: State, folder: Path) -> None:
 
 
 def save_ours(state: State, folder: Path) -> None:
-    container.write(folder, container.name_of(1), state, step=1)
+    container.write(folder, directory.name_of(1), state, step=1)
 
 
 def load_torch(state: State, folder: Path) -> State:
@@ -91,17 +92,17 @@ def load_dcp(state: State, folder: Path) -> State:
 
 
 def load_unverified(state: State, folder: Path) -> State:
-    return container.read(folder / container.name_of(1), verify=False).sections
+    return container.read(folder / directory.name_of(1), verify=False).sections
 
 
 def load_verified(state: State, folder: Path) -> State:
-    return container.read(folder / container.name_of(1), verify=True).sections
+    return container.read(folder / directory.name_of(1), verify=True).sections
 
 
 def hash_files(state: State, folder: Path) -> State:
     """One pass of SHA-256 over what ours wrote, in one thread."""
     buffer = bytearray(1 << 20)
-    for path in (folder / container.name_of(1)).glob("*.safetensors"):
+    for path in (folder / directory.name_of(1)).glob("*.safetensors"):
         digest = hashlib.sha256()
         with path.open("rb", buffering=0) as file:
             while count := file.readinto(buffer):
@@ -114,7 +115,7 @@ SAVES: dict[str, Callable[[State, Path], None]] = {
     "DCP, sync_files": save_dcp,
     "trimtab (SHA-256, fsync)": save_ours,
 }
-TARGETS = dict(zip(SAVES, ("torch.pt", "dcp", container.name_of(1)), strict=True))
+TARGETS = dict(zip(SAVES, ("torch.pt", "dcp", directory.name_of(1)), strict=True))
 LOADS: dict[str, Callable[[State, Path], State]] = {
     "torch.load": load_torch,
     "torch.load, mmap": load_mapped,

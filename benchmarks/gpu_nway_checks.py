@@ -13,8 +13,7 @@ from torch import Tensor, nn
 
 from trimtab.losses import nway_loss
 from trimtab.losses.dispatch import module_of
-from trimtab.losses.prepare import make_problem
-from trimtab.losses.problem import Problem
+from trimtab.losses.problem import Problem, make_problem
 
 DEVICE = torch.device("cuda")
 WIDTH = 512

@@ -132,7 +132,7 @@ def host(title: str, run: Callable[[], Tensor], leaves: list[Tensor]) -> None:
 
 
 def right(job: int) -> None:
-    from trimtab.losses.prepare import make_problem
+    from trimtab.losses.problem import make_problem
 
     if job < len(JOBS):
         name, n, b, c, precision = JOBS[job]

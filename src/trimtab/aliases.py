@@ -10,6 +10,7 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 
 TABLE = {
+    "trimtab.checkpoint.quarantine": "trimtab.checkpoint.loader",
     "trimtab.checks": "trimtab.doctor.checks",
     "trimtab.checks.outcome": "trimtab.doctor.checklist",
     "trimtab.checks.sample": "trimtab.doctor.sample_training",
@@ -31,7 +32,7 @@ TABLE = {
     "trimtab.record.training_tags": "trimtab.compat.training_tags",
     "trimtab.recover": "trimtab.checkpoint",
     "trimtab.recover.documented": "trimtab.compat.checkpoint_pair",
-    "trimtab.recover.sampler": "trimtab.checkpoint.quarantine",
+    "trimtab.recover.sampler": "trimtab.checkpoint.loader",
 }
 """Old path: new path. What lies in a package that moved as a whole moved with it."""
 

@@ -16,8 +16,9 @@ from typing import Any
 import pytest
 import torch
 
+from trimtab.checkpoint import directory
+from trimtab.checkpoint.directory import Disk
 from trimtab.checkpoint.format import container
-from trimtab.checkpoint.format.filesystem import Disk
 from trimtab.core.errors import CheckpointError
 
 Scenario = Callable[[Path, Disk], None]
@@ -95,7 +96,7 @@ def sections_of(step: int, scale: int = 1) -> dict[str, object]:
 
 
 def save(folder: Path, step: int, disk: Disk | None = None, *, scale: int = 1, status: str = "candidate") -> Path:
-    name = container.name_of(step)
+    name = directory.name_of(step)
     given = {"disk": disk} if disk is not None else {}
     written = container.write(folder, name, sections_of(step, scale), step=step, meta={}, status=status, **given)
     return written.path
@@ -104,7 +105,7 @@ def save(folder: Path, step: int, disk: Disk | None = None, *, scale: int = 1, s
 def healthy_steps(folder: Path, scale: int = 1) -> dict[int, str]:
     """Every listed checkpoint read in full and compared with what was saved: step -> status."""
     found = {}
-    for step, _, path in container.entries(folder):
+    for step, _, path in directory.entries(folder):
         contents = container.read(path)
         expected = sections_of(step, scale)
         assert contents.manifest.step == step
@@ -145,5 +146,5 @@ def refused(path: Path, file: str, match: str | None = None) -> None:
         assert file in str(told.value)
     found = container.damage_of(path)
     assert file in {damage.file for damage in found}
-    older = path.parent / container.name_of(1)
+    older = path.parent / directory.name_of(1)
     assert container.read(older).status.state == "good"

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from trimtab.checkpoint.format.filesystem import Disk
+from trimtab.checkpoint.directory import Disk
 
 Note = tuple[str, Path, object]
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from trimtab import Checkpointer, CheckpointError
-from trimtab.checkpoint.retention import Retention, doomed
+from trimtab.checkpoint.retention import Retention, to_delete
 from trimtab.core.types import Snapshot
 
 
@@ -259,7 +259,7 @@ def test_retention_never_deletes_the_last_good_nor_the_newest(
     snapshots: list[Snapshot], last: int, every: int | None, budget: int | None
 ) -> None:
     sizes = {s.path: 1 for s in snapshots}
-    gone = doomed(snapshots, sizes, Retention(keep_last=last, keep_every=every, max_bytes=budget))
+    gone = to_delete(snapshots, sizes, Retention(keep_last=last, keep_every=every, max_bytes=budget))
     left = [s for s in snapshots if s not in gone]
     good = [s for s in snapshots if s.state == "good" and not s.repaired]
     usable = [s for s in snapshots if s.state != "bad"]

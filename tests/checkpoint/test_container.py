@@ -16,9 +16,10 @@ from safetensors.torch import load_file
 
 from tests.checkpoint.lab import FILES, Gate, fail_at, folder, healthy_steps, leftovers, pair, save, sections_of
 from tests.matrix import sampled
-from trimtab.checkpoint.directory import HOST
+from trimtab.checkpoint import directory
+from trimtab.checkpoint.directory import HOST, Disk
 from trimtab.checkpoint.format import container
-from trimtab.checkpoint.format.filesystem import Disk
+from trimtab.checkpoint.format.manifest import Status
 from trimtab.core.errors import CheckpointError, InputError
 
 __all__ = ["folder", "pair"]
@@ -38,7 +39,7 @@ def test_d8_everything_comes_back(folder: Path) -> None:
         assert contents.manifest.meta == meta
         assert (contents.manifest.step, contents.manifest.branch, contents.manifest.digest) == (7, 2, written.digest)
         assert (contents.status.state, contents.status.reason) == ("bad", "é")
-    assert written.num_bytes == container.size_of(written.path) - sum(
+    assert written.num_bytes == directory.size_of(written.path) - sum(
         (written.path / name).stat().st_size for name in ("COMMIT", "status.json")
     )
     assert container.damage_of(written.path) == ()
@@ -78,7 +79,7 @@ def test_what_is_read_may_be_changed_and_the_file_is_not(pair: Path) -> None:
 
 def test_what_was_read_outlives_the_files(pair: Path) -> None:
     weight = container.read(pair, verify=False).sections["model"]["layer.weight"]
-    container.remove(pair)
+    directory.remove(pair)
     assert torch.equal(weight, sections_of(2)["model"]["layer.weight"])  # type: ignore[index]
 
 
@@ -98,11 +99,11 @@ def test_numeric_order_and_names(folder: Path) -> None:
     for name in ("step-00000999", "step-100000000", "step-00001000", "step-00000010-b2", ".tmp-x", "step-x", "other"):
         (folder / name).mkdir()
     (folder / "step-00000005").write_text("a file")
-    assert [entry[:2] for entry in container.entries(folder)] == [(999, 0), (1000, 0), (100_000_000, 0), (10, 2)]
-    assert container.entries(folder / "absent") == []
-    assert container.step_of(container.name_of(12, 3)) == (12, 3)
+    assert [entry[:2] for entry in directory.entries(folder)] == [(999, 0), (1000, 0), (100_000_000, 0), (10, 2)]
+    assert directory.entries(folder / "absent") == []
+    assert directory.step_of(directory.name_of(12, 3)) == (12, 3)
     with pytest.raises(CheckpointError, match="no name of a checkpoint"):
-        container.step_of("epoch-3")
+        directory.step_of("epoch-3")
 
 
 def test_a_name_is_used_once(pair: Path) -> None:
@@ -121,7 +122,7 @@ def test_a_damaged_one_makes_way(pair: Path, caplog: pytest.LogCaptureFixture) -
     assert "COMMIT: is missing" in caplog.text
     assert set(healthy_steps(pair.parent)) == {1, 2}
     assert sorted(os.listdir(pair.parent / "quarantine")) == ["step-00000002", "step-00000002~2"]
-    assert [entry.step for entry in container.entries(pair.parent / "quarantine")] == [2, 2]
+    assert [entry.step for entry in directory.entries(pair.parent / "quarantine")] == [2, 2]
 
 
 @pytest.mark.parametrize("name", ["", ".", "..", "../x", "a/b", ".hidden", "/tmp/x"])
@@ -165,7 +166,7 @@ def test_no_flipped_bit_changes_what_is_thought_of_a_checkpoint(state: str, stri
         broken = bytearray(good)
         broken[bit // 8] ^= 1 << bit % 8
         file.write_bytes(broken)
-        assert container.get_status(pair) == container.Status(state=state, reason="loss is NaN"), broken
+        assert container.get_status(pair) == Status(state=state, reason="loss is NaN"), broken
         assert [damage.file for damage in container.damage_of(pair)] == ["status.json"]
     file.write_bytes(good)
     assert container.damage_of(pair) == ()
@@ -205,7 +206,7 @@ def test_the_status_of_earlier_versions_is_read(pair: Path) -> None:
     container.set_status(pair, "good", "20 quiet steps")
     file = pair / "status.json"
     file.write_bytes(file.read_bytes().splitlines(keepends=True)[0])
-    assert container.get_status(pair) == container.Status(state="good", reason="20 quiet steps")
+    assert container.get_status(pair) == Status(state="good", reason="20 quiet steps")
     assert container.damage_of(pair) == ()
 
 
@@ -220,6 +221,43 @@ def test_a_status_that_cannot_be_written_stays(pair: Path) -> None:
 
 
 # --- leftovers
+
+
+def broken(path: Path, *operations: str) -> Disk:
+    """A disk on which these operations fail, but for `path` itself."""
+
+    def act(operation: str, at: Path, number: int) -> None:
+        if operation in operations and at != path:
+            raise OSError(5, "Input/output error", str(at))
+
+    return Disk(Gate(act))
+
+
+def test_a_failed_save_whose_files_cannot_be_deleted_says_so(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with pytest.raises(CheckpointError, match="could not be saved: Input/output error"):
+        save(folder, 1, disk=broken(folder, "fsync", "unlink"))
+    (left,) = leftovers(folder)
+    (line,) = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+    assert "is left behind by a write that failed" in line
+    assert left in line
+
+
+def test_a_save_that_may_be_lost_but_keeps_its_name_says_so(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    def act(operation: str, path: Path, number: int) -> None:
+        if (operation, path) == ("sync_dir", folder) or (operation == "rename" and path.name.startswith(".tmp")):
+            raise OSError(5, "Input/output error", str(path))
+
+    with pytest.raises(CheckpointError, match="could not be saved: Input/output error"):
+        save(folder, 1, disk=Disk(Gate(act)))
+    assert any("step-00000001 is left behind" in record.getMessage() for record in caplog.records)
+
+
+def test_a_status_file_that_is_left_behind_is_warned_about(pair: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with pytest.raises(CheckpointError, match="could not be marked good"):
+        container.set_status(pair, "good", disk=broken(pair, "replace", "unlink"))
+    (line,) = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+    assert ".status.json-" in line
+    assert "is left behind" in line
 
 
 def temporary(folder: Path, host: str, pid: int) -> Path:
@@ -237,11 +275,11 @@ def test_leftovers_of_the_dead_are_removed_and_of_others_kept(folder: Path) -> N
     stale.append(temporary(folder / "quarantine", HOST, dead.pid))
     kept = [temporary(folder, "elsewhere", dead.pid), temporary(folder, HOST, 1), folder / ".tmp-mine"]
     kept[2].mkdir()
-    assert sorted(container.clean(folder)) == sorted(stale)
+    assert sorted(directory.clean(folder)) == sorted(stale)
     assert not any(path.exists() for path in stale)
     assert all(path.exists() for path in kept)
-    assert container.entries(folder) == []
-    assert container.clean(folder / "absent") == []
+    assert directory.entries(folder) == []
+    assert directory.clean(folder / "absent") == []
 
 
 def test_a_save_in_progress_is_not_cleaned_away(folder: Path) -> None:
@@ -249,7 +287,7 @@ def test_a_save_in_progress_is_not_cleaned_away(folder: Path) -> None:
 
     def clean(operation: str, path: Path, number: int) -> None:
         if operation == "fsync":
-            tried.append(container.clean(folder))
+            tried.append(directory.clean(folder))
 
     save(folder, 3, Disk(Gate(clean)))
     assert tried == [[]] * len(tried) != []
@@ -269,26 +307,26 @@ def test_a_lock_protects_what_seems_to_be_of_the_dead(folder: Path) -> None:
     path = temporary(folder, HOST, dead.pid)
     held = Disk().lock(path)
     assert held is not None
-    assert container.clean(folder) == []
+    assert directory.clean(folder) == []
     os.close(held)
-    assert container.clean(folder) == [path]
+    assert directory.clean(folder) == [path]
 
 
 def test_prepare_makes_tries_and_cleans(folder: Path) -> None:
-    container.prepare(folder / "a" / "b")
+    directory.prepare(folder / "a" / "b")
     assert os.listdir(folder / "a" / "b") == []
     temporary(folder / "a" / "b", HOST, os.getpid())
-    container.prepare(folder / "a" / "b")
+    directory.prepare(folder / "a" / "b")
     assert leftovers(folder / "a" / "b") == []
     (folder / "file").write_text("x")
     with pytest.raises(CheckpointError, match="could not be saved"):
-        container.prepare(folder / "file" / "c")
+        directory.prepare(folder / "file" / "c")
 
 
 def test_remove_and_quarantine(pair: Path) -> None:
-    moved = container.quarantine(pair)
+    moved = directory.quarantine(pair)
     assert moved == pair.parent / "quarantine" / pair.name
     assert container.read(moved).manifest.step == 2
-    container.remove(moved)
+    directory.remove(moved)
     assert os.listdir(moved.parent) == []
-    assert container.size_of(moved) == 0
+    assert directory.size_of(moved) == 0

@@ -25,9 +25,9 @@ from tests.checkpoint.lab import (
 )
 from tests.checkpoint.power import MODELS, Journal, replay
 from tests.matrix import sampled
-from trimtab.checkpoint.directory import HOST
+from trimtab.checkpoint import directory
+from trimtab.checkpoint.directory import HOST, Disk
 from trimtab.checkpoint.format import container
-from trimtab.checkpoint.format.filesystem import Disk
 from trimtab.core.errors import CheckpointError
 
 __all__ = ["folder"]
@@ -66,7 +66,7 @@ def with_leftovers(folder: Path) -> None:
 
 
 def first(folder: Path, disk: Disk) -> None:
-    container.prepare(folder, disk=disk)
+    directory.prepare(folder, disk=disk)
     save(folder, 5, disk)
 
 
@@ -81,25 +81,25 @@ def large(folder: Path, disk: Disk) -> None:
 def retention(folder: Path, disk: Disk) -> None:
     path = save(folder, 11, disk)
     container.set_status(path, "good", "20 quiet steps", disk=disk)
-    container.remove(folder / container.name_of(1), disk=disk)
-    container.remove(folder / container.name_of(2), disk=disk)
+    directory.remove(folder / directory.name_of(1), disk=disk)
+    directory.remove(folder / directory.name_of(2), disk=disk)
 
 
 def thorough(folder: Path, disk: Disk) -> None:
     """As a run does it at its start: look at the directory, clean up after the last one, save, certify, prune."""
-    container.prepare(folder, disk=disk)
+    directory.prepare(folder, disk=disk)
     for step in (11, 12):
         path = save(folder, step, disk)
         container.read(path, disk=disk)
         container.set_status(path, "good", disk=disk)
-    for _, _, path in container.entries(folder, disk=disk)[:-3]:
-        container.remove(path, disk=disk)
+    for _, _, path in directory.entries(folder, disk=disk)[:-3]:
+        directory.remove(path, disk=disk)
 
 
 def verdicts(folder: Path, disk: Disk) -> None:
-    container.set_status(folder / container.name_of(2), "bad", "loss is NaN", disk=disk)
-    container.quarantine(folder / container.name_of(2), disk=disk)
-    container.set_status(folder / container.name_of(10), "good", "again", disk=disk)
+    container.set_status(folder / directory.name_of(2), "bad", "loss is NaN", disk=disk)
+    directory.quarantine(folder / directory.name_of(2), disk=disk)
+    container.set_status(folder / directory.name_of(10), "good", "again", disk=disk)
 
 
 # before, what is done, sizes, and which steps are good whatever happens
@@ -116,12 +116,12 @@ SCENARIOS: dict[str, tuple[Scenario, Callable[[Path], None], int, set[int]]] = {
 
 def check_after(folder: Path, scale: int, kept: set[int]) -> None:
     """Nothing to repair by hand: everything listed is whole, the good ones are there, the rest can be cleaned up."""
-    damaged = folder / container.name_of(11)
+    damaged = folder / directory.name_of(11)
     if any(damage.file == "model.safetensors" for damage in container.damage_of(damaged)):
-        container.quarantine(damaged)  # the one that was damaged before
+        directory.quarantine(damaged)  # the one that was damaged before
     found = healthy_steps(folder, scale)
     assert kept <= {step for step, state in found.items() if state == "good"}
-    container.clean(folder)
+    directory.clean(folder)
     assert leftovers(folder) == []
     save(folder, 999, scale=scale)
     assert 999 in healthy_steps(folder, scale)
@@ -188,7 +188,7 @@ def test_disk_full_from_every_operation_on(again: Again) -> None:
         assert "ENOSPC" in str(error)
         assert "bytes" in str(error)
         assert "free some space" in str(error)
-        assert str(home / container.name_of(11)) in str(error)
+        assert str(home / directory.name_of(11)) in str(error)
         assert leftovers(home) == [], "what was half written takes space"
         found = healthy_steps(home)
         if number == last:  # it is whole and has its name; only whether the name is on the disk is not known
@@ -226,7 +226,7 @@ def test_the_disk_dies_at_every_operation(again: Again) -> None:
 def test_a_directory_that_cannot_be_made_is_told_before_training(folder: Path) -> None:
     gate = fail_at(0, errno.EACCES, onwards=True, only=("mkdir",))
     with pytest.raises(CheckpointError, match=r"EACCES.*check who may write"):
-        container.prepare(folder / "run", disk=Disk(gate))
+        directory.prepare(folder / "run", disk=Disk(gate))
 
 
 def test_short_writes_are_completed(folder: Path) -> None:
@@ -243,7 +243,7 @@ def test_two_writers_of_one_step(folder: Path) -> None:
     """The second one arrives when the first has all but the last step behind it."""
 
     def overtake(operation: str, path: Path, number: int) -> None:
-        if operation == "rename" and path == folder / container.name_of(3):
+        if operation == "rename" and path == folder / directory.name_of(3):
             save(folder, 3)
 
     with pytest.raises(CheckpointError, match=rf"exists already, written by pid {os.getpid()} on .*two runs"):
@@ -261,8 +261,8 @@ def test_power_failure_after_every_operation(model: str, folder: Path) -> None:
     saved = len(journal.notes)
     container.set_status(path, "good", disk=journal)
     certified = len(journal.notes)
-    container.remove(home / container.name_of(1), disk=journal)
-    container.quarantine(home / container.name_of(2), disk=journal)
+    directory.remove(home / directory.name_of(1), disk=journal)
+    directory.quarantine(home / directory.name_of(2), disk=journal)
     assert len(journal.notes) > 30
     for number in range(len(journal.notes) + 1):
         replay(before, journal.notes[:number], home, model)
@@ -272,7 +272,7 @@ def test_power_failure_after_every_operation(model: str, folder: Path) -> None:
             assert 11 in found, "a save that returned survives"
         if number >= certified:
             assert found[11] == "good", "and so does a verdict"
-        container.clean(home)
+        directory.clean(home)
         assert leftovers(home) == []
 
 

@@ -8,8 +8,8 @@ import pytest
 
 from tests.checkpoint.lab import FILES, Gate, folder, healthy_steps, pair, refused
 from tests.matrix import sampled
+from trimtab.checkpoint.directory import Disk
 from trimtab.checkpoint.format import container
-from trimtab.checkpoint.format.filesystem import Disk
 from trimtab.core.errors import CheckpointError
 
 __all__ = ["folder", "pair"]

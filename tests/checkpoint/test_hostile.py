@@ -20,6 +20,7 @@ from safetensors.torch import save_file
 from tests.checkpoint.lab import FILES, folder, pair, refused, reseal
 from tests.checkpoint.test_foreign import peak_of
 from tests.matrix import sampled
+from trimtab.checkpoint import directory
 from trimtab.checkpoint.format import container
 from trimtab.checkpoint.inspect import sheet_of, snapshot_of
 from trimtab.core.errors import CheckpointError
@@ -188,7 +189,7 @@ def test_a_tensor_file_of_another_checkpoint_is_noticed_unverified(pair: Path) -
     header(pair, (pair / "model.safetensors").read_bytes()[8:100])
     with pytest.raises(CheckpointError, match=r"model\.safetensors"):
         container.read(pair, verify=False)
-    shutil.copy(pair.parent / container.name_of(1) / "optimizer.safetensors", pair / "optimizer.safetensors")
+    shutil.copy(pair.parent / directory.name_of(1) / "optimizer.safetensors", pair / "optimizer.safetensors")
     with pytest.raises(CheckpointError, match=r"optimizer\.safetensors: .*is not what was written"):
         container.read(pair)
 

@@ -27,9 +27,7 @@ from torch.utils.data import (
 
 from trimtab.checkpoint import rng, state
 from trimtab.checkpoint.format.tree import flatten, unflatten
-from trimtab.checkpoint.loader import ResumableLoader, resumable
-from trimtab.checkpoint.quarantine import Quarantine, QuarantineSampler, content_hash
-from trimtab.checkpoint.rng import Begin
+from trimtab.checkpoint.loader import Begin, Quarantine, QuarantineSampler, ResumableLoader, content_hash, resumable
 from trimtab.core.errors import CheckpointError, InputError
 
 SIZE, EPOCHS = 14, 3

@@ -20,7 +20,7 @@ from tests.checkpoint.test_state import bits
 from tests.checkpoint.training import ACCUMULATE, EPOCHS, OPTIMIZERS, PER_EPOCH, SCHEDULERS, Trainer
 from tests.matrix import sampled
 from tests.run.running import Nest
-from trimtab.checkpoint import state
+from trimtab.checkpoint import directory, state
 from trimtab.checkpoint.format import container
 from trimtab.checkpoint.format.tree import flatten, unflatten
 from trimtab.core.errors import CheckpointError
@@ -171,7 +171,7 @@ def test_b29_killed_and_resumed_by_a_new_process(
     assert json.loads(out) == {"begun": begun}
     whole = Trainer(optimizer, scheduler, int(workers))
     whole.run()
-    (path,) = (path for _, _, path in container.entries(tmp_path / "saved" / "end"))
+    (path,) = (path for _, _, path in directory.entries(tmp_path / "saved" / "end"))
     assert differing(container.read(path).sections, stored(whole.everything())) == []
 
 

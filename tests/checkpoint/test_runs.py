@@ -18,7 +18,7 @@ from torch import nn
 from tests.checkpoint.lab import folder, reseal
 from trimtab import Checkpointer, CheckpointError, Guard
 from trimtab.checkpoint.format import container
-from trimtab.checkpoint.retention import Retention, doomed
+from trimtab.checkpoint.retention import Retention, to_delete
 from trimtab.core.types import Snapshot
 
 __all__ = ["folder"]
@@ -350,7 +350,7 @@ def test_limits_go_by_the_order_of_saving(kinds: list[tuple[int, str, bool]], la
         Snapshot(step=step, path=Path(str(place)), state=state, digest="x", sequence=place + 1, repaired=repaired)
         for place, (step, state, repaired) in enumerate(kinds)
     ]
-    gone = doomed(snapshots, {s.path: 1 for s in snapshots}, Retention(keep_last=last, max_bytes=budget))
+    gone = to_delete(snapshots, {s.path: 1 for s in snapshots}, Retention(keep_last=last, max_bytes=budget))
     left = [s for s in snapshots if s not in gone and s.state != "bad"]
     for chosen in (
         [s for s in snapshots if s.state != "bad"],

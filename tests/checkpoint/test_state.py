@@ -16,7 +16,7 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 import trimtab
 from trimtab.checkpoint import state
 from trimtab.checkpoint.format.tree import flatten, unflatten
-from trimtab.checkpoint.health import nonfinite
+from trimtab.checkpoint.state import nonfinite
 from trimtab.core.errors import CheckpointError
 
 
@@ -344,7 +344,7 @@ def test_a_scaler_that_was_off_and_is_on_is_told(caplog: pytest.LogCaptureFixtur
 
 
 def test_a_plain_loader_is_told_to_be_without_a_position(caplog: pytest.LogCaptureFixture) -> None:
-    state._tell_no_position.cache_clear()
+    state._warn_no_position.cache_clear()
     assert "loader" not in state.capture(loader=[1, 2])
     assert "loader" not in state.capture(loader=[1, 2])
     assert caplog.text.count("wrap it in ResumableLoader") == 1
@@ -497,7 +497,7 @@ def test_a_part_that_would_not_go_back_is_told(caplog: pytest.LogCaptureFixture)
 def test_a_module_too_large_to_be_kept_is_told_when_its_own_hook_fails(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("trimtab.checkpoint.modules.KEPT_BYTES", 8)
+    monkeypatch.setattr("trimtab.checkpoint.parts.KEPT_BYTES", 8)
     model = nn.Linear(2, 2)
     model.register_load_state_dict_pre_hook(_raise)
     with pytest.raises(CheckpointError, match="model could not be loaded"):

@@ -19,10 +19,10 @@ from tests.checkpoint.lab import GROWS, Gate, fail_at, folder
 from tests.checkpoint.test_lock import in_child
 from tests.matrix import sampled
 from trimtab import Checkpointer, CheckpointError, Guard
-from trimtab.checkpoint.difference import difference
+from trimtab.checkpoint import directory
+from trimtab.checkpoint.directory import DISK
 from trimtab.checkpoint.format import container
-from trimtab.checkpoint.format.filesystem import DISK
-from trimtab.checkpoint.inspect import find, sheet_of, survey
+from trimtab.checkpoint.inspect import difference, find, sheet_of, survey
 from trimtab.checkpoint.lock import LOCK
 from trimtab.checkpoint.retention import Retention, carry_out, plan
 from trimtab.compat import checkpoint_pair as documented
@@ -271,7 +271,7 @@ def test_a_folder_of_somebody_else(three: Path) -> None:
         three.chmod(0)
         for body in (
             lambda: Checkpointer(three).list(),
-            lambda: container.entries(three),
+            lambda: directory.entries(three),
             lambda: survey(three),
             lambda: find(three / "1"),
         ):
@@ -321,7 +321,7 @@ def test_a_checkpoint_whose_status_is_lost_is_kept_told_and_taken_only_if_asked_
     three: Path, left: bytes | None, caplog: pytest.LogCaptureFixture
 ) -> None:
     def lose(step: int) -> None:
-        file = three / container.name_of(step) / "status.json"
+        file = three / directory.name_of(step) / "status.json"
         file.unlink() if left is None else file.write_bytes(left)
 
     lose(3)

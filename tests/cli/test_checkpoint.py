@@ -333,12 +333,12 @@ def test_prune_reads_what_it_relies_on_and_keeps_an_earlier_one_where_that_is_da
 
 
 def test_prune_tells_what_could_not_be_deleted(trimtab, folder, monkeypatch):
-    from trimtab.checkpoint.format import container
+    from trimtab.checkpoint import retention
 
     def refuse(path: Path) -> None:
         raise PermissionError(13, "Permission denied", str(path))
 
-    monkeypatch.setattr(container, "remove", refuse)
+    monkeypatch.setattr(retention, "remove", refuse)
     said = trimtab("checkpoint", "prune", folder, "--keep-last", "1")
     assert said.code == 1
     assert "could not be deleted: Permission denied" in said.out

@@ -15,9 +15,8 @@ import torch
 from torch import nn
 
 from trimtab import CheckpointError
-from trimtab.checkpoint import single as swap
+from trimtab.checkpoint.directory import Disk
 from trimtab.checkpoint.format import container
-from trimtab.checkpoint.format.filesystem import Disk
 from trimtab.compat.checkpoint_pair import load_checkpoint, read_checkpoint, save_checkpoint
 from trimtab.core.errors import InputError
 
@@ -312,9 +311,9 @@ def test_d8_killed_at_any_operation_there_is_a_whole_one_to_load(tmp_path: Path)
     outcomes = set()
     for number in range(200):
         place = tmp_path / str(number) / "best"
-        swap.replace_with(place, weights(1.0), step=1, meta={})
+        container.replace_with(place, weights(1.0), step=1, meta={})
         try:
-            swap.replace_with(place, weights(2.0), step=2, meta={}, disk=dying(number))
+            container.replace_with(place, weights(2.0), step=2, meta={}, disk=dying(number))
         except Killed:
             pass
         else:

@@ -336,7 +336,7 @@ def test_how_often_is_a_keyword(tmp_path: Path, build: Any) -> None:
 def test_a_guard_says_once_that_the_data_will_not_be_resumed(
     tmp_path: Path, given: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    state._tell_no_position.cache_clear()
+    state._warn_no_position.cache_clear()
     model, optimizer = parts()
     plain = torch.utils.data.DataLoader(Numbers(), batch_size=4)
     loader = {"nothing": None, "plain": plain, "resumable": ResumableLoader(plain)}[given]

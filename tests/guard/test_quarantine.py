@@ -13,8 +13,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, RandomSampler
 
 from trimtab import Checkpointer, Guard
-from trimtab.checkpoint.loader import ResumableLoader
-from trimtab.checkpoint.quarantine import Quarantine, QuarantineSampler, content_hash
+from trimtab.checkpoint.loader import Quarantine, QuarantineSampler, ResumableLoader, content_hash
 
 BAD = (7, 21)
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from trimtab import Guard
-from trimtab.checkpoint.quarantine import Quarantine, content_hash
+from trimtab.checkpoint.loader import Quarantine, content_hash
 from trimtab.core.config import PolicyConfig
 from trimtab.core.policy import Ladder
 from trimtab.core.types import Action, Finding, Outcome, Severity, Verdict

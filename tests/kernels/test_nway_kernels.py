@@ -73,9 +73,8 @@ if os.environ.get("TRITON_INTERPRET") != "1" or find_spec("triton") is None:
 
 else:
     from tests.losses.negatives import close, compare, cotangent, gradients, inputs
-    from trimtab.losses.backends import materialize
-    from trimtab.losses.prepare import make_problem
-    from trimtab.losses.problem import Kind, Problem
+    from trimtab.losses.backends import dense
+    from trimtab.losses.problem import Kind, Problem, make_problem
     from trimtab.losses.triton import gram_launcher, row_kernels, row_launcher, stream_launcher
     from trimtab.losses.tuple_reduction import lse, outer
 
@@ -182,7 +181,7 @@ else:
         found = torch.autograd.grad((value * cotangent(3, 4)).sum(), [*xs, scale])
         wide, one = [x.detach().double().requires_grad_() for x in xs], torch.zeros((), dtype=torch.float64)
         whole = Problem(xs=tuple(wide), similarity=similarity, scale=one.requires_grad_())
-        want = torch.autograd.grad((materialize.reduce_tuples(whole, "lse") * cotangent(3, 4)).sum(), [*wide, one])
+        want = torch.autograd.grad((dense.reduce_tuples(whole, "lse") * cotangent(3, 4)).sum(), [*wide, one])
         close(found[-1], want[-1], 1e-5)
         assert all(float(g.abs().max()) < 1e-15 for g in found[:-1])
 

@@ -12,7 +12,7 @@ from tests.losses.agree import NAMES, distance, gradients, rows
 from tests.losses.largest import Largest
 from trimtab.losses import nway_loss
 from trimtab.losses.backends.dense import reduce_lines
-from trimtab.losses.prepare import make_problem
+from trimtab.losses.problem import make_problem
 
 
 @pytest.mark.parametrize("objective", ["axis", "joint"])

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from trimtab.losses import TooCostly, dispatch, nway_cost, nway_loss
-from trimtab.losses import matmul as products
+from trimtab.losses import tuple_reduction as products
 
 XS = [torch.randn(4, 8, generator=torch.Generator().manual_seed(m)) for m in range(6)]
 
@@ -20,7 +20,7 @@ def test_a_contraction_out_of_range_gives_way_to_another_backend(
     similarity: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     told: dict[str, Any] = {"similarity": similarity, "objective": "full", "logit_scale": 2000.0, "precision": "fp32"}
-    dispatch._tell_once.cache_clear()
+    dispatch._log_once.cache_clear()
     with caplog.at_level(logging.INFO, logger="trimtab"):
         outs = [nway_loss(XS[:3], backend="contract", details=True, **told) for _ in range(2)]
     assert outs[0].backend == "gram"

@@ -12,8 +12,7 @@ from tests.losses.largest import Largest
 from tests.losses.negatives import compare, cotangent, gradients, inputs
 from trimtab.losses import nway_loss
 from trimtab.losses.backends import stream
-from trimtab.losses.prepare import make_problem
-from trimtab.losses.problem import Kind, Problem
+from trimtab.losses.problem import Kind, Problem, make_problem
 from trimtab.losses.tuple_reduction import share_of
 
 NAMES = ("mip", "norm", "sqnorm", "dist2")  # paircos needs unit rows, which the definition makes itself: see below

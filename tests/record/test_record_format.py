@@ -23,8 +23,9 @@ from trimtab.core.types import (
     Severity,
     Verdict,
 )
-from trimtab.record import format, tables
+from trimtab.record import format
 from trimtab.record import format as decode
+from trimtab.record.format import encode_table, is_intact, scan_tables, table_values
 
 floats = st.floats(allow_nan=True, allow_infinity=True)
 texts = st.text(max_size=8)
@@ -202,33 +203,33 @@ def test_a_line_with_anything_missing_or_changed_raises_only_what_is_expected(da
 def test_tables_round_trip(values: list[float], step: int, branch: int) -> None:
     table = np.array(values, np.float32).reshape(3, 1)
     given_ = Sample(step=step, branch=branch, layout=LAYOUT, table=table, scalars={})
-    data = tables.encode_table(given_, 5, 77)
-    entries, problems, end = tables.scan(data)
+    data = encode_table(given_, 5, 77)
+    entries, problems, end = scan_tables(data)
     assert (problems, end, len(entries)) == ([], len(data), 1)
     assert entries[0][1:6] == (5, branch, step, 77, 3)
-    assert tables.intact(data, entries[0])
-    assert tables.floats(data, entries[0]).tobytes() == table.tobytes()
+    assert is_intact(data, entries[0])
+    assert table_values(data, entries[0]).tobytes() == table.tobytes()
 
 
 def test_a_table_of_the_wrong_shape_is_refused() -> None:
     wrong = Sample(step=1, layout=LAYOUT, table=np.ones((2, 2), np.float32), scalars={})
     with pytest.raises(ValueError, match="shape"):
-        tables.encode_table(wrong, 0, 0)
+        encode_table(wrong, 0, 0)
 
 
 def test_a_damaged_header_costs_one_table() -> None:
-    parts = [tables.encode_table(sample(i), 0, i) for i in range(3)]
+    parts = [encode_table(sample(i), 0, i) for i in range(3)]
     data = bytearray(b"".join(parts))
     data[len(parts[0]) + 8] ^= 1
-    entries, problems, _ = tables.scan(bytes(data))
+    entries, problems, _ = scan_tables(bytes(data))
     assert [entry.step for entry in entries] == [0, 2]
     assert len(problems) == 1
 
 
 def test_non_native_byte_order_and_strides_are_written_as_values() -> None:
     table = np.arange(6, dtype=">f4").reshape(3, 2)[:, :1]
-    data = tables.encode_table(Sample(step=0, layout=LAYOUT, table=table, scalars={}), 0, 0)
-    assert tables.floats(data, tables.scan(data)[0][0]).tolist() == [0.0, 2.0, 4.0]
+    data = encode_table(Sample(step=0, layout=LAYOUT, table=table, scalars={}), 0, 0)
+    assert table_values(data, scan_tables(data)[0][0]).tolist() == [0.0, 2.0, 4.0]
 
 
 def test_same_sees_differences() -> None:

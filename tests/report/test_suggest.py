@@ -69,7 +69,7 @@ def test_what_follows_a_wreck_is_not_healthy(write_run):
         clip_of(write_run(falling(120), noisy(120), name="till")).threshold, rel=0.2
     )
     assert wrecked.num_healthy <= 120
-    assert any("mend that first" in r or "1/" in r for r in wrecked.reasons)
+    assert any("fix that first" in r or "1/" in r for r in wrecked.reasons)
 
 
 def test_a_spike_nobody_noticed_does_not_raise_it_either(write_run):

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from trimtab.checkpoint.checkpointer import Checkpointer
-    from trimtab.checkpoint.loader import ResumableLoader
-    from trimtab.checkpoint.quarantine import Quarantine, QuarantineSampler
+    from trimtab.checkpoint.loader import Quarantine, QuarantineSampler, ResumableLoader
     from trimtab.compat.checkpoint_pair import load_checkpoint, read_checkpoint, save_checkpoint
 
 _HOME = {
     "Checkpointer": "trimtab.checkpoint.checkpointer",
-    "Quarantine": "trimtab.checkpoint.quarantine",
-    "QuarantineSampler": "trimtab.checkpoint.quarantine",
+    "Quarantine": "trimtab.checkpoint.loader",
+    "QuarantineSampler": "trimtab.checkpoint.loader",
     "ResumableLoader": "trimtab.checkpoint.loader",
     "load_checkpoint": "trimtab.compat.checkpoint_pair",
     "read_checkpoint": "trimtab.compat.checkpoint_pair",
@@ -31,7 +30,7 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> object:
     if name in _HOME:
         from importlib import import_module
 

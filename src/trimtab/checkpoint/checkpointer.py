@@ -11,21 +11,19 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
-from typing import Any
+from typing import SupportsIndex, Unpack
 
-from trimtab.checkpoint import health, modules, state
-from trimtab.checkpoint.compare import listed
-from trimtab.checkpoint.directory import QUARANTINE, explaining
+from trimtab.checkpoint import state
+from trimtab.checkpoint.directory import QUARANTINE, entries, explaining, name_of, prepare, remove, size_of
 from trimtab.checkpoint.format import container
-from trimtab.checkpoint.format.manifest import MAX_STEP
-from trimtab.checkpoint.health import cleaned
+from trimtab.checkpoint.format.manifest import MAX_STEP, Damage
 from trimtab.checkpoint.inspect import Seen, is_eligible, of_newest_run, run_named, runs_in, see, seen_in, snapshot_of
 from trimtab.checkpoint.lock import FolderLock
-from trimtab.checkpoint.modules import masks_of
-from trimtab.checkpoint.retention import Retention, doomed
-from trimtab.checkpoint.state import to_host
+from trimtab.checkpoint.parts import listed, masks_of, whole_model
+from trimtab.checkpoint.retention import Retention, to_delete
+from trimtab.checkpoint.state import cleaned, nonfinite, to_host
 from trimtab.core.errors import CheckpointError
 from trimtab.core.suggest_name import did_you_mean
 from trimtab.core.types import Snapshot
@@ -46,7 +44,7 @@ class Verified:
     """What a check of one checkpoint found: true where it is sound."""
 
     snapshot: Snapshot
-    damage: tuple[container.Damage, ...]
+    damage: tuple[Damage, ...]
 
     def __bool__(self) -> bool:
         return not self.damage
@@ -76,7 +74,7 @@ class _Job:
     run: str
     sequence: int
     history: tuple[int, ...]
-    meta: Mapping[str, Any]
+    meta: Mapping[str, object]
     masks: set[str]
     clean: bool
 
@@ -147,16 +145,18 @@ class Checkpointer:
         self._last = 0  # the sequence given to the last one of the folder
         self._own: dict[Path, int] = {}  # the checkpoints of this run, with their sequence
         self._pending: dict[Path, int] | None = None  # candidates by path, with their step; None until looked up
-        self._told: set[Path] = set()
-        self._saving, self._books = threading.RLock(), threading.RLock()
+        self._warned: set[Path] = set()
+        self._save_lock, self._lists_lock = threading.RLock(), threading.RLock()
         self._unwritable = _prepared(self.directory)  # found out now, not at step 10,000
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {name: one for name, one in vars(self).items() if name not in ("_saving", "_books")} | {"_open": False}
+    def __getstate__(self) -> dict[str, object]:
+        return {name: one for name, one in vars(self).items() if name not in ("_save_lock", "_lists_lock")} | {
+            "_open": False
+        }
 
-    def __setstate__(self, kept: dict[str, Any]) -> None:
+    def __setstate__(self, kept: dict[str, object]) -> None:
         self.__dict__.update(kept)
-        self._saving, self._books = threading.RLock(), threading.RLock()
+        self._save_lock, self._lists_lock = threading.RLock(), threading.RLock()
 
     def __enter__(self) -> Checkpointer:
         return self
@@ -173,26 +173,34 @@ class Checkpointer:
         metrics: Mapping[str, float] | None = None,
         branch: int = 0,
         clean: bool = False,
-        verdict: Mapping[str, Any] | None = None,
-        **objects: Any,
+        verdict: Mapping[str, object] | None = None,
+        **objects: Unpack[state.SavedObjects],
     ) -> Snapshot:
-        """Write the state of `model`, `optimizer`, `scheduler`, `scaler`, `ema`, `loader`, `extra`; durable on return.
+        """Save a checkpoint; it is on the disk when this returns.
 
-        A non-finite state gives a `bad` snapshot in quarantine, never one to resume from. `clean=True` replaces its
-        non-finite values by zeros and marks it as repaired: it is then resumed from only if asked for by step.
-        Gradients that are there are saved too; `gradients=False` leaves them out where they are not needed. What was
-        saved is the newest of its run, even if its step was saved before or is lower. Old ones that cannot be deleted
-        are warned about. With `asynchronous`, the snapshot says what will be written if nothing fails.
+        A non-finite state gives a `bad` snapshot in quarantine, never one to resume from. What was saved is the newest
+        of its run, even if its step was saved before or is lower. Old checkpoints that cannot be deleted are warned
+        about. With `asynchronous`, the snapshot says what will be written if nothing fails.
+
+        Args:
+            step: The training step that this state belongs to.
+            metrics: Numbers to keep with it, such as the one that `keep_best` names.
+            branch: Counts the attempts at the same steps after a rollback.
+            clean: Replace non-finite values by zeros and mark the checkpoint as repaired; `resume` then takes it only
+                if you ask for its step.
+            verdict: What a guard found, kept as it is.
+            **objects: What to save: `model`, `optimizer`, `scheduler`, `scaler`, `ema`, `loader`, `guard`, and in
+                `extra` a dict of your own values. Gradients are saved too, unless `gradients=False`.
         """
         _check_parts("save", objects)
         step, branch = _count("step", step), _count("branch", branch)
-        objects.setdefault("gradients", True)  # else a save in the midst of an accumulation would not be exact
-        with self._saving:
+        objects.setdefault("gradients", True)  # else a save between two micro-batches would not resume exactly
+        with self._save_lock:
             self.wait()
             with explaining(f"step {step} could not be saved"):
                 sections = state.capture(**objects)
                 numbers = {str(k): float(v) for k, v in (metrics or {}).items()}
-                masks = masks_of("model", modules.whole(objects.get("model"))) | masks_of("ema", objects.get("ema"))
+                masks = masks_of("model", whole_model(objects.get("model"))) | masks_of("ema", objects.get("ema"))
                 meta = {"versions": _versions(), "metrics": numbers, "verdict": dict(verdict or {})}
                 job = self._job(step, branch, meta, masks, clean)
                 with contextlib.ExitStack() as stack:
@@ -200,8 +208,8 @@ class Checkpointer:
                     if self._background is None:
                         return self._store(job, sections)
                     copied = self._background.copied(sections)
-                    self._background.submit(self._store_there, job, copied, stack.pop_all())
-        path = self.directory / container.name_of(step, job.branch)
+                    self._background.submit(partial(self._store_there, job, copied, stack.pop_all()))
+        path = self.directory / name_of(step, job.branch)
         return Snapshot(
             step=step,
             branch=job.branch,
@@ -219,7 +227,7 @@ class Checkpointer:
 
         What is saved from now on is a new run, unless `resume` goes on with an earlier one.
         """
-        with self._saving:
+        with self._save_lock:
             if self._line is not None and self._line.saved:
                 self._line, self._pending, self._open, self._next_run = None, None, False, _new_run()
             self._be_writer(claim=True)
@@ -227,21 +235,21 @@ class Checkpointer:
 
     def _be_writer(self, *, claim: bool = False) -> None:
         if self._unwritable is not None:
-            container.prepare(self.directory)  # raises again, unless somebody has put it right
+            prepare(self.directory)  # raises again, unless somebody has put it right
             self._unwritable = None
         if not self._lock.held:
             self._open = False
             if not os.path.isdir(self.directory):  # deleted since
-                container.prepare(self.directory)
+                prepare(self.directory)
         self._lock.take(self._next_run if self._line is None else self._line.run, claim=claim)
 
-    def _job(self, step: int, branch: int, meta: Mapping[str, Any], masks: set[str], clean: bool) -> _Job:
+    def _job(self, step: int, branch: int, meta: Mapping[str, object], masks: set[str], clean: bool) -> _Job:
         """Give the next checkpoint its run, its place in the order, and a name that nobody has."""
         self._be_writer()
         line = self._begun(step)
         self._last += 1
         branch = self._free_branch(step, branch, self.directory)
-        with self._books:
+        with self._lists_lock:
             there = set(self._own.values())
             line.history = [sequence for sequence in line.history if sequence in there]
             return _Job(
@@ -261,7 +269,7 @@ class Checkpointer:
             return self._line
         known = self.list()
         apart = [one.snapshot for one in seen_in(self.directory / QUARANTINE)]
-        with self._books:
+        with self._lists_lock:
             self._last = max((s.sequence for s in (*known, *apart)), default=0)
             line = self._line = self._line or self._same_run(step, known) or _Line(run=self._next_run)
             self._own = {s.path: s.sequence for s in known if s.digest and s.run == line.run}
@@ -288,27 +296,27 @@ class Checkpointer:
         there = any(s.run == line.run and s.sequence == line.newest for s in known)
         return replace(line, history=list(line.history), saved=False) if there else None
 
-    def _store_there(self, job: _Job, sections: Mapping[str, Any], held: contextlib.ExitStack) -> None:
+    def _store_there(self, job: _Job, sections: Mapping[str, object], held: contextlib.ExitStack) -> None:
         """On the thread: the folder is in use until it is done."""
         with held:
             self._store(job, sections)
 
-    def _store(self, job: _Job, sections: Mapping[str, Any]) -> Snapshot:
+    def _store(self, job: _Job, sections: Mapping[str, object]) -> Snapshot:
         """Look whether the state is sound, and put it where it belongs."""
         with explaining(f"step {job.step} could not be saved"):
-            bad = health.nonfinite(sections, allowed=job.masks)
+            bad = nonfinite(sections, allowed=job.masks)
             if bad and not job.clean:
                 return self._quarantine(job, sections, bad)
             if bad:
-                told = "step %d: non-finite values were replaced by zeros, as asked; the checkpoint is repaired"
-                log.warning(told, job.step)
+                message = "step %d: non-finite values were replaced by zeros, as asked; the checkpoint is repaired"
+                log.warning(message, job.step)
                 sections = cleaned(sections, job.masks)
             return self._write(job, sections, repaired=bool(bad))
 
-    def _write(self, job: _Job, sections: Mapping[str, Any], *, repaired: bool) -> Snapshot:
-        path = self.directory / container.name_of(job.step, job.branch)
+    def _write(self, job: _Job, sections: Mapping[str, object], *, repaired: bool) -> Snapshot:
+        path = self.directory / name_of(job.step, job.branch)
         _put(path, job, sections, repaired=repaired)
-        with self._books:
+        with self._lists_lock:
             self._own[path] = job.sequence
             if self._line is not None:
                 line = self._line
@@ -323,24 +331,24 @@ class Checkpointer:
             self._delete(self._outlived())
         return snapshot_of(path)
 
-    def _quarantine(self, job: _Job, sections: Mapping[str, Any], bad: tuple[str, ...]) -> Snapshot:
+    def _quarantine(self, job: _Job, sections: Mapping[str, object], bad: tuple[str, ...]) -> Snapshot:
         named = ", ".join(bad[:3]) + (f" and {len(bad) - 3} more" if len(bad) > 3 else "")
         reason = f"{len(bad)} tensor{' holds' if len(bad) == 1 else 's hold'} NaN or Inf: {named}"
         log.warning("step %d: this state is not one to come back to (%s); it goes to quarantine", job.step, reason)
         home = self.directory / QUARANTINE
-        container.prepare(home)
+        prepare(home)
         job = replace(job, branch=self._free_branch(job.step, job.branch, home))
-        path = home / container.name_of(job.step, job.branch)
+        path = home / name_of(job.step, job.branch)
         _put(path, job, sections, repaired=False, status="bad", reason=reason)
         with _only_warned("%s is in quarantine, but an older one could not be deleted: %s", path.name):
-            for old in (snapshot_of(entry.path) for entry in container.entries(home)):
+            for old in (snapshot_of(entry.path) for entry in entries(home)):
                 if old.digest and old.run == job.run and old.sequence < job.sequence:
-                    container.remove(old.path)  # one is evidence; more are only disk space
+                    remove(old.path)  # one is evidence; more are only disk space
         return snapshot_of(path)
 
     def _free_branch(self, step: int, branch: int, home: Path) -> int:
         """The branch, or the next one of which this step was not saved before (by an earlier run, say)."""
-        while os.path.lexists(home / container.name_of(step, branch)):
+        while os.path.lexists(home / name_of(step, branch)):
             branch += 1
         return branch
 
@@ -348,17 +356,17 @@ class Checkpointer:
 
     def quiet(self, step: int) -> None:
         """All was well up to `step`: candidates that have seen enough of it since the last trouble are good."""
-        with self._books:
+        with self._lists_lock:
             waiting = self._candidates()
             proven = [p for p, since in waiting.items() if step - max(since, self._trouble) >= self.quiet_steps]
             for path in proven:
                 del waiting[path]
         for path in proven:
-            self._tell(path, "good", "")
+            self._mark(path, "good", "")
 
     def condemn(self, since: int, reason: str, at: int | None = None) -> None:
         """Trouble began at `since`: candidates from then on are bad. Quiet counts from `at`, where it was last seen."""
-        with self._books:
+        with self._lists_lock:
             self._trouble = self._trouble if at is None else max(self._trouble, at)
             paths = [path for path, step in self._candidates().items() if step >= since]
         self.condemn_these(paths, reason)
@@ -366,12 +374,12 @@ class Checkpointer:
     def condemn_these(self, paths: Iterable[Path], reason: str) -> None:
         """Trouble had begun when these were written, as is known by now: they are bad, certified or not."""
         for path in paths:
-            with self._books:
+            with self._lists_lock:
                 self._candidates().pop(path, None)
             if os.path.lexists(path):
-                self._tell(path, "bad", reason)
+                self._mark(path, "bad", reason)
 
-    def _tell(self, path: Path, verdict: str, reason: str) -> None:
+    def _mark(self, path: Path, verdict: str, reason: str) -> None:
         try:
             container.set_status(path, verdict, reason)
         except OSError as error:  # a folder that somebody removed, a full disk: the rest goes on
@@ -388,7 +396,7 @@ class Checkpointer:
 
     def history(self) -> Snapshots:
         """The checkpoints that this run has come through, the newest last; empty before `resume` and the first save."""
-        with self._books:
+        with self._lists_lock:
             line = self._line
             if line is None:
                 return []
@@ -404,14 +412,19 @@ class Checkpointer:
         step: int | None = None,
         run: str | None = None,
         strict: bool = True,
-        **objects: Any,
+        **objects: Unpack[state.LoadedObjects],
     ) -> Snapshot | None:
         """Put the newest sound checkpoint of the newest run into these objects, all of it or nothing; None without one.
 
-        A damaged one is reported by name and the one before it is used. `prefer="good"` takes a certified one where
-        there is any, as after an incident; `step` asks for one and no other; `run` for those of another run, by its
-        name or the beginning of it (`ckpt.list()` has them). What is saved from now on goes on with that run. A part
-        that is asked for and was not saved is an error; with `strict=False` it stays as it is. Nothing is written.
+        A damaged one is reported by name and the one before it is used. What is saved from now on continues the run of
+        the checkpoint. Nothing is written.
+
+        Args:
+            prefer: `"newest"`, or `"good"`: the newest certified one if there is any, as after an incident.
+            step: Take the checkpoint of this step and no other.
+            run: Take one of this run, by its name or the beginning of it (`ckpt.list()` has the names).
+            strict: Raise an error for a part that was not saved; otherwise it stays as it is.
+            **objects: What to load into, by the names of `save`.
         """
         _check_parts("resume", objects)
         if prefer not in PREFERENCES:
@@ -431,13 +444,13 @@ class Checkpointer:
                     except CheckpointError as error:
                         log.warning("%s is not used: %s", snapshot.path.name, error)
                         continue
-                    _tell_passed_over(snapshot, seen)
+                    _warn_of_passed_over(snapshot, seen)
                     state.restore(contents.sections, strict=strict, **objects)
                     self._go_on_from(snapshot, contents.manifest.history, known)
                     return replace(snapshot, extra=contents.sections.get("extra", {}))
                 if {s.path for s in self.list()} <= {s.path for s in known}:
                     break
-        self._tell_why_none(seen, wanted, run)
+        self._explain_none(seen, wanted, run)
         return None
 
     def _go_on_from(self, snapshot: Snapshot, history: tuple[int, ...], known: Snapshots) -> None:
@@ -447,7 +460,7 @@ class Checkpointer:
             unnumbered = [s.path for s in known if s.digest and not s.sequence]
             before = unnumbered[: unnumbered.index(snapshot.path) + 1]
         numbers = [*history, snapshot.sequence] if snapshot.sequence else []
-        with self._books:
+        with self._lists_lock:
             self._line = _Line(
                 run=snapshot.run,
                 step=snapshot.step,
@@ -472,7 +485,7 @@ class Checkpointer:
             usable.sort(key=lambda s: s.state != "good")  # stable: the newest good one first
         return usable
 
-    def _tell_why_none(self, seen: Sequence[Seen], step: int | None, run: str | None) -> None:
+    def _explain_none(self, seen: Sequence[Seen], step: int | None, run: str | None) -> None:
         """Where there was nothing to resume from: an error if one was asked for, else what there is instead."""
         known = [one.snapshot for one in seen]
         if step is not None or run is not None:
@@ -481,10 +494,10 @@ class Checkpointer:
             raise CheckpointError(f"there is no sound checkpoint{asked} in {self.directory}; known are: {there}")
         newest = of_newest_run(known)
         for one in seen:
-            told = one.snapshot
-            if told.state == "bad" and (told in newest or not told.digest):
-                hint = "" if one.damaged else f"; resume(step={told.step}) takes it anyway"
-                log.warning("%s is not used: %s%s", told.path.name, told.reason, hint)
+            unused = one.snapshot
+            if unused.state == "bad" and (unused in newest or not unused.digest):
+                hint = "" if one.damaged else f"; resume(step={unused.step}) takes it anyway"
+                log.warning("%s is not used: %s%s", unused.path.name, unused.reason, hint)
         others = [s for s in known if s not in newest and is_eligible(s)]
         if others:
             log.warning(
@@ -520,7 +533,7 @@ class Checkpointer:
 
     def prune(self) -> Snapshots:
         """Delete what need not be kept of this run (before the first save: of the newest); returns what was deleted."""
-        with self._saving:
+        with self._save_lock:
             self.wait()
             held = self._lock.held
             self._be_writer()
@@ -544,29 +557,29 @@ class Checkpointer:
 
     def _of_this_run(self) -> Sequence[Seen]:
         """Read only those: other runs may have left many."""
-        with self._books:
+        with self._lists_lock:
             paths = [path for path, _ in sorted(self._own.items(), key=lambda item: item[1]) if os.path.isdir(path)]
         return [see(path) for path in paths]
 
     def _outlived(self, snapshots: Snapshots | None = None) -> Snapshots:
         snapshots = [one.snapshot for one in self._of_this_run()] if snapshots is None else snapshots
-        sizes = {} if self._keep.max_bytes is None else {s.path: container.size_of(s.path) for s in snapshots}
-        return doomed(snapshots, sizes, self._keep)
+        sizes = {} if self._keep.max_bytes is None else {s.path: size_of(s.path) for s in snapshots}
+        return to_delete(snapshots, sizes, self._keep)
 
     def _delete(self, gone: Snapshots) -> Snapshots:
-        """Delete these, and return those that are gone; one that cannot be deleted is told once."""
+        """Delete these, and return those that are gone; one that cannot be deleted is warned about once."""
         done = []
         for snapshot in gone:
             try:
-                container.remove(snapshot.path)
+                remove(snapshot.path)
             except OSError as error:
                 if os.path.lexists(snapshot.path):
-                    if snapshot.path not in self._told:
+                    if snapshot.path not in self._warned:
                         log.warning("an old checkpoint could not be deleted, and stays: %s", error)
-                    self._told.add(snapshot.path)
+                    self._warned.add(snapshot.path)
                     continue
             done.append(snapshot)
-            with self._books:
+            with self._lists_lock:
                 self._own.pop(snapshot.path, None)
                 self._candidates().pop(snapshot.path, None)
         return done
@@ -587,7 +600,7 @@ class Checkpointer:
 def _put(
     path: Path,
     job: _Job,
-    sections: Mapping[str, Any],
+    sections: Mapping[str, object],
     *,
     repaired: bool,
     status: str = "candidate",
@@ -608,7 +621,7 @@ def _put(
     )
 
 
-def _tell_passed_over(chosen: Snapshot, seen: Iterable[Seen]) -> None:
+def _warn_of_passed_over(chosen: Snapshot, seen: Iterable[Seen]) -> None:
     """Newer ones of the same run that are damaged: whoever resumes should know what is lost."""
     for one in seen:
         newer = one.snapshot.digest and one.snapshot.run == chosen.run and one.snapshot.sequence > chosen.sequence
@@ -629,10 +642,10 @@ def _folder(directory: str | os.PathLike[str]) -> Path:
 def _prepared(folder: Path) -> CheckpointError | None:
     """Why a folder with checkpoints can only be read; one that holds none, and cannot be written to, is an error."""
     try:
-        container.prepare(folder)
+        prepare(folder)
     except CheckpointError as error:
         try:
-            there = container.entries(folder)
+            there = entries(folder)
         except CheckpointError:
             there = []
         if error.errno not in READABLE or not there:
@@ -651,7 +664,7 @@ def _key(folder: Path) -> Path:
     return Path(os.path.realpath(folder))
 
 
-def _count(name: str, value: Any) -> int:
+def _count(name: str, value: SupportsIndex) -> int:
     try:
         number = operator.index(value)
     except TypeError:
@@ -661,7 +674,7 @@ def _count(name: str, value: Any) -> int:
     return number
 
 
-def _check_parts(method: str, objects: Mapping[str, Any]) -> None:
+def _check_parts(method: str, objects: Mapping[str, object]) -> None:
     for name in objects:
         if name not in PARTS:
             hint = did_you_mean(name, PARTS, otherwise=f"it takes {', '.join(PARTS)}; your own goes into extra")
@@ -682,21 +695,21 @@ class Background:
     def __init__(self) -> None:
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
-        self._copy: Mapping[str, Any] | None = None
+        self._copy: dict[str, object] | None = None
 
-    def copied(self, sections: Mapping[str, Any]) -> Mapping[str, Any]:
-        """The sections in host memory, in the place of the last ones once those are written."""
+    def copied(self, sections: Mapping[str, object]) -> Mapping[str, object]:
+        """The sections in host memory, in the memory of the last ones once those are written."""
         self.wait()
         self._copy = to_host(sections, into=self._copy)
         return self._copy
 
-    def submit(self, job: Callable[..., object], *args: Any) -> None:
+    def submit(self, job: Callable[[], object]) -> None:
         """Start a job once the last one is done."""
         self.wait()
 
         def run() -> None:
             try:
-                job(*args)
+                job()
             except BaseException as error:
                 self._error = error
 

@@ -1,28 +1,29 @@
-"""What lies at a path, without changing it: the checkpoints of a folder, one checkpoint and what is in it, or why there
-is none."""
+"""What lies at a path, without changing it: the checkpoints of a folder, one checkpoint and what is in it, how two of
+them differ, or why there is none."""
 
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
+import numpy as np
+import torch
 from torch import Tensor
 
-from trimtab.checkpoint import health
-from trimtab.checkpoint import single as swap
-from trimtab.checkpoint.compare import joined, listed
-from trimtab.checkpoint.directory import QUARANTINE, explaining
-from trimtab.checkpoint.format import container
+from trimtab.checkpoint.directory import QUARANTINE, entries, explaining, size_of, step_of
+from trimtab.checkpoint.format import container, tree
 from trimtab.checkpoint.format.foreign import SAFE_SUFFIX, TORCH_SUFFIXES, load_foreign
-from trimtab.checkpoint.format.manifest import MANIFEST, MARKER, Section
-from trimtab.checkpoint.format.tensors import SAFE_NAMES
+from trimtab.checkpoint.format.manifest import MANIFEST, MARKER, Manifest, Section
+from trimtab.checkpoint.format.tensors import SAFE_NAMES, Json, identity, items, table
+from trimtab.checkpoint.parts import joined, kind_of, listed
+from trimtab.checkpoint.state import WATCHED, named, nonfinite
 from trimtab.core.errors import CheckpointError
-from trimtab.core.printable import printable
+from trimtab.core.printable import brief, printable
 from trimtab.core.types import Snapshot
 
 RECORD = "run.jsonl"  # a folder with it is the record of a run
@@ -69,14 +70,14 @@ def survey(folder: Path) -> list[Seen]:
 
 def seen_in(folder: Path) -> list[Seen]:
     """The checkpoints of a folder in the order of saving, the newest last; those in quarantine are not among them."""
-    return _in_order([see(entry.path) for entry in container.entries(folder)])
+    return sorted((see(entry.path) for entry in entries(folder)), key=_by_sequence)
 
 
 @explaining("the checkpoint could not be found")
 def find(path: Path, step: int | None = None, run: str | None = None) -> Path:
     """The one checkpoint meant by a path: itself, `folder/500`, or the one of `step`, or what resume would take."""
     path = Path(path)
-    here = next(swap.candidates(path), path)  # a killed save may have left it under another name
+    here = next(container.candidates(path), path)  # a killed save may have left it under another name
     if is_checkpoint(here):
         return here
     if step is None and _is_number(path.name) and not os.path.lexists(path) and os.path.isdir(path.parent):
@@ -144,25 +145,25 @@ def see(path: Path, *, quarantined: bool = False) -> Seen:
     return look(path, quarantined=quarantined)[0]
 
 
-def look(path: Path, *, quarantined: bool = False) -> tuple[Seen, container.Manifest | None]:
+def look(path: Path, *, quarantined: bool = False) -> tuple[Seen, Manifest | None]:
     """A checkpoint, and its manifest where that can be read."""
     manifest, damages = container.look_at(path)
     status = container.get_status(path)
-    size = container.size_of(path)
-    told = "; ".join(map(str, damages))
+    size = size_of(path)
+    damage = "; ".join(map(str, damages))
     if manifest is None:
         try:
-            step, branch = container.step_of(path.name)
+            step, branch = step_of(path.name)
         except CheckpointError:  # it has a name of its own
             step, branch = 0, 0
-        lost = Snapshot(step=step, branch=branch, path=path, state="bad", digest="", reason=told)
+        lost = Snapshot(step=step, branch=branch, path=path, state="bad", digest="", reason=damage)
         return Seen(snapshot=lost, created=None, num_bytes=size, quarantined=quarantined, damaged=True), None
     snapshot = Snapshot(
         step=manifest.step,
         branch=manifest.branch,
         path=path,
         state="bad" if damages else status.state,
-        reason=told or status.reason,
+        reason=damage or status.reason,
         digest=manifest.digest,
         run=manifest.run,
         sequence=manifest.sequence,
@@ -186,19 +187,15 @@ def snapshot_of(path: Path) -> Snapshot:
     return see(path).snapshot
 
 
-def _in_order(seen: Sequence[Seen]) -> list[Seen]:
-    """In the order of saving, which is in the manifests: a later run may count its steps from 0 again.
+def _by_sequence(one: Seen) -> tuple[bool, int, float, int, int, str]:
+    """The order of saving, which is in the manifests: a later run may count its steps from 0 again.
 
-    Those whose manifest is lost come first: nobody can tell when they were saved, and none may pass for the newest.
+    Those whose manifest is lost come first: nobody knows when they were saved, and none may pass for the newest.
     Then come those of trimtab 0.1.0, which have no such number, by branch and step.
     """
-    return sorted(seen, key=_by_sequence)
-
-
-def _by_sequence(one: Seen) -> tuple[bool, int, float, int, int, str]:
-    told = one.snapshot
-    written = (one.created or 0.0) if told.sequence else 0.0  # two writers where locks do not work count alike
-    return bool(told.digest), told.sequence, written, told.branch, told.step, told.path.name
+    saved = one.snapshot
+    written = (one.created or 0.0) if saved.sequence else 0.0  # two writers where locks do not work count alike
+    return bool(saved.digest), saved.sequence, written, saved.branch, saved.step, saved.path.name
 
 
 def _is_number(name: str) -> bool:
@@ -249,7 +246,7 @@ def _nearby(path: Path) -> list[Path]:
 
 def _has_entries(folder: Path) -> bool:
     try:
-        return bool(container.entries(folder))
+        return bool(entries(folder))
     except CheckpointError:
         return False
 
@@ -258,7 +255,7 @@ def _checkpoints_in(folder: Path) -> list[Path]:
     """Those that are named by their step in its order, then those with a name of their own."""
     if not os.path.isdir(folder):
         return []
-    numbered = [entry.path for entry in container.entries(folder)]
+    numbered = [entry.path for entry in entries(folder)]
     others = sorted(Path(folder) / name for name in os.listdir(folder) if not name.startswith("."))
     return numbered + [one for one in others if one not in numbered and is_checkpoint(one)]
 
@@ -296,7 +293,7 @@ class Sheet:
     writer: str
     num_bytes: int
     sections: tuple[SectionRow, ...]
-    meta: Mapping[str, Any] = field(default_factory=dict)
+    meta: Mapping[str, object] = field(default_factory=dict)
     nonfinite: tuple[str, ...] = ()
     """Tensors of a foreign file that hold a NaN or an Inf; ours are looked at when they are saved."""
 
@@ -332,17 +329,18 @@ def sheet_of_foreign(path: Path) -> Sheet:
         writer="",
         num_bytes=path.stat().st_size,
         sections=tuple(rows),
-        nonfinite=tuple(name.removeprefix("model.") for name in health.nonfinite({"model": loaded})),
+        nonfinite=tuple(name.removeprefix("model.") for name in nonfinite({"model": loaded})),
     )
 
 
 def tensor_names(section: Section) -> dict[str, str]:
     """Names for people: `exp_avg.layer.weight` instead of `0.state.state.3.exp_avg`."""
     parameters: dict[str, dict[str, str]] = {}
-    return {key: _name(key, section.tree, parameters) for key in section.tensors}
+    tree = section.tree if isinstance(section.tree, Mapping) else {}
+    return {key: _name(key, tree, parameters) for key in section.tensors}
 
 
-def _name(key: str, tree: Any, parameters: dict[str, dict[str, str]]) -> str:
+def _name(key: str, tree: Mapping[str, Json], parameters: dict[str, dict[str, str]]) -> str:
     found = _MOMENT.fullmatch(key)
     if found is None:
         return key
@@ -355,14 +353,15 @@ def _name(key: str, tree: Any, parameters: dict[str, dict[str, str]]) -> str:
     return f"{moment}.{name}" if len(tree) == 1 else f"{label}.{moment}.{name}"
 
 
-def _parameter_names(label: str, tree: Any) -> dict[str, str]:
+def _parameter_names(label: str, tree: Mapping[str, Json]) -> dict[str, str]:
     """The names of the parameters of one optimizer by their number."""
     names: dict[str, str] = {}
     try:
-        entry = tree[label]
-        for group, told in zip(entry["state"]["param_groups"], entry["names"], strict=True):
-            for number, name in zip(group["params"], told, strict=True):
-                names[str(number)] = str(name) or str(number)
+        entry = table(tree, label)
+        for group, named_here in zip(items(table(entry, "state"), "param_groups"), items(entry, "names"), strict=True):
+            if isinstance(group, dict) and isinstance(named_here, list):
+                for number, name in zip(items(group, "params"), named_here, strict=True):
+                    names[str(number)] = str(name) or str(number)
     except (KeyError, TypeError, ValueError):
         return {}
     return names
@@ -377,13 +376,13 @@ def _row(name: str, section: Section) -> SectionRow:
     return SectionRow(name=name, num_bytes=section.num_bytes, tensors=rows)
 
 
-def _foreign_row(name: str, value: Any) -> SectionRow:
+def _foreign_row(name: str, value: object) -> SectionRow:
     rows: list[TensorRow] = []
     _gather("", value, rows, 0)
     return SectionRow(name=name, num_bytes=sum(row.num_bytes for row in rows), tensors=tuple(rows))
 
 
-def _gather(path: str, value: Any, rows: list[TensorRow], depth: int) -> None:
+def _gather(path: str, value: object, rows: list[TensorRow], depth: int) -> None:
     if depth > 50:
         raise CheckpointError("it is nested more than 50 deep: whatever it is, it is no checkpoint")
     if isinstance(value, Tensor):
@@ -395,3 +394,229 @@ def _gather(path: str, value: Any, rows: list[TensorRow], depth: int) -> None:
     elif isinstance(value, list | tuple):
         for index, one in enumerate(value):
             _gather(joined(path, index), one, rows, depth + 1)
+
+
+OPAQUE = "rng"
+"""Numbers below this name mean nothing by themselves: they are the same or not."""
+_PIECE = 1 << 22  # values turned to float64 at a time
+_WRAPPED = ("optimizer", "scheduler")  # by label, each with its class and its state
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TensorChange:
+    """A tensor that differs: `only_a`, `only_b`, `kind` (type or shape) or `values`.
+
+    `relative` is the norm of the difference over the norm of the first one: inf where that is zero, NaN where one of
+    them holds a NaN or an Inf.
+    """
+
+    name: str
+    what: str
+    a: str = ""
+    b: str = ""
+    relative: float | None = None
+    num_elements: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SettingChange:
+    """A plain value that differs; None stands for one that is not there."""
+
+    name: str
+    a: str | None
+    b: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Difference:
+    """Everything that differs, the largest change first; empty where two states are bit-identical.
+
+    `same` names the sections that both have and in which nothing differs.
+    """
+
+    tensors: tuple[TensorChange, ...]
+    settings: tuple[SettingChange, ...]
+    num_tensors: int
+    same: tuple[str, ...] = ()
+
+    @property
+    def identical(self) -> bool:
+        """Whether nothing differs."""
+        return not self.tensors and not self.settings
+
+
+@explaining("the two could not be compared")
+def difference(a: Mapping[str, object], b: Mapping[str, object]) -> Difference:
+    """Compare the sections of two checkpoints, tensor by tensor and value by value.
+
+    Example:
+        >>> one = {"model": {"w": torch.tensor([3.0, 4.0]), "b": torch.zeros(1)}, "extra": {"epoch": 1}}
+        >>> two = {"model": {"w": torch.tensor([3.0, 4.5]), "b": torch.zeros(1)}, "extra": {"epoch": 2}}
+        >>> found = difference(one, two)
+        >>> [(change.name, change.relative) for change in found.tensors], found.settings[0].name
+        ([('model.w', 0.1)], 'extra.epoch')
+    """
+    tensors_a, values_a = _leaves(a)
+    tensors_b, values_b = _leaves(b)
+    names = list(dict.fromkeys((*tensors_a, *tensors_b)))
+    done: dict[Hashable, float | None] = {}
+    changes = [change for name in names if (change := _changed(name, tensors_a.get(name), tensors_b.get(name), done))]
+    keys = dict.fromkeys((*values_a, *values_b))
+    settings = [
+        SettingChange(name=name, a=_shown(values_a, name), b=_shown(values_b, name))
+        for name in keys
+        if name not in values_a or name not in values_b or not _same(values_a[name], values_b[name])
+    ]
+    touched = {name.partition(".")[0] for name in (*(one.name for one in changes), *(one.name for one in settings))}
+    return Difference(
+        tensors=tuple(sorted(changes, key=_rank)),
+        settings=tuple(settings),
+        num_tensors=len(names),
+        same=tuple(section for section in a if section in b and section not in touched),
+    )
+
+
+def relative_change(a: Tensor, b: Tensor) -> float:
+    """The norm of `b - a` over the norm of `a`, in float64.
+
+    Example:
+        >>> relative_change(torch.ones(4), torch.full((4,), 1.5))
+        0.5
+    """
+    found = _change(a, b)
+    return 0.0 if found is None else found
+
+
+def _change(a: Tensor, b: Tensor) -> float | None:
+    """The relative change; None where the two are bit-identical."""
+    if a.layout is not torch.strided:
+        return _sparse_change(a, b)
+    change, size, same = 0.0, 0.0, True
+    for x, y in zip(_pieces(a), _pieces(b), strict=True):
+        before = x.double()
+        size += float(before.square().sum())
+        if not torch.equal(x.view(torch.uint8), y.view(torch.uint8)):
+            same = False
+            change += float((y.double() - before).square().sum())
+    return None if same else _ratio(change, size)
+
+
+def _ratio(change: float, size: float) -> float:
+    if not (math.isfinite(change) and math.isfinite(size)):
+        return math.nan
+    if not change:  # a zero that changed its sign
+        return 0.0
+    return math.sqrt(change / size) if size else math.inf
+
+
+def _sparse_change(a: Tensor, b: Tensor) -> float | None:
+    one, two = (t.to_sparse(layout=torch.sparse_coo).coalesce() for t in (a, b))
+    parts = ((one.indices(), two.indices()), (one.values(), two.values()))
+    if all(torch.equal(x, y) for x, y in parts):
+        return None
+    gap = (two.double() - one.double()).coalesce().values()
+    return _ratio(float(gap.square().sum()), float(one.values().double().square().sum()))
+
+
+def _pieces(tensor: Tensor) -> Iterator[Tensor]:
+    tensor = tensor.detach().cpu().contiguous()
+    if tensor.is_complex():
+        tensor = torch.view_as_real(tensor.resolve_conj()).contiguous()
+    flat = tensor.reshape(-1)
+    yield from (flat[start : start + _PIECE] for start in range(0, len(flat), _PIECE))
+
+
+def _changed(name: str, a: Tensor | None, b: Tensor | None, done: dict[Hashable, float | None]) -> TensorChange | None:
+    """What changed; `done` holds what was compared already, under whatever name: layers may share their weights."""
+    if a is None or b is None:
+        if b is not None:
+            return TensorChange(name=name, what="only_b", b=kind_of(b), num_elements=b.numel())
+        return None if a is None else TensorChange(name=name, what="only_a", a=kind_of(a), num_elements=a.numel())
+    if kind_of(a) != kind_of(b) or a.layout is not b.layout:
+        return TensorChange(name=name, what="kind", a=kind_of(a), b=kind_of(b), num_elements=b.numel())
+    both = identity(a), identity(b)
+    if both not in done:
+        done[both] = _change(a, b)
+    relative = done[both]
+    if relative is None:
+        return None
+    shown = None if OPAQUE in name.split(".") else relative
+    return TensorChange(name=name, what="values", a=kind_of(a), b=kind_of(b), relative=shown, num_elements=a.numel())
+
+
+def _rank(change: TensorChange) -> tuple[int, float]:
+    """What is missing or of another shape first, then the largest change, then what has no size."""
+    if change.what != "values":
+        return 0, 0.0
+    if change.relative is None:
+        return 3, 0.0
+    return (1, 0.0) if math.isnan(change.relative) else (2, -change.relative)
+
+
+def _leaves(sections: Mapping[str, object]) -> tuple[dict[str, Tensor], dict[str, object]]:
+    """All tensors, and all plain values, by name; moments bear the names of their parameters."""
+    tensors = dict(named(sections))
+    values: dict[str, object] = {}
+    for section, state in sections.items():
+        watched = section in WATCHED
+        for name, leaf in _walk_leaves(section, _unwrapped(state) if section in _WRAPPED else state):
+            if not isinstance(leaf, Tensor):
+                values[name] = leaf
+            elif not watched:
+                tensors[name] = leaf
+    return tensors, values
+
+
+def _unwrapped(state: object) -> object:
+    """`optimizer.param_groups` and `optimizer.class` instead of `optimizer.0.state.param_groups`."""
+    if not isinstance(state, Mapping) or not all(isinstance(entry, Mapping) for entry in state.values()):
+        return state
+    flat = {
+        label: {key: one for key, one in entry.items() if key not in ("state", "names", "shapes")} | _settings(entry)
+        for label, entry in state.items()
+    }
+    return next(iter(flat.values())) if len(flat) == 1 else flat
+
+
+def _settings(entry: Mapping[str, object]) -> dict[str, object]:
+    inner = entry.get("state")
+    return dict(inner) if isinstance(inner, Mapping) else {"state": inner}
+
+
+def _walk_leaves(path: str, value: object) -> Iterator[tuple[str, object]]:
+    """Tensors and plain values; a list of nothing but plain values is one of them."""
+    if isinstance(value, np.ndarray):
+        yield path, torch.from_numpy(value) if value.dtype != object and value.dtype.kind in "biufc" else value
+    elif isinstance(value, Mapping) and value:
+        for key, one in value.items():
+            yield from _walk_leaves(joined(path, key), one)
+    elif isinstance(value, list | tuple) and any(isinstance(one, Mapping | Tensor | np.ndarray) for one in value):
+        for index, one in enumerate(value):
+            yield from _walk_leaves(joined(path, index), one)
+    else:
+        yield path, value
+
+
+def _same(a: object, b: object) -> bool:
+    """Equal as they would be stored: a NaN is a NaN."""
+    first, second = tree.flatten(a), tree.flatten(b)
+    if first[1] or second[1]:  # tensors within something unusual
+        return first[0] == second[0] and all(torch.equal(first[1][k], second[1][k]) for k in first[1])
+    return bool(first[0] == second[0])
+
+
+class _Shown:
+    """A value as Python writes it, for `brief`."""
+
+    def __init__(self, value: object) -> None:
+        self._value = value
+
+    def __str__(self) -> str:
+        return repr(self._value)
+
+
+def _shown(values: Mapping[str, object], name: str) -> str | None:
+    if name not in values:
+        return None
+    value = values[name]
+    return brief(value if isinstance(value, int) and not isinstance(value, bool) else _Shown(value))

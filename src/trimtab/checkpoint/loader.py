@@ -1,28 +1,34 @@
-"""A data loader that knows where it is: a run that stops in the middle of an epoch goes on with the very next batch."""
+"""A data loader that knows where it is: a run that stops in the middle of an epoch goes on with the very next batch.
+
+`Quarantine` holds the samples that it leaves out, by index, or by a hash of their content where data has no index.
+"""
 
 from __future__ import annotations
 
 import copy
+import hashlib
 import logging
 import random
 import zlib
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sized
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
-from typing import Any
+from typing import Any, NamedTuple, TypedDict, TypeVar, cast
 
 import numpy as np
 import torch
-from torch.utils.data import BatchSampler, DataLoader, IterableDataset, Sampler
+from torch import Tensor
+from torch.utils.data import BatchSampler, DataLoader, IterableDataset, Sampler, get_worker_info
 
 from trimtab.checkpoint import rng
-from trimtab.checkpoint.compare import different, refuse
-from trimtab.checkpoint.quarantine import Quarantine, QuarantineSampler
-from trimtab.checkpoint.rng import Begin, Deliver
+from trimtab.checkpoint.parts import different, refuse
+from trimtab.checkpoint.rng import HostState
 from trimtab.core.errors import CheckpointError, InputError
 
 log = logging.getLogger("trimtab")
+_Index = TypeVar("_Index", covariant=True)
 
 
 class ResumableLoader:
@@ -70,7 +76,7 @@ class ResumableLoader:
         self._live: Run | None = None  # what the newest loop reads; the place may be elsewhere once it was loaded
         self._waiting = False  # the place was loaded, and no loop has gone there yet
         self._counted: Counted | None = None
-        self._generators: dict[int, Any] = {}
+        self._generators: dict[int, HostState] = {}
         self._base_seed: int | None = None
 
     def __len__(self) -> int:
@@ -87,11 +93,11 @@ class ResumableLoader:
         return self._epochs
 
     @property
-    def last_ids(self) -> Any:
+    def last_ids(self) -> object:
         """The indices in the batch handed out last; None before the first one, and for data without indices."""
         return self._place.mark.ids if self._place is not None else None
 
-    def leave_out(self, ids: Iterable[Any] = (), hashes: Iterable[str] = ()) -> int:
+    def leave_out(self, ids: Iterable[object] = (), hashes: Iterable[str] = ()) -> int:
         """Put samples in quarantine, from the next batch on; returns how many were not in it yet."""
         return self.quarantine.add(ids, hashes)
 
@@ -101,7 +107,7 @@ class ResumableLoader:
         """Begin the next epoch, or go on in the one that was loaded."""
         return self._batches(self._begin())  # not a generator itself: a loader draws its numbers when it is begun
 
-    def _batches(self, run: Run) -> Iterator[Any]:
+    def _batches(self, run: Run) -> Iterator[object]:
         while True:
             if run is self._live and self.before_next is not None:
                 self.before_next()
@@ -134,7 +140,7 @@ class ResumableLoader:
         return run
 
     def _next_epoch(self) -> Run:
-        start = {"rng": rng.capture_host(), "generators": capture(self._loader)}
+        start: EpochStart = {"rng": rng.capture_host(), "generators": capture(self._loader)}
         lasting = bool(self._loader.persistent_workers and self._loader.num_workers)
         if lasting and (self._shifted or self._inner is None) and self._base_seed is not None:
             run = Run(start, fresh=False)  # these workers have been at work before: no seed is drawn for them
@@ -163,8 +169,8 @@ class ResumableLoader:
         rng.restore_host(before)
         return run
 
-    def _replaced(self, batches: int, counted: Counted) -> Iterator[Any]:
-        """New workers in the place of earlier ones, and no number drawn for them."""
+    def _replaced(self, batches: int, counted: Counted) -> Iterator[Delivery]:
+        """New workers instead of earlier ones, without drawing a seed for them."""
         shift = batches % self._loader.num_workers if self._loader.num_workers else 0
         begin = Begin(self._loader.worker_init_fn, self._generators, self._base_seed, shift)
         inner = self._copy(begin)
@@ -177,7 +183,7 @@ class ResumableLoader:
             # Workers that last are asked again in the next epoch; others are replaced by new ones with a seed drawn.
             self._inner, self._shifted = (inner if self._loader.persistent_workers else None), shift != 0
 
-    def _copy(self, worker_init_fn: Any) -> DataLoader[Any]:
+    def _copy(self, worker_init_fn: Callable[[int], None] | None) -> DataLoader[Any]:
         """The loader with our order and our delivery; the one that was given stays as it is."""
         inner = copy.copy(self._loader)
         in_lists = self._loader.batch_sampler is not None
@@ -191,7 +197,7 @@ class ResumableLoader:
 
     # -- its place -----------------------------------------------------------------------------------------------
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, object]:
         """The exact place, as plain data and tensors."""
         place = self._place
         lasting = place is not None or self._loader.persistent_workers
@@ -221,8 +227,8 @@ class ResumableLoader:
         refuse(self.differences(state))
         workers = state["loader"]["num_workers"]
         if workers != self._loader.num_workers:
-            told = "the loader had %d workers and now has %d: the order stays, random numbers drawn in them differ"
-            log.warning(told, workers, self._loader.num_workers)
+            message = "the loader had %d workers and now has %d: the order stays, random numbers drawn in them differ"
+            log.warning(message, workers, self._loader.num_workers)
         place = None if state["place"] is None else Run.of(state["place"])
         counted = self._replay(place, workers) if place is not None and self._indexed else None
         if place is None:
@@ -257,26 +263,33 @@ class ResumableLoader:
             rng.restore_host(before)
 
 
-def resumable(loader: Any, *, quarantine: Quarantine | None = None) -> Any:
+def resumable(loader: DataLoader[Any], *, quarantine: Quarantine | None = None) -> DataLoader[Any] | ResumableLoader:
     """The loader itself where it can say where it is, such as torchdata's `StatefulDataLoader`; else a wrapped one."""
     if hasattr(loader, "state_dict") and hasattr(loader, "load_state_dict"):
         return loader
     return ResumableLoader(loader, quarantine=quarantine)
 
 
+class EpochStart(TypedDict):
+    """The generators when an epoch began: the global ones, and the loader's own."""
+
+    rng: HostState
+    generators: dict[str, object]
+
+
 class Run:
     """One epoch under way: how it began, and how far it has come."""
 
-    def __init__(self, start: Mapping[str, Any], fresh: bool, batches: int = 0, mark: Mark | None = None) -> None:
+    def __init__(self, start: EpochStart, fresh: bool, batches: int = 0, mark: Mark | None = None) -> None:
         self.start, self.fresh, self.batches, self.mark = start, fresh, batches, mark or Mark()
-        self.iterator: Iterator[Any] = iter(())
+        self.iterator: Iterator[Delivery] = iter(())
         self.marks: deque[Mark] = deque()
         self.turn = self.hidden = 0
 
-    def state(self) -> dict[str, Any]:
+    def state(self) -> dict[str, object]:
         """As plain data and tensors."""
         place = {"batches": self.batches, "drawn": self.mark.drawn, "check": self.mark.check, "fresh": self.fresh}
-        return place | {"start": dict(self.start)}
+        return {**place, "start": dict(self.start)}
 
     @classmethod
     def of(cls, state: Mapping[str, Any]) -> Run:
@@ -285,13 +298,13 @@ class Run:
         return cls(state["start"], state["fresh"], state["batches"], mark)
 
 
-def set_back(loader: Any, start: Mapping[str, Any]) -> None:
+def set_back(loader: DataLoader[Any], start: EpochStart) -> None:
     """Put every generator back to where it was when the epoch began."""
     rng.restore_host(start["rng"])
     restore(loader, start["generators"])
 
 
-def described(loader: DataLoader[Any]) -> dict[str, Any]:
+def described(loader: DataLoader[Any]) -> dict[str, object]:
     """What must be the same for a place to mean the same; the number of workers only counts for random numbers."""
     try:
         num_samples = len(loader.sampler)  # type: ignore[arg-type]
@@ -309,70 +322,62 @@ def described(loader: DataLoader[Any]) -> dict[str, Any]:
 _Generators = torch.Generator | np.random.Generator | np.random.RandomState | random.Random
 
 
-def capture(loader: Any) -> dict[str, Any]:
+class _Source(NamedTuple):
+    """One thing that decides the order of samples: where it is, how its state is read, and how it is set."""
+
+    path: str
+    get: Callable[[], object]
+    set: Callable[[Any], object]
+
+
+def capture(loader: DataLoader[Any]) -> dict[str, object]:
     """The state of everything that decides the order of a loader's samples, but for the global generators."""
-    return {path: _state(one, name) for path, one, name in _sources(loader)}
+    return {source.path: source.get() for source in _sources(loader)}
 
 
-def restore(loader: Any, state: Mapping[str, Any]) -> None:
+def restore(loader: DataLoader[Any], state: Mapping[str, object]) -> None:
     """Put back what `capture` took; what is new here stays as it is."""
-    for path, one, name in list(_sources(loader)):
-        if path in state:
-            _set(one, name, state[path])
+    for source in list(_sources(loader)):
+        if source.path in state:
+            source.set(state[source.path])
 
 
-def _sources(loader: Any) -> Iterator[tuple[str, Any, str]]:
-    """Generators, epochs and samplers with a state of their own: where each is, its object, and an attribute or ''."""
+def _sources(loader: DataLoader[Any]) -> Iterator[_Source]:
+    """Generators, epochs, and samplers with a state of their own."""
     seen: set[int] = set()
     if isinstance(loader.generator, torch.Generator):
         seen.add(id(loader.generator))
-        yield "generator", loader.generator, ""
+        yield _generator("generator", loader.generator)
     for root in ("batch_sampler", "sampler"):
         yield from _inside(getattr(loader, root, None), root, seen)
 
 
-def _inside(owner: Any, path: str, seen: set[int]) -> Iterator[tuple[str, Any, str]]:
+def _inside(owner: object, path: str, seen: set[int]) -> Iterator[_Source]:
     if owner is None or id(owner) in seen or not hasattr(owner, "__dict__"):
         return
     seen.add(id(owner))
     if hasattr(owner, "state_dict") and hasattr(owner, "load_state_dict"):
-        yield path, owner, ""
+        yield _Source(path, owner.state_dict, owner.load_state_dict)
         return
     if hasattr(owner, "set_epoch") and isinstance(getattr(owner, "epoch", None), int):
-        yield f"{path}.epoch", owner, "epoch"
+        yield _Source(f"{path}.epoch", partial(getattr, owner, "epoch"), partial(setattr, owner, "epoch"))
     for name, value in sorted(vars(owner).items()):
         if isinstance(value, _Generators) and id(value) not in seen:
             seen.add(id(value))
-            yield f"{path}.{name}", value, ""
+            yield _generator(f"{path}.{name}", value)
         elif isinstance(value, Sampler):
             yield from _inside(value, f"{path}.{name}", seen)
 
 
-def _state(one: Any, name: str) -> Any:
-    if name:
-        return getattr(one, name)
+def _generator(path: str, one: _Generators) -> _Source:
     if isinstance(one, torch.Generator):
-        return one.get_state()
+        return _Source(path, one.get_state, lambda state: one.set_state(state.cpu().clone()))
     if isinstance(one, np.random.Generator):
-        return one.bit_generator.state
+        bits = one.bit_generator
+        return _Source(path, partial(getattr, bits, "state"), partial(setattr, bits, "state"))
     if isinstance(one, np.random.RandomState):
-        return one.get_state(legacy=False)
-    return one.getstate() if isinstance(one, random.Random) else one.state_dict()
-
-
-def _set(one: Any, name: str, state: Any) -> None:
-    if name:
-        setattr(one, name, state)
-    elif isinstance(one, torch.Generator):
-        one.set_state(state.cpu().clone())
-    elif isinstance(one, np.random.Generator):
-        one.bit_generator.state = state
-    elif isinstance(one, np.random.RandomState):
-        one.set_state(state)
-    elif isinstance(one, random.Random):
-        one.setstate(state)
-    else:
-        one.load_state_dict(state)
+        return _Source(path, partial(one.get_state, legacy=False), one.set_state)
+    return _Source(path, one.getstate, one.setstate)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -381,17 +386,17 @@ class Mark:
 
     drawn: int = 0
     check: int = 0
-    ids: Any = None
+    ids: object = None
 
 
 class Counted:
     """What a sampler yields, counted; begun no earlier than its reader begins, because beginning may draw numbers."""
 
-    def __init__(self, source: Any) -> None:
+    def __init__(self, source: Iterable[Any]) -> None:
         self.drawn, self.check = 0, 0
         self._source = source
         self._inner: Iterator[Any] | None = None
-        self._ahead: list[Any] = []
+        self._ahead: list[object] = []
 
     def __iter__(self) -> Counted:
         if self._inner is None:
@@ -413,22 +418,21 @@ class Counted:
 class Order:
     """Stands where a loader keeps its sampler: the same indices, without those in quarantine, and a mark per batch."""
 
-    def __init__(self, loader: Any, quarantine: Quarantine) -> None:
+    def __init__(self, loader: DataLoader[Any], quarantine: Quarantine) -> None:
         self._quarantine = quarantine
         self._batch: BatchSampler | None = None
         self._of_lists = loader.batch_sampler is not None
-        self._original = loader.batch_sampler if self._of_lists else loader.sampler
+        self._original: Iterable[Any] = loader.sampler if loader.batch_sampler is None else loader.batch_sampler
+        self._source = self._original
         if type(self._original) is BatchSampler:  # quarantine is enforced before batches are made, so they stay full
             self._batch, self._source = self._original, self._original.sampler
-        else:
-            self._source = self._original
         self.marks: deque[Mark] = deque()
         self.resumed: Counted | None = None
 
     def __len__(self) -> int:
-        return len(self._original)
+        return len(cast(Sized, self._original))
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> Iterator[object]:
         """Begin an epoch, or go on in one that was `resumed`. A loader with workers calls this twice, and so can we."""
         counted = self.resumed or self.begin()
         self.marks = deque()
@@ -461,20 +465,236 @@ class Order:
             counted.look_ahead()
         return counted
 
-    def _batches(self, counted: Counted) -> Iterator[Any]:
+    def _batches(self, counted: Counted) -> Iterator[object]:
         if self._batch is not None:
             kept = QuarantineSampler(counted, self._quarantine)
             return iter(BatchSampler(kept, self._batch.batch_size, self._batch.drop_last))
         return self._kept_lists(counted) if self._of_lists else iter(QuarantineSampler(counted, self._quarantine))
 
-    def _kept_lists(self, lists: Counted) -> Iterator[list[Any]]:
+    def _kept_lists(self, lists: Counted) -> Iterator[list[object]]:
         for whole in lists:
             kept = [one for one in whole if one not in self._quarantine]
             if kept or not whole:
                 yield kept
 
     @staticmethod
-    def _marked(batches: Iterator[Any], counted: Counted, marks: deque[Mark]) -> Iterator[Any]:
+    def _marked(batches: Iterator[object], counted: Counted, marks: deque[Mark]) -> Iterator[object]:
         for ids in batches:
             marks.append(Mark(drawn=counted.drawn, check=counted.check, ids=ids))
             yield ids
+
+
+class QuarantineState(TypedDict):
+    """What a `Quarantine` saves."""
+
+    ids: list[Hashable]
+    hashes: list[str]
+
+
+class Quarantine:
+    """The indices and content hashes of samples that must not be seen again; shared by all that enforce it.
+
+    Example:
+        >>> from trimtab.checkpoint import Quarantine, QuarantineSampler
+        >>> quarantine = Quarantine()
+        >>> quarantine.add(ids=[3, 5])
+        2
+        >>> list(QuarantineSampler(range(6), quarantine))
+        [0, 1, 2, 4]
+    """
+
+    def __init__(self, ids: Iterable[object] = (), hashes: Iterable[str] = ()) -> None:
+        self._ids: dict[Hashable, None] = {}
+        self._hashes: dict[str, None] = {}
+        self.add(ids, hashes)
+
+    def add(self, ids: Iterable[object] = (), hashes: Iterable[str] = ()) -> int:
+        """Leave these out from now on; returns how many were not yet left out."""
+        before = len(self)
+        self._ids.update(dict.fromkeys(map(plain_id, ids)))
+        self._hashes.update(dict.fromkeys(hashes))
+        return len(self) - before
+
+    def __len__(self) -> int:
+        return len(self._ids) + len(self._hashes)
+
+    def __contains__(self, sample_id: object) -> bool:
+        return bool(self._ids) and plain_id(sample_id) in self._ids
+
+    @property
+    def ids(self) -> tuple[Hashable, ...]:
+        """Indices left out, in the order they came."""
+        return tuple(self._ids)
+
+    @property
+    def hashes(self) -> tuple[str, ...]:
+        """Content hashes left out, in the order they came."""
+        return tuple(self._hashes)
+
+    def hides(self, item: object) -> bool:
+        """Whether the content of this sample is left out; nothing is hashed while there are no hashes."""
+        return bool(self._hashes) and content_hash(item) in self._hashes
+
+    def state_dict(self) -> QuarantineState:
+        """Plain data to go on from."""
+        return {"ids": list(self._ids), "hashes": list(self._hashes)}
+
+    def load_state_dict(self, state: QuarantineState) -> None:
+        """Leave out what was left out then as well. What is left out now stays so: a rewind brings nothing back."""
+        self.add(state["ids"], state["hashes"])
+
+
+class QuarantineSampler(Sampler[_Index]):
+    """Another sampler without the samples in quarantine; its length is that of the other, so an upper bound."""
+
+    def __init__(self, sampler: Iterable[_Index], quarantine: Quarantine) -> None:
+        self.sampler, self.quarantine = sampler, quarantine
+
+    def __iter__(self) -> Iterator[_Index]:
+        """Every index of the other sampler that is not in quarantine at the moment it is drawn."""
+        return (one for one in iter(self.sampler) if one not in self.quarantine)
+
+    def __len__(self) -> int:
+        return len(cast(Sized, self.sampler))
+
+
+def plain_id(sample_id: object) -> Hashable:
+    """An index as it can be compared and written down: tensors and numpy scalars become numbers."""
+    if isinstance(sample_id, Tensor | np.generic):
+        return sample_id.item()
+    return tuple(map(plain_id, sample_id)) if isinstance(sample_id, list | tuple) else sample_id
+
+
+def content_hash(item: object) -> str:
+    """A name for a sample that depends on nothing but its content: the same in every process, run and machine.
+
+    Tensors and arrays count with type, shape and values; dicts and sequences with what they hold. Anything else counts
+    with its `repr`, and must have one that says what it is.
+
+    Example:
+        >>> content_hash({"x": torch.ones(2), "y": 1}) == content_hash({"x": torch.ones(2), "y": 1})
+        True
+        >>> content_hash(torch.zeros(2)) == content_hash(torch.zeros(1, 2))
+        False
+    """
+    digest = hashlib.sha256()
+    _feed(digest, item)
+    return digest.hexdigest()
+
+
+def _feed(digest: hashlib._Hash, item: object) -> None:
+    if isinstance(item, Tensor):
+        values = item.detach().cpu().resolve_conj().resolve_neg().contiguous().reshape(-1)
+        digest.update(f"tensor {item.dtype} {tuple(item.shape)} ".encode())
+        digest.update(values.view(torch.uint8).numpy().data)
+    elif isinstance(item, np.ndarray) and item.dtype != object:
+        digest.update(f"array {item.dtype} {item.shape} ".encode() + item.tobytes())
+    elif isinstance(item, bytes | bytearray):
+        digest.update(f"bytes {len(item)} ".encode() + item)
+    elif isinstance(item, Mapping):
+        digest.update(f"mapping {len(item)} ".encode())
+        for key, value in item.items():
+            _feed(digest, key)
+            _feed(digest, value)
+    elif isinstance(item, list | tuple | np.ndarray):
+        digest.update(f"sequence {len(item)} ".encode())
+        for value in item:
+            _feed(digest, value)
+    else:
+        text = repr(item).encode()
+        digest.update(f"{type(item).__name__} {len(text)} ".encode() + text)
+
+
+try:
+    from torch.utils.data._utils.worker import _generate_state
+except ImportError:  # a version that seeds numpy in another way, or not at all
+    _generate_state = None  # type: ignore[assignment]
+
+
+class Delivery(NamedTuple):
+    """A batch as it comes from the inner loader: the data, who made it, and its generators if they moved."""
+
+    data: object
+    worker: int
+    generators: HostState | None
+    dropped: bool
+
+
+class Deliver:
+    """Makes a batch as the loader's own `collate_fn` does, and says what random numbers were left afterwards.
+
+    Samples whose content is in quarantine are left out before; where nothing remains, there is no batch.
+    """
+
+    def __init__(self, collate: Callable[[Any], object], quarantine: Quarantine, in_lists: bool) -> None:
+        self._collate, self._quarantine, self._in_lists = collate, quarantine, in_lists
+        self._last: HostState | None = None
+
+    def __call__(self, samples: Any) -> Delivery:
+        """One batch, or one sample where the loader makes no batches."""
+        if self._in_lists and self._quarantine.hashes:
+            kept = [one for one in samples if not self._quarantine.hides(one)]
+            dropped = bool(samples) and not kept
+        else:
+            kept, dropped = samples, not self._in_lists and self._quarantine.hides(samples)
+        data = None if dropped else self._collate(kept)
+        info = get_worker_info()
+        if info is None:
+            return Delivery(data, -1, None, dropped)
+        return Delivery(data, info.id, self._moved(), dropped)
+
+    def _moved(self) -> HostState | None:
+        """The generators of this process, or None where they have not moved since the last batch."""
+        now = rng.capture_host()
+        now["torch"] = np.asarray(now["torch"])  # a tensor would cost a file of shared memory per batch
+        if self._last is not None and _same(now, self._last):
+            return None
+        self._last = now
+        return now
+
+
+class Begin:
+    """Starts a worker instead of an earlier one: with its number, and its generators as it left them."""
+
+    def __init__(
+        self,
+        own: Callable[[int], object] | None,
+        generators: Mapping[int, HostState],
+        base_seed: int | None,
+        shift: int,
+    ) -> None:
+        self._own, self._generators, self._base_seed, self._shift = own, dict(generators), base_seed, shift
+
+    def __call__(self, worker: int) -> None:
+        """Called in the new process, before its first sample."""
+        info: Any = get_worker_info()
+        former = (worker + self._shift) % info.num_workers
+        # The next batch was due from that worker, and goes to the first of these.
+        object.__setattr__(info, "id", former)  # its own refuses any change
+        if self._base_seed is not None:
+            object.__setattr__(info, "seed", self._base_seed + former)
+            _seed(self._base_seed, former)
+        if self._own is not None:
+            self._own(former)
+        if former in self._generators:
+            rng.restore_host(self._generators[former])
+
+
+def _seed(base_seed: int, worker: int) -> None:
+    """As a loader seeds its workers."""
+    random.seed(base_seed + worker)
+    torch.manual_seed(base_seed + worker)
+    if _generate_state is not None:
+        np.random.seed(_generate_state(base_seed, worker))  # type: ignore[no-untyped-call]
+
+
+def _same(one: HostState, other: HostState) -> bool:
+    return (
+        np.array_equal(one["torch"], other["torch"])
+        and np.array_equal(one["python"]["words"], other["python"]["words"])
+        and one["python"]["gauss"] == other["python"]["gauss"]
+        and np.array_equal(one["numpy"]["keys"], other["numpy"]["keys"])
+        and one["numpy"]["place"] == other["numpy"]["place"]
+        and one["numpy"]["has_gauss"] == other["numpy"]["has_gauss"]
+        and one["numpy"]["cached"] == other["numpy"]["cached"]
+    )

@@ -1,4 +1,4 @@
-"""One writer per folder of checkpoints: a second one is refused and told who the first one is.
+"""One writer per folder of checkpoints: a second one is refused, with the name of the first.
 
 The lock is the operating system's (flock): it ends with the process that holds it, however that ends, so a crash leaves
 nothing behind that somebody would have to clear. Who only reads needs no lock. Within one process a new writer takes
@@ -25,7 +25,7 @@ from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from trimtab.checkpoint.directory import HOST, explained
+from trimtab.checkpoint.directory import HOST, explained, is_running
 from trimtab.core.errors import CheckpointError
 from trimtab.core.printable import printable
 
@@ -46,7 +46,7 @@ _guard = threading.RLock()  # held while a lock is taken: a fork in between woul
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Writer:
-    """Who writes to a folder; `boot` and `started` tell a process from a later one of the same number."""
+    """Who writes to a folder; `boot` and `started` distinguish it from a later process of the same number."""
 
     pid: int
     host: str
@@ -94,9 +94,9 @@ class FolderLock:
             with _guard:
                 if not self.held:
                     self._let_go()
-                    self._fight(run)
+                    self._acquire(run)
                 self._claimed = self._claimed or claim
-                self._tell(run)
+                self._note_writer(run)
         except CheckpointError:
             raise
         except OSError as error:
@@ -121,7 +121,7 @@ class FolderLock:
             self._claimed = self._displaced = False
             self._let_go()
 
-    def _fight(self, run: str) -> None:
+    def _acquire(self, run: str) -> None:
         """Take it where it is free; else from whoever in this process has no more use for it."""
         if self._try():
             return
@@ -203,7 +203,7 @@ class FolderLock:
         elif former is not None:
             log.info("%s was left by a run that ended without closing it (%s)", self._folder, former)
 
-    def _tell(self, run: str) -> None:
+    def _note_writer(self, run: str) -> None:
         """Put on record who we are; where that fails (a full disk, somebody else's file) the lock still holds."""
         if self._fd is None:
             return
@@ -260,12 +260,8 @@ def is_alive(writer: Writer) -> bool | None:
         return None
     if writer.boot and _boot() and writer.boot != _boot():
         return False  # the machine was started again since
-    try:
-        os.kill(writer.pid, 0)
-    except ProcessLookupError:
+    if not is_running(writer.pid):
         return False
-    except (OSError, OverflowError):
-        pass  # somebody else's: it is there
     started = _started(str(writer.pid))
     return not (started and writer.started and started != writer.started)
 
@@ -303,7 +299,7 @@ def _identity(info: os.stat_result) -> tuple[int, int]:
 
 
 def _boot() -> str:
-    """What tells this start of the machine from the last one; empty where nothing does."""
+    """An id of this start of the machine; empty where there is none."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:

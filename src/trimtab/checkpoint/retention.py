@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from trimtab.checkpoint.directory import remove
 from trimtab.checkpoint.format import container
-from trimtab.checkpoint.format.manifest import STATUS
 from trimtab.checkpoint.inspect import Seen, runs_in, to_resume
 from trimtab.core.errors import CheckpointError, InputError
 from trimtab.core.types import Snapshot
@@ -25,7 +25,7 @@ class Retention:
     max_bytes: int | None = None
 
 
-def doomed(snapshots: Sequence[Snapshot], sizes: Mapping[Path, int], keep: Retention) -> list[Snapshot]:
+def to_delete(snapshots: Sequence[Snapshot], sizes: Mapping[Path, int], keep: Retention) -> list[Snapshot]:
     """The ones of one run to delete, the oldest first. Order is that of saving, never by name or time of writing.
 
     Neither the newest that `resume` takes goes, nor the newest that is good, nor the one that was saved last.
@@ -34,20 +34,21 @@ def doomed(snapshots: Sequence[Snapshot], sizes: Mapping[Path, int], keep: Reten
         >>> from pathlib import Path
         >>> def snap(step, state="good"):
         ...     return Snapshot(step=step, path=Path(f"step-{step}"), state=state, digest="")
-        >>> [s.step for s in doomed([snap(s) for s in (98, 99, 100, 101)], {}, Retention(keep_last=3))]
+        >>> [s.step for s in to_delete([snap(s) for s in (98, 99, 100, 101)], {}, Retention(keep_last=3))]
         [98]
-        >>> [s.step for s in doomed([snap(1), snap(2, "candidate"), snap(3, "candidate")], {}, Retention(keep_last=1))]
+        >>> saved = [snap(1), snap(2, "candidate"), snap(3, "candidate")]
+        >>> [s.step for s in to_delete(saved, {}, Retention(keep_last=1))]
         [2]
     """
     usable = sorted((s for s in snapshots if s.state != "bad"), key=_by_sequence)
-    sacred = never_deleted(usable)
-    wanted = sacred | {s.path for s in usable[-keep.keep_last :]} | {s.path for s in _best(usable, keep.best)}
+    protected = never_deleted(usable)
+    wanted = protected | {s.path for s in usable[-keep.keep_last :]} | {s.path for s in _best(usable, keep.best)}
     if keep.keep_every:
         wanted |= {s.path for s in usable if s.step % keep.keep_every == 0}
     out = [s for s in usable if s.path not in wanted]
     if keep.max_bytes is None:
         return out
-    out += beyond(keep.max_bytes, [s for s in usable if s.path in wanted], sizes, sacred)
+    out += over_budget(keep.max_bytes, [s for s in usable if s.path in wanted], sizes, protected)
     return sorted(out, key=_by_sequence)
 
 
@@ -59,11 +60,13 @@ def never_deleted(snapshots: Sequence[Snapshot]) -> set[Path]:
     return {s.path for s in (*good[-1:], *eligible[-1:], *usable[-1:])}
 
 
-def beyond(budget: int, left: Sequence[Snapshot], sizes: Mapping[Path, int], sacred: Set[Path]) -> list[Snapshot]:
+def over_budget(
+    budget: int, left: Sequence[Snapshot], sizes: Mapping[Path, int], protected: Set[Path]
+) -> list[Snapshot]:
     """The oldest that have to go until the rest fits; where what must be kept does not fit, keeping it matters more."""
     total, out = sum(sizes.get(s.path, 0) for s in left), []
     for oldest in left:
-        if total > budget and oldest.path not in sacred:
+        if total > budget and oldest.path not in protected:
             total -= sizes.get(oldest.path, 0)
             out.append(oldest)
     return out
@@ -105,18 +108,18 @@ def plan(
     """
     damaged: set[Path] = set()
     gone: set[Path] = set()
-    sacred: set[Path] = set()
+    protected: set[Path] = set()
     chosen = [one.snapshot for one in seen if not one.quarantined and one.snapshot.digest]
     runs = runs_in(chosen)
     for name in runs:
         trusted = _read([s for s in chosen if s.run == name], damaged)
         if run is not None and name != run:
-            sacred |= {s.path for s in trusted}
+            protected |= {s.path for s in trusted}
         elif old_runs and name != runs[-1]:
             gone |= {s.path for s in trusted if s.state != "bad"}
         else:
-            gone |= {s.path for s in doomed(trusted, {}, replace(keep, max_bytes=None))}
-            sacred |= never_deleted(trusted)
+            gone |= {s.path for s in to_delete(trusted, {}, replace(keep, max_bytes=None))}
+            protected |= never_deleted(trusted)
             if old_runs and to_resume(trusted) is None:
                 raise CheckpointError(
                     f"the newest run ({name}) has no sound checkpoint to resume from: those of earlier runs stay"
@@ -124,7 +127,7 @@ def plan(
     if keep.max_bytes is not None:
         sizes = {one.snapshot.path: one.num_bytes for one in seen}
         left = [s for s in chosen if s.path not in gone | damaged and s.state != "bad"]
-        gone |= {s.path for s in beyond(keep.max_bytes, left, sizes, sacred)}
+        gone |= {s.path for s in over_budget(keep.max_bytes, left, sizes, protected)}
     if bad:
         marked = (one for one in seen if one.snapshot.state == "bad" and not (one.damaged or one.doubtful))
         gone |= {one.snapshot.path for one in marked if run is None or one.snapshot.run == run}
@@ -138,10 +141,9 @@ def plan(
 def _read(snapshots: Sequence[Snapshot], damaged: set[Path]) -> list[Snapshot]:
     """Read in full what everything will rest on; what is damaged counts as bad, and the next one is read."""
     trusted, sound = list(snapshots), set[Path]()
-    while pillars := [s for s in _pillars(trusted) if s.path not in sound]:
-        for one in pillars:
-            found = [damage for damage in container.damage_of(one.path) if damage.file != STATUS]
-            (damaged if found else sound).add(one.path)
+    while relied_on := [s for s in _relied_on(trusted) if s.path not in sound]:
+        for one in relied_on:
+            (damaged if container.unusable(one.path) else sound).add(one.path)
         trusted = [replace(s, state="bad") if s.path in damaged else s for s in trusted]
     return trusted
 
@@ -151,7 +153,7 @@ def carry_out(chosen: Plan) -> list[tuple[Seen, str]]:
     failed = []
     for one in chosen.delete:
         try:
-            container.remove(one.snapshot.path)
+            remove(one.snapshot.path)
         except OSError as error:
             if os.path.lexists(one.snapshot.path):  # else a run that saves here was faster
                 said = error.__cause__ if isinstance(error.__cause__, OSError) else error
@@ -164,7 +166,7 @@ def retention(keep_last: int, keep_best: str | None, keep_every: int | None, max
     if keep_last < 1:
         raise CheckpointError(f"keep_last is {keep_last}; expected at least 1: the newest one is always kept")
     if keep_every is not None and keep_every < 1:
-        raise CheckpointError(f"keep_every is {keep_every}; expected at least 1: every so many steps one is kept")
+        raise CheckpointError(f"keep_every is {keep_every}; expected at least 1 step")
     budget = None if max_bytes is None else parse_size(max_bytes)
     return Retention(keep_last=keep_last, best=keep_best, keep_every=keep_every, max_bytes=budget)
 
@@ -183,7 +185,7 @@ def parse_size(text: str) -> int:
     return int(float(number) * (1024 if binary else 1000) ** " KMGT".index(unit.upper() or " "))
 
 
-def _pillars(snapshots: Sequence[Snapshot]) -> list[Snapshot]:
+def _relied_on(snapshots: Sequence[Snapshot]) -> list[Snapshot]:
     """Those that everything rests on once the others are gone."""
     chosen = (to_resume(snapshots), to_resume(snapshots, prefer="good"))
     return [s for s in chosen if s is not None]

@@ -1,17 +1,14 @@
-"""Every generator of random numbers that training draws from, those of loader workers included: taken, and put back."""
+"""Every generator of random numbers that training draws from: taken, and put back."""
 
 from __future__ import annotations
 
 import logging
 import random
-from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any, TypedDict
 
 import numpy as np
 import torch
-from torch.utils.data import get_worker_info
 
-from trimtab.checkpoint.quarantine import Quarantine
 from trimtab.core.errors import CheckpointError
 
 log = logging.getLogger("trimtab")
@@ -20,7 +17,40 @@ PYTHON_WORDS = 625
 """Numbers in the state of Python's generator: 624 words and the place among them."""
 
 
-def capture() -> dict[str, Any]:
+class PythonState(TypedDict):
+    """Of Python's generator."""
+
+    version: int
+    words: np.ndarray[Any, np.dtype[np.uint32]]
+    gauss: float | None
+
+
+class NumpyState(TypedDict):
+    """Of numpy's global generator."""
+
+    kind: str
+    keys: np.ndarray[Any, np.dtype[np.uint32]]
+    place: int
+    has_gauss: int
+    cached: float
+
+
+class HostState(TypedDict):
+    """The generators of one process that live on the CPU."""
+
+    python: PythonState
+    numpy: NumpyState
+    torch: torch.Tensor | np.ndarray[Any, np.dtype[np.uint8]]
+
+
+class RngState(HostState, total=False):
+    """Those of the devices too."""
+
+    cuda: list[torch.Tensor]
+    mps: torch.Tensor
+
+
+def capture() -> RngState:
     """The state of Python's, numpy's and torch's generators, on the CPU and on every device in use.
 
     Example:
@@ -32,7 +62,8 @@ def capture() -> dict[str, Any]:
         >>> bool((torch.rand(2) == first).all())
         True
     """
-    state = capture_host()
+    host = capture_host()
+    state: RngState = {"python": host["python"], "numpy": host["numpy"], "torch": host["torch"]}
     if _cuda_in_use():
         state["cuda"] = list(torch.cuda.get_rng_state_all())
     if torch.backends.mps.is_available():
@@ -40,8 +71,8 @@ def capture() -> dict[str, Any]:
     return state
 
 
-def restore(state: Mapping[str, Any]) -> None:
-    """Put back what `capture` took; a device that is not here, or was not there, is told by name.
+def restore(state: RngState) -> None:
+    """Put back what `capture` took; a number of devices that differs is warned about.
 
     The state is checked before the first generator is touched.
     """
@@ -52,7 +83,7 @@ def restore(state: Mapping[str, Any]) -> None:
         torch.mps.set_rng_state(state["mps"].cpu())
 
 
-def capture_host() -> dict[str, Any]:
+def capture_host() -> HostState:
     """The generators of this process that live on the CPU; what samplers and workers of a loader draw from."""
     version, words, gauss = random.getstate()
     kind, keys, place, has_gauss, cached = np.random.get_state(legacy=True)
@@ -69,7 +100,7 @@ def capture_host() -> dict[str, Any]:
     }
 
 
-def restore_host(state: Mapping[str, Any]) -> None:
+def restore_host(state: HostState) -> None:
     """Put back what `capture_host` took."""
     python, numpy = state["python"], state["numpy"]
     random.setstate((python["version"], tuple(int(word) for word in python["words"]), python["gauss"]))
@@ -79,7 +110,7 @@ def restore_host(state: Mapping[str, Any]) -> None:
     torch.set_rng_state(torch.tensor(np.asarray(state["torch"], np.uint8), device="cpu"))
 
 
-def check(state: Mapping[str, Any]) -> None:
+def check(state: RngState) -> None:
     """Raise a `CheckpointError` for a state that cannot be put back."""
     missing = [name for name in ("python", "numpy", "torch") if name not in state]
     if missing:
@@ -111,96 +142,3 @@ def _restore_cuda(saved: list[torch.Tensor]) -> None:
         )
     for index, one in enumerate(saved[:here]):
         torch.cuda.set_rng_state(one.cpu(), index)
-
-
-try:
-    from torch.utils.data._utils.worker import _generate_state
-except ImportError:  # a version that seeds numpy in another way, or not at all
-    _generate_state = None  # type: ignore[assignment]
-
-
-class Delivery(NamedTuple):
-    """A batch as it comes from the inner loader: the data, who made it, and its generators if they moved."""
-
-    data: Any
-    worker: int
-    generators: dict[str, Any] | None
-    dropped: bool
-
-
-class Deliver:
-    """Makes a batch as the loader's own `collate_fn` does, and says what random numbers were left afterwards.
-
-    Samples whose content is in quarantine are left out before; where nothing remains, there is no batch.
-    """
-
-    def __init__(self, collate: Callable[[Any], Any], quarantine: Quarantine, in_lists: bool) -> None:
-        self._collate, self._quarantine, self._in_lists = collate, quarantine, in_lists
-        self._last: dict[str, Any] | None = None
-
-    def __call__(self, samples: Any) -> Delivery:
-        """One batch, or one sample where the loader makes no batches."""
-        if self._in_lists and self._quarantine.hashes:
-            kept = [one for one in samples if not self._quarantine.hides(one)]
-            dropped = bool(samples) and not kept
-        else:
-            kept, dropped = samples, not self._in_lists and self._quarantine.hides(samples)
-        data = None if dropped else self._collate(kept)
-        info = get_worker_info()
-        if info is None:
-            return Delivery(data, -1, None, dropped)
-        return Delivery(data, info.id, self._moved(), dropped)
-
-    def _moved(self) -> dict[str, Any] | None:
-        """The generators of this process, or None where they are as they were told last."""
-        now = capture_host()
-        now["torch"] = now["torch"].numpy()  # a tensor would cost a file of shared memory per batch
-        if self._last is not None and _same(now, self._last):
-            return None
-        self._last = now
-        return now
-
-
-class Begin:
-    """Starts a worker in the place of an earlier one: with its number, and the random numbers it had left."""
-
-    def __init__(
-        self,
-        own: Callable[[int], Any] | None,
-        generators: Mapping[int, Any],
-        base_seed: int | None,
-        shift: int,
-    ) -> None:
-        self._own, self._generators, self._base_seed, self._shift = own, dict(generators), base_seed, shift
-
-    def __call__(self, worker: int) -> None:
-        """Called in the new process, before its first sample."""
-        info: Any = get_worker_info()
-        former = (worker + self._shift) % info.num_workers
-        # The next batch was due from that worker, and goes to the first of these.
-        object.__setattr__(info, "id", former)  # its own refuses any change
-        if self._base_seed is not None:
-            object.__setattr__(info, "seed", self._base_seed + former)
-            _seed(self._base_seed, former)
-        if self._own is not None:
-            self._own(former)
-        if former in self._generators:
-            restore_host(self._generators[former])
-
-
-def _seed(base_seed: int, worker: int) -> None:
-    """As a loader seeds its workers."""
-    random.seed(base_seed + worker)
-    torch.manual_seed(base_seed + worker)
-    if _generate_state is not None:
-        np.random.seed(_generate_state(base_seed, worker))  # type: ignore[no-untyped-call]
-
-
-def _same(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-    return (
-        np.array_equal(one["torch"], other["torch"])
-        and np.array_equal(one["python"]["words"], other["python"]["words"])
-        and one["python"]["gauss"] == other["python"]["gauss"]
-        and np.array_equal(one["numpy"]["keys"], other["numpy"]["keys"])
-        and all(one["numpy"][key] == other["numpy"][key] for key in ("place", "has_gauss", "cached"))
-    )

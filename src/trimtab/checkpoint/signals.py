@@ -7,7 +7,6 @@ import signal
 import threading
 from collections.abc import Callable
 from types import FrameType
-from typing import Any, NoReturn
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
@@ -33,7 +32,7 @@ class SignalWatch:
 
     def __init__(self) -> None:
         self.pending: int | None = None
-        self._before: dict[int, Any] = {}
+        self._before: dict[int, Callable[[int, FrameType | None], object] | int | None] = {}
         if threading.current_thread() is not threading.main_thread():
             return  # only the main thread may handle signals: elsewhere they end the process as ever
         for number in SIGNALS:
@@ -56,11 +55,11 @@ class SignalWatch:
             self._deliver(number, None)
 
     def _deliver(self, number: int, frame: FrameType | None) -> None:
-        handler: Callable[[int, FrameType | None], object] | Any = self._before.get(number)
+        handler = self._before.get(number)
         if callable(handler):
             handler(number, frame)  # the program's own; for Ctrl-C Python's, which raises KeyboardInterrupt
         elif handler is not signal.SIG_IGN:
-            _leave(number)
+            raise Signalled(number)  # as if killed by it, but through the program's own clean-up
 
     def remove(self) -> None:
         """Give the signals back to whoever had them."""
@@ -68,8 +67,3 @@ class SignalWatch:
         for number, handler in self._before.items():
             if handler is not None and signal.getsignal(number) == self._note:
                 signal.signal(number, handler)
-
-
-def _leave(number: int) -> NoReturn:
-    """End as a process that was killed by this signal is reported, but through the program's own clean-up."""
-    raise Signalled(number)

@@ -14,7 +14,7 @@ from trimtab.cli._shell import DIFFERENT, OK, command, console, emit, fail
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from trimtab.checkpoint.format.container import Damage
+    from trimtab.checkpoint.format.manifest import Damage
     from trimtab.checkpoint.inspect import Seen, Sheet
     from trimtab.checkpoint.retention import Plan
     from trimtab.core.types import Snapshot
@@ -128,7 +128,7 @@ def diff(
 
     Exit code 0: bit-identical; 1: they differ; 2: one of them cannot be read.
     """
-    from trimtab.checkpoint.difference import difference
+    from trimtab.checkpoint.inspect import difference
     from trimtab.report.checkpoint_text import render_difference
 
     if third is None and second.isdigit() and not Path(second).exists():
@@ -216,7 +216,8 @@ def _verified(seen: list[Seen], out: Console | None) -> list[tuple[Seen, list[Da
 
     from trimtab.checkpoint.format import container
     from trimtab.checkpoint.inspect import to_resume
-    from trimtab.report.checkpoint_text import byte_size, count
+    from trimtab.report.checkpoint_text import byte_size
+    from trimtab.report.summary import count
     from trimtab.report.text import wrapped
 
     results = []
@@ -274,7 +275,8 @@ def _sections(path: Path) -> tuple[Path, Mapping[str, object], bool]:
 def _show_pruned(chosen: Plan, failed: list[tuple[Seen, str]], folder: Path, dry_run: bool) -> None:
     from rich.text import Text
 
-    from trimtab.report.checkpoint_text import byte_size, count
+    from trimtab.report.checkpoint_text import byte_size
+    from trimtab.report.summary import count
     from trimtab.report.text import wrapped
 
     out = console()

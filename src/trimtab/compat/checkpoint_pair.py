@@ -10,16 +10,14 @@ from typing import Any
 
 from torch import nn
 
-from trimtab.checkpoint import health, modules, rng, state
-from trimtab.checkpoint import single as swap
-from trimtab.checkpoint.compare import listed
+from trimtab.checkpoint import rng, state
 from trimtab.checkpoint.directory import QUARANTINE, explaining
 from trimtab.checkpoint.format import container
 from trimtab.checkpoint.format.foreign import load_foreign, sections_of_foreign
-from trimtab.checkpoint.health import cleaned
+from trimtab.checkpoint.format.manifest import Contents
 from trimtab.checkpoint.inspect import snapshot_of
-from trimtab.checkpoint.modules import masks_of
-from trimtab.checkpoint.state import as_plain
+from trimtab.checkpoint.parts import Several, Stateful, listed, masks_of, plain_name
+from trimtab.checkpoint.state import as_plain, cleaned, nonfinite
 from trimtab.core.errors import CheckpointError, InputError
 from trimtab.core.types import Snapshot
 from trimtab.core.versions import versions
@@ -33,8 +31,8 @@ BESIDE = "beside"  # buffers in the model's section that its state_dict leaves o
 def save_checkpoint(
     path: str | os.PathLike[str],
     model: nn.Module,
-    optimizer: object = None,
-    scheduler: object = None,
+    optimizer: Several = None,
+    scheduler: Several = None,
     *,
     include_optimizer: bool = True,
     config: object = None,
@@ -43,7 +41,7 @@ def save_checkpoint(
     clean: bool = False,
     step: int = 0,
     metrics: Mapping[str, float] | None = None,
-    scaler: object = None,
+    scaler: Stateful | None = None,
     ema: nn.Module | None = None,
     loader: object = None,
     extra: Mapping[str, object] | None = None,
@@ -70,7 +68,7 @@ def save_checkpoint(
         ({'lr': 0.1}, [0.5, 0.4], ['bias', 'weight'])
     """
     where = _place(path)
-    swap.check_place(where)
+    container.check_place(where)
     own = {"config": as_plain(config), "train_history": train_history, "val_history": val_history}
     if taken := sorted(set(own) & set(extra or ())):
         raise InputError(f"extra holds {listed(taken)}, which save_checkpoint stores itself; give it another name")
@@ -84,9 +82,9 @@ def save_checkpoint(
         extra=own | dict(extra or {}),
     )
     masks = masks_of("model", model) | masks_of("ema", ema)
-    bad = health.nonfinite(sections, allowed=masks)
+    bad = nonfinite(sections, allowed=masks)
     numbers = {name: float(value) for name, value in (metrics or {}).items()}
-    beside = sorted(set(sections["model"]) - {modules.plain_name(model, name) for name in model.state_dict()})
+    beside = sorted(set(sections["model"]) - {plain_name(model, name) for name in model.state_dict()})
     meta = {"versions": versions(), "metrics": numbers, "repaired": bool(bad and clean), "verdict": {}, BESIDE: beside}
     if bad and not clean:
         return _refused(where, sections, bad, step, meta)
@@ -95,18 +93,18 @@ def save_checkpoint(
             "%s: NaN or Inf in %s; zeros are saved instead, as asked: it is repaired, not sound", where, listed(bad)
         )
         sections = cleaned(sections, masks)
-    swap.replace_with(where, sections, step=step, meta=meta)
+    container.replace_with(where, sections, step=step, meta=meta)
     return snapshot_of(where)
 
 
 def load_checkpoint(
     path: str | os.PathLike[str],
     model: nn.Module,
-    optimizer: object = None,
-    scheduler: object = None,
+    optimizer: Several = None,
+    scheduler: Several = None,
     *,
     load_optimizer: bool = True,
-    scaler: object = None,
+    scaler: Stateful | None = None,
     ema: nn.Module | None = None,
     loader: object = None,
 ) -> bool:
@@ -182,12 +180,12 @@ def _refused(
     reason = f"{len(bad)} {'tensor holds' if len(bad) == 1 else 'tensors hold'} NaN or Inf: {listed(bad, 3)}"
     log.warning("%s is not saved: %s; it goes to quarantine, an earlier checkpoint stays as it is", where, reason)
     home = where.parent / QUARANTINE / where.name
-    swap.replace_with(home, sections, step=step, meta=meta, status="bad", reason=reason)
+    container.replace_with(home, sections, step=step, meta=meta, status="bad", reason=reason)
     return snapshot_of(home)
 
 
 @explaining("it could not be read")
-def _sound_sections(where: Path, given: Mapping[str, object], masks: set[str]) -> dict[str, Any]:
+def _sound_sections(where: Path, given: Mapping[str, Several], masks: set[str]) -> dict[str, Any]:
     """The state at `where`, verified and finite; CheckpointError says why there is none."""
     if where.is_file():
         sections = sections_of_foreign(load_foreign(where), where, given)
@@ -196,15 +194,15 @@ def _sound_sections(where: Path, given: Mapping[str, object], masks: set[str]) -
         sections = dict(contents.sections)
         if contents.manifest.meta.get("repaired"):
             log.warning("%s was repaired when it was saved: it holds zeros where NaN or Inf were", where)
-    if bad := health.nonfinite(sections, allowed=masks):
+    if bad := nonfinite(sections, allowed=masks):
         raise CheckpointError(f"{len(bad)} of its tensors hold NaN or Inf: {listed(bad)}; use another checkpoint")
     return sections
 
 
-def _read(where: Path) -> container.Contents:
+def _read(where: Path) -> Contents:
     """The first sound one of the places where a killed save may have left it."""
     skipped = []
-    for one in swap.candidates(where):
+    for one in container.candidates(where):
         try:
             contents = container.read(one)
         except CheckpointError as error:

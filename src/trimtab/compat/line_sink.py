@@ -13,7 +13,7 @@ from trimtab.core.errors import ConfigError, InputError
 from trimtab.core.presets import get_preset
 from trimtab.core.printable import LINES_LOG
 from trimtab.core.types import Record, RunInfo, Sample
-from trimtab.record.say import say
+from trimtab.record.sinks import say
 
 log = logging.getLogger(LINES_LOG)
 STREAMS = ("stderr", "stdout")

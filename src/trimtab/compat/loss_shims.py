@@ -8,9 +8,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from trimtab.losses.nway import nway_loss
-from trimtab.losses.objectives import excluded
-from trimtab.losses.prepare import as_factor, check_name, make_problem
+from trimtab.losses.nway import excluded, nway_loss
+from trimtab.losses.problem import as_factor, check_name, make_problem
 from trimtab.losses.tuple_reduction import lse
 
 NEGATIVES = ("n", "n_squared")

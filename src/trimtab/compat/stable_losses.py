@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from trimtab.compat.nn.layers import ImprovedActivations
+from trimtab.losses.backends.dense import line_similarity, tuple_similarity
 from trimtab.losses.cost import check_it_fits
-from trimtab.losses.logits import line_similarity, tuple_similarity
-from trimtab.losses.prepare import check_name, check_xs, normalise
+from trimtab.losses.problem import check_name, check_xs, normalise
 
 FORMS = ("full", "line")
 

@@ -8,7 +8,7 @@ from typing import Any
 from torch import nn
 from torch.optim import Optimizer
 
-from trimtab.checkpoint.quarantine import Quarantine
+from trimtab.checkpoint.loader import Quarantine
 from trimtab.core.config import Config
 from trimtab.core.contain import Contained
 from trimtab.core.errors import InputError

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trimtab.checkpoint.quarantine import Quarantine, content_hash, plain_id
+from trimtab.checkpoint.loader import Quarantine, content_hash, plain_id
 
 ID_NAMES = ("sample_ids", "sample_id", "ids", "id", "indices", "index", "idx")
 """Entries of a batch that are taken for the ids of its samples."""

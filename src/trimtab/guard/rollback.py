@@ -15,10 +15,17 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from trimtab.checkpoint import modules, optimizers
 from trimtab.checkpoint.checkpointer import Checkpointer
-from trimtab.checkpoint.compare import copied, paired, refuse
 from trimtab.checkpoint.format import container
+from trimtab.checkpoint.parts import (
+    copied,
+    module_differences,
+    optimizer_differences,
+    paired,
+    placed,
+    plain_name,
+    refuse,
+)
 from trimtab.core.config import PolicyConfig
 from trimtab.core.errors import CheckpointError
 from trimtab.core.remedy import Reached
@@ -474,11 +481,11 @@ class DiskStates:
         for one in reversed(usable if any(True for _ in self._model.buffers()) else []):
             try:
                 model = container.read(one.path, sections=["model"]).sections["model"]
-                refuse(modules.differences("model", self._model, model))
+                refuse(module_differences("model", self._model, model))
             except CheckpointError as error:
                 log.warning("the buffers in %s are not gone back to: %s", one.path.name, error)
                 continue
-            named = {n: model.get(modules.plain_name(self._model, n)) for n, _ in self._model.named_buffers()}
+            named = {n: model.get(plain_name(self._model, n)) for n, _ in self._model.named_buffers()}
             return self._copied.put_buffers_back({("model", n): t for n, t in named.items() if isinstance(t, Tensor)})
         return False
 
@@ -511,9 +518,9 @@ class DiskStates:
         model, ema = sections.get("model", {}), sections.get("ema")
         moments = paired(self._optimizers, sections.get("optimizer", {}))
         averaged = self._ema if isinstance(self._ema, nn.Module) and ema is not None else None
-        lines = modules.differences("model", self._model, model)
-        lines += optimizers.differences(self._optimizers, moments, self._model)
-        lines += [] if averaged is None else modules.differences("ema", averaged, ema or {})
+        lines = module_differences("model", self._model, model)
+        lines += optimizer_differences(self._optimizers, moments, self._model)
+        lines += [] if averaged is None else module_differences("ema", averaged, ema or {})
         strange = [n for n, m in moments.items() if not {"state", "param_groups"} <= set(m["state"])]
         refuse([*lines, *(f"optimizer {n}: it keeps its state in a way of its own" for n in strange)])
         live, numbers = self._copied.live()
@@ -521,7 +528,7 @@ class DiskStates:
         others: dict[Key, Any] = {}
         for key in live:
             owner, saved = (self._model, model) if key[0] == "model" else (averaged, ema)
-            name = modules.plain_name(owner, str(key[1])) if key[0] in ("model", "ema") and owner is not None else None
+            name = plain_name(owner, str(key[1])) if key[0] in ("model", "ema") and owner is not None else None
             if name is not None and saved is not None and isinstance(saved.get(name), Tensor):
                 tensors[key] = saved[name]
         for label, optimizer in self._optimizers.items():
@@ -547,7 +554,7 @@ def _moments(label: str, optimizer: Any, state: Mapping[str, Any]) -> list[tuple
             continue
         for name, value in entries.items():
             if isinstance(value, Tensor) and where in owners:
-                value = optimizers.placed(name, value, *owners[where])
+                value = placed(name, value, *owners[where])
             found.append((("state", label, where, name), value))
     return found
 

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from trimtab.checkpoint.quarantine import Quarantine
+from trimtab.checkpoint.loader import Quarantine
 from trimtab.core.config import Config
 from trimtab.core.errors import InputError, TrimtabError
 from trimtab.core.pipeline import Brain

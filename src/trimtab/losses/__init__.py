@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from trimtab.compat.loss_shims import ClipLoss, Symile, gram_volume_loss, triangle_area_loss
@@ -15,8 +15,8 @@ if TYPE_CHECKING:
         restore_loss_function,
         soft_clamp,
     )
+    from trimtab.losses.backends.dense import nway_logits
     from trimtab.losses.cost import TooCostly, nway_cost
-    from trimtab.losses.logits import nway_logits
     from trimtab.losses.module import NWayLoss
     from trimtab.losses.nway import NWayOutput, nway_loss
 
@@ -31,7 +31,7 @@ _HOME = {
     "get_stable_loss_function": "trimtab.compat.stable_losses",
     "gram_volume_loss": "trimtab.compat.loss_shims",
     "nway_cost": "trimtab.losses.cost",
-    "nway_logits": "trimtab.losses.logits",
+    "nway_logits": "trimtab.losses.backends.dense",
     "nway_loss": "trimtab.losses.nway",
     "replace_loss_function_with_stable_version": "trimtab.compat.stable_losses",
     "restore_loss_function": "trimtab.compat.stable_losses",
@@ -59,7 +59,7 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> object:
     if name in _HOME:
         value = getattr(import_module(_HOME[name]), name)
         globals()[name] = value

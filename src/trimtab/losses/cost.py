@@ -1,20 +1,20 @@
 """What a loss will cost before it is computed, which backend costs least, and the refusal of what cannot end well.
 
-The rates of a device are rough: enough to tell seconds from hours, and what fits from what does not.
+The rates of a device are rough: enough to distinguish seconds from hours, and what fits from what does not.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TypedDict
 
 import torch
 from torch import Tensor
 
-from trimtab.losses.prepare import check_name
+from trimtab.losses.problem import check_name
 from trimtab.losses.similarity import SIMILARITIES
 
 LINES = 1 << 24
@@ -61,7 +61,7 @@ def small_bytes(device: torch.device) -> float:
 
 
 def free_bytes(device: torch.device) -> float:
-    """Memory a new tensor could get; infinite where nothing tells."""
+    """Memory a new tensor could get; infinite where it cannot be known."""
     if device.type == "cuda":
         if not torch.cuda.is_available():
             return float("inf")
@@ -113,6 +113,16 @@ class Estimate:
     bytes: float
     """Peak memory beyond the inputs."""
     time_s: float
+
+
+class CostSettings(TypedDict, total=False):
+    """The arguments of `nway_cost` that do not depend on the sizes of a problem."""
+
+    backend: str
+    precision: str
+    chunk: int | None
+    num_samples: int
+    world: int
 
 
 def nway_cost(
@@ -221,7 +231,7 @@ def afford(
     device: torch.device,
     budget_s: float,
     budget_bytes: float | None,
-    same: Mapping[str, Any] | None = None,
+    same: CostSettings | None = None,
 ) -> None:
     """Raise `TooCostly` where the estimate is over the budget of seconds or bytes (None: 9/10 of what is free).
 
@@ -235,7 +245,9 @@ def afford(
     num, batch, width = sizes
 
     def fits(b: int, what: str) -> bool:
-        kept = dict(same or {}, **({} if what == objective else {"backend": "auto"}))
+        kept: CostSettings = {**(same or {})}
+        if what != objective:
+            kept["backend"] = "auto"
         other = nway_cost(num, b, width, similarity=similarity, objective=what, device=device, **kept)
         return other.time_s <= budget_s and other.bytes <= limit
 

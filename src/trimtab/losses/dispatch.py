@@ -7,13 +7,13 @@ import os
 from dataclasses import replace
 from functools import cache, partial
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Protocol, cast
 
 import torch
 from torch import Tensor
 
 from trimtab.losses.backends.dense import reduce_lines
-from trimtab.losses.cost import BACKENDS, Estimate, TooCostly, afford, can, choose, nway_cost
+from trimtab.losses.cost import BACKENDS, CostSettings, Estimate, TooCostly, afford, can, choose, nway_cost
 from trimtab.losses.problem import Kind, Problem
 
 if TYPE_CHECKING:
@@ -24,13 +24,19 @@ log = logging.getLogger("trimtab")
 OFFSET = ("dense", "materialize", "stream")
 """Backends that know `Problem.offset`."""
 
-TRITON = {
+MODULES = {
+    "materialize": "trimtab.losses.backends.dense",
     "triton_gram": "trimtab.losses.triton.gram_launcher",
     "triton_stream": "trimtab.losses.triton.stream_launcher",
 }
-"""The modules behind the name ``triton``: without the width where it can, so that one comes first."""
+"""Where a backend is whose module has another name; ``triton`` stands for the last two."""
 
-__all__ = ["OFFSET", "module_of", "pick", "reduce_with"]
+
+class Backend(Protocol):
+    """A module that reduces tuples."""
+
+    def reduce_tuples(self, problem: Problem, kind: Kind) -> Tensor:
+        """``[N, B]``: the negatives reduced as `problem.py` says."""
 
 
 def pick(
@@ -54,10 +60,13 @@ def pick(
         )
     if backend == "auto":
         name = choose(n, batch, problem.similarity, objective, device)
-    if name == "contract" and not _certified(problem):
-        # What is asked for is the loss, and the scale is learned: a run must not end because it grew.
-        name = choose(n, batch, problem.similarity, objective, device, linear=False)
-        _tell_once(problem.similarity, name)
+    if name == "contract":
+        from trimtab.losses.backends.contract import certified
+
+        if not certified(problem):
+            # What is asked for is the loss, and the scale is learned: a run must not end because it grew.
+            name = choose(n, batch, problem.similarity, objective, device, linear=False)
+            _log_once(problem.similarity, name)
     if name == "triton":
         one = problem if objective != "pairwise" else replace(problem, xs=problem.xs[:2], present=None)
         module = _triton(one, "lse")
@@ -69,7 +78,7 @@ def pick(
                 f"(here: {device}, {problem.scale.dtype}, similarity {problem.similarity!r}, {n} modalities); use "
                 f"backend='auto', or precision='fp32'."
             )
-    same: dict[str, Any] = {
+    same: CostSettings = {
         "backend": name,
         "precision": {"ieee": "fp32"}.get(problem.precision, problem.precision),
         "chunk": problem.chunk,
@@ -102,35 +111,34 @@ def reduce_with(name: str, objective: str, problem: Problem, kind: Kind) -> Tens
         name = _triton(problem, kind)
     if name == "contract" and kind != "lse":
         name = "gram"
-    values: Tensor = module_of(name).reduce_tuples(problem, kind)
+    values = module_of(name).reduce_tuples(problem, kind)
     # Of two modalities, the line along one is all tuples of the other.
     return values.flip(0) if objective == "axis" else values
 
 
-def module_of(name: str) -> Any:
-    """The module with `reduce_tuples` behind a backend's name, or behind one of the two that ``triton`` stands for."""
-    return import_module(TRITON.get(name, f"trimtab.losses.backends.{name}"))
+def module_of(name: str) -> Backend:
+    """The module behind a backend's name, or behind one of the two that ``triton`` stands for."""
+    return cast(Backend, import_module(MODULES.get(name, f"trimtab.losses.backends.{name}")))
 
 
 def _triton(problem: Problem, kind: Kind) -> str:
     """The module behind the name, without the width where it can; the kernels have float32 log-sum-exps only."""
-    for name in TRITON:
-        if module_of(name).supports(problem, kind):
-            return name
+    from trimtab.losses.triton import gram_launcher, stream_launcher
+
+    if gram_launcher.supports(problem, kind):
+        return "triton_gram"
+    if stream_launcher.supports(problem, kind):
+        return "triton_stream"
     return "stream" if problem.similarity == "mip" or problem.num_modalities == 2 else "gram"
 
 
 def _kernels_run(device: torch.device) -> bool:
     """On a card, or anywhere in Triton's interpreter."""
-    interpreted = os.environ.get("TRITON_INTERPRET") == "1"
-    return interpreted or bool(module_of("triton_stream").available(device))
+    from trimtab.losses.triton.stream_launcher import available
+
+    return os.environ.get("TRITON_INTERPRET") == "1" or available(device)
 
 
 @cache
-def _tell_once(similarity: str, name: str) -> None:
+def _log_once(similarity: str, name: str) -> None:
     log.info("the logits of %r spread too far for the exact contraction; %r takes its place", similarity, name)
-
-
-def _certified(problem: Problem) -> bool:
-    certified: bool = module_of("contract").certified(problem)
-    return certified

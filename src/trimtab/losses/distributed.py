@@ -10,7 +10,7 @@ over the ranks, which makes it exactly the gradient that one process with the wh
 ``gather_with_grad`` follows the same convention). Who sums gradients by hand divides by the number of ranks. All ranks
 must run the backward pass, as with any collective. Rows and their gradients travel in the dtype of the rows.
 
-A rank whose arguments are wrong tells the others before anything large is sent, so that all raise and none waits.
+A rank whose arguments are wrong says so to the others before anything large is sent, so that all raise and none waits.
 """
 
 from __future__ import annotations
@@ -18,15 +18,14 @@ from __future__ import annotations
 import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Protocol
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from trimtab.losses.prepare import check_mask, check_xs
-from trimtab.losses.problem import Kind, Problem
+from trimtab.losses.problem import Context, Kind, Problem, check_mask, check_xs
 
 Reduce = Callable[[Problem, Kind], Tensor]
 
@@ -35,7 +34,7 @@ _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_t
 _reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
 CARD = 10
-"""Numbers that a rank tells of itself before anything else is sent."""
+"""Numbers that describe a rank, sent before anything else."""
 
 __all__ = ["Gathered", "Team", "gather_batch", "reduce_shares", "same_choice", "shared"]
 
@@ -186,9 +185,9 @@ def _agree(cards: list[list[int]], rank: int) -> None:
         values = [card[column] for card in cards]
         if len(set(values)) > 1:
             other = next(r for r, value in enumerate(values) if value != values[0])
-            told = f": {values[0]} and {values[other]}" if column in (2, 3) else ""
+            which = f": {values[0]} and {values[other]}" if column in (2, 3) else ""
             raise ValueError(
-                f"the ranks of the group call the loss with different {name} (ranks 0 and {other}{told}; this is rank "
+                f"the ranks of the group call the loss with different {name} (ranks 0 and {other}{which}; this is rank "
                 f"{rank}); call it alike on all of them."
             )
 
@@ -207,22 +206,27 @@ def _gather_rows(tensor: Tensor, sizes: tuple[int, ...], group: dist.ProcessGrou
     return torch.cat([part[:, :size] for part, size in zip(parts, sizes, strict=True)], 1)
 
 
+class _GatherContext(Context, Protocol):
+    sizes: tuple[int, ...]
+    group: dist.ProcessGroup
+
+
 class _Gather(torch.autograd.Function):
     """Forward: the rows of all ranks. Backward: the sum over the ranks of the gradients of this rank's rows."""
 
     @staticmethod
-    def forward(ctx: Any, stacked: Tensor, sizes: tuple[int, ...], group: dist.ProcessGroup) -> Tensor:
+    def forward(ctx: _GatherContext, stacked: Tensor, sizes: tuple[int, ...], group: dist.ProcessGroup) -> Tensor:
         ctx.sizes, ctx.group = sizes, group
         return _gather_rows(stacked.detach(), sizes, group)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+    def backward(ctx: _GatherContext, grad: Tensor) -> tuple[Tensor, None, None]:
         sizes, group = ctx.sizes, ctx.group
         num, _, width = grad.shape
         longest, rank = max(sizes), dist.get_rank(group)
         padded = grad.new_zeros(len(sizes), num, longest, width)
-        for part, piece in zip(padded, torch.split(grad, sizes, 1), strict=True):
+        for part, piece in zip(padded, torch.split(grad, list(sizes), 1), strict=True):
             part[:, : piece.shape[1]] = piece
         return _sum_scatter(padded, rank, group)[:, : sizes[rank]], None, None
 
@@ -240,11 +244,16 @@ def _sum_scatter(parts: Tensor, rank: int, group: dist.ProcessGroup) -> Tensor:
     return mine
 
 
+class _CombineContext(Context, Protocol):
+    kind: Kind
+    group: dist.ProcessGroup
+
+
 class _Combine(torch.autograd.Function):
     """Forward: parts of all ranks to the whole. Backward: each part's share of the summed cotangents."""
 
     @staticmethod
-    def forward(ctx: Any, part: Tensor, kind: Kind, group: dist.ProcessGroup) -> Tensor:
+    def forward(ctx: _CombineContext, part: Tensor, kind: Kind, group: dist.ProcessGroup) -> Tensor:
         part = part.detach()
         ctx.group, ctx.kind = group, kind
         if kind != "lse":
@@ -262,7 +271,7 @@ class _Combine(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+    def backward(ctx: _CombineContext, grad: Tensor) -> tuple[Tensor, None, None]:
         total = grad.clone(memory_format=torch.contiguous_format)
         dist.all_reduce(total, group=ctx.group)
         if ctx.kind == "lse":

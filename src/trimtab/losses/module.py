@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Unpack, cast
 
 import torch
 from torch import Tensor
 
 from trimtab.losses.cost import BACKENDS, OBJECTIVES
-from trimtab.losses.nway import NWayOutput, nway_loss
-from trimtab.losses.prepare import NORMALIZE, PRECISION, check_name, check_smoothing
+from trimtab.losses.nway import LossSettings, NWayOutput, nway_loss
+from trimtab.losses.problem import NORMALIZE, PRECISION, check_name, check_smoothing
 from trimtab.losses.similarity import SIMILARITIES
 
 if TYPE_CHECKING:
@@ -24,8 +24,8 @@ def initial_scale(similarity: str, normalize: str | None = "auto", modalities: i
     """A scale to begin with: 1/0.07 for what lives on cosines, 1 for the rms ``mip`` of more than two modalities.
 
     The rms product of N equal rows is about ``(N-1)!! = 1 3 5 .. (N-1)`` for even N (the moments of a normal variable),
-    about 0 of either sign for odd N, and that of unrelated rows is tiny: a scale of 1 already tells six equal rows from
-    others. Smaller ones learn slowly (benchmarks/results/nway_training_*.md).
+    about 0 of either sign for odd N, and that of unrelated rows is tiny: a scale of 1 already separates six equal rows
+    from others. Smaller ones learn slowly (benchmarks/results/nway_training_*.md).
 
     Example:
         >>> initial_scale("norm") == 1 / 0.07, initial_scale("mip", modalities=6)
@@ -34,6 +34,12 @@ def initial_scale(similarity: str, normalize: str | None = "auto", modalities: i
     if similarity != "mip" or modalities == 2 or normalize not in ("auto", "rms"):
         return 1 / 0.07
     return 1.0
+
+
+class ModuleSettings(LossSettings, total=False):
+    """The arguments of `nway_loss` that a module takes when it is built."""
+
+    details: bool
 
 
 class NWayLoss(torch.nn.Module):
@@ -78,7 +84,7 @@ class NWayLoss(torch.nn.Module):
         max_scale: float = 100.0,
         learnable: bool = True,
         init_bias: float = -10.0,
-        **settings: Any,
+        **settings: Unpack[ModuleSettings],
     ) -> None:
         super().__init__()
         check_name("similarity", similarity, SIMILARITIES)
@@ -88,7 +94,7 @@ class NWayLoss(torch.nn.Module):
         check_name("backend", settings.get("backend", "auto"), BACKENDS)
         check_smoothing(settings.get("label_smoothing", 0.0), objective)
         for name in settings:
-            check_name("a setting of NWayLoss", name, _SETTINGS)
+            check_name("a setting of NWayLoss", name, ModuleSettings.__annotations__)
         scale = init_scale
         if scale is None:
             scale = min(initial_scale(similarity, settings.get("normalize", "auto"), modalities), max_scale)
@@ -117,13 +123,13 @@ class NWayLoss(torch.nn.Module):
         group: ProcessGroup | None = None,
     ) -> Tensor | NWayOutput:
         """The loss of N modalities ``[B, D]``, given one by one or as one list."""
-        rows: Any = xs[0] if len(xs) == 1 else xs
+        rows = cast(Sequence[Tensor], xs[0] if len(xs) == 1 else xs)
         if self.modalities is not None and len(rows) != self.modalities:
             raise ValueError(f"the loss was made for {self.modalities} modalities and got {len(rows)}.")
         if self.training:
             with torch.no_grad():
                 self.log_scale.clamp_(max=math.log(self.max_scale))
-        result: Tensor | NWayOutput = nway_loss(
+        return nway_loss(
             rows,
             similarity=self.similarity,
             objective=self.objective,
@@ -134,7 +140,6 @@ class NWayLoss(torch.nn.Module):
             group=group,
             **self.settings,
         )
-        return result
 
     def extra_repr(self) -> str:
         """Similarity, objective, scale now, and what was set."""
@@ -144,28 +149,13 @@ class NWayLoss(torch.nn.Module):
         return ", ".join(f"{name}={value!r}" for name, value in known.items()) + f", {scale}{extra}"
 
 
-_SETTINGS = (
-    "anchors",
-    "normalize",
-    "precision",
-    "backend",
-    "label_smoothing",
-    "reduction",
-    "num_samples",
-    "chunk",
-    "budget_s",
-    "budget_bytes",
-    "details",
-)
-
-
 class _Bounded(torch.autograd.Function):
     """``min(x, bound)`` with the gradient of ``x``: what is at the bound must be able to leave it."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, bound: float) -> Tensor:
+    def forward(ctx: object, x: Tensor, bound: float) -> Tensor:
         return x.clamp(max=bound)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+    def backward(ctx: object, grad: Tensor) -> tuple[Tensor, None]:
         return grad, None

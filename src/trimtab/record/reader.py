@@ -9,7 +9,6 @@ from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime
 from itertools import islice
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,9 +18,20 @@ from trimtab.core.errors import RecordError
 from trimtab.core.files import open_regular
 from trimtab.core.types import BrainState, Closing, Decision, Finding, Layout, Outcome, RunInfo, Sample, Verdict
 from trimtab.record import format as decode
-from trimtab.record import tables
-from trimtab.record.format import FIRST_BYTES, KINDS, LINES_NAME, TABLES_NAME, SampleLine
-from trimtab.record.thin import Thinned, to_thinned
+from trimtab.record.format import (
+    FIRST_BYTES,
+    KINDS,
+    LINES_NAME,
+    TABLES_NAME,
+    Buffer,
+    SampleLine,
+    TableEntry,
+    Thinned,
+    is_intact,
+    map_tables,
+    scan_tables,
+    table_values,
+)
 
 __all__ = ["Run", "find_run", "read_run"]
 
@@ -48,8 +58,8 @@ class Run:
         self.thinned: Thinned | None = None
         self.problems: list[str] = []
         self._samples: list[SampleLine] = []
-        self._entries: dict[int, tables.Entry] = {}
-        self._buffer: tables.Buffer = b""
+        self._entries: dict[int, TableEntry] = {}
+        self._buffer: Buffer = b""
 
     def __repr__(self) -> str:
         name = self.info.run_id if self.info else self.folder.name
@@ -78,7 +88,7 @@ class Run:
             layout = self.layouts[line.layout]
             entry = self._entry(line)
             if entry is not None:
-                table = tables.floats(self._buffer, entry).reshape(-1, len(layout.columns))
+                table = table_values(self._buffer, entry).reshape(-1, len(layout.columns))
             else:
                 table = np.empty((0, len(layout.columns)), np.float32)
                 if line.num_floats:
@@ -125,7 +135,7 @@ class Run:
     def _lost(self, line: SampleLine) -> bool:
         return bool(line.num_floats) and self._entry(line) is None
 
-    def _entry(self, line: SampleLine) -> tables.Entry | None:
+    def _entry(self, line: SampleLine) -> TableEntry | None:
         entry = self._entries.get(line.seq) if line.num_floats else None
         layout = self.layouts[line.layout]
         fits = entry is not None and (entry.layout, entry.step, entry.branch, entry.num_floats) == (
@@ -199,7 +209,7 @@ def _read_lines(folder: Path, path: Path) -> Run:
 
 
 def _raw_lines(path: Path) -> Iterator[tuple[bytes, bool]]:
-    """Every line, and whether it is whole; a piece at a time, so that a line without an end is not read for ever."""
+    """Every line, and whether it is whole; read in pieces, because a damaged line may have no end."""
     with open_regular(path) as file:
         rest = b""
         while piece := file.read(_PIECE):
@@ -218,13 +228,13 @@ def _brief(error: Exception) -> str:
         return type(error).__name__
 
 
-def _take(run: Run, data: dict[str, Any], path: Path) -> None:
+def _take(run: Run, data: dict[str, object], path: Path) -> None:
     match data["t"]:
         case "run":
             decode.check_version(data, path)
             run.info = run.info or decode.to_info(data)
         case "layout":
-            run.layouts[data["seq"]] = decode.to_layout(data)
+            run.layouts[decode.seq_of(data)] = decode.to_layout(data)
         case "sample":
             line = decode.to_sample_line(data)
             if line.layout not in run.layouts:
@@ -232,7 +242,7 @@ def _take(run: Run, data: dict[str, Any], path: Path) -> None:
             _check_step(line)
             run._samples.append(line)
         case "thinned":
-            run.thinned = to_thinned(data)
+            run.thinned = decode.to_thinned(data)
         case "lost":
             run.problems.append(str(decode.to_lost(data)))
         case _:
@@ -263,7 +273,7 @@ def _take_event(run: Run, event: object) -> None:
 def _read_tables(run: Run) -> None:
     path = run.folder / TABLES_NAME
     try:
-        run._buffer = tables.map_file(path)
+        run._buffer = map_tables(path)
     except FileNotFoundError:
         if any(line.num_floats for line in run._samples):
             run.problems.append(f"{TABLES_NAME} is missing: samples come without their tables")
@@ -271,10 +281,10 @@ def _read_tables(run: Run) -> None:
     except OSError as error:
         run.problems.append(f"{TABLES_NAME} cannot be read ({error}): samples come without their tables")
         return
-    entries, problems, _ = tables.scan(run._buffer)
+    entries, problems, _ = scan_tables(run._buffer)
     bad = [f"{TABLES_NAME}: {problem}" for problem in problems]
     for entry in entries:
-        if tables.intact(run._buffer, entry):
+        if is_intact(run._buffer, entry):
             run._entries[entry.seq] = entry
         else:
             bad.append(f"{TABLES_NAME}: the table of step {entry.step} is damaged and was skipped")
@@ -297,7 +307,7 @@ def _shorten(problems: list[str]) -> list[str]:
 
 
 USUAL_DIRS = (DEFAULT_DIR, "runs")
-"""Where records go unless told otherwise, and where they went in earlier versions."""
+"""Where records go by default, and where they went in earlier versions."""
 _HEAD_LINES = 20  # the run line is the first, or one of the first
 _HEAD_BYTES = 1_000_000  # of one of them
 _RUN_ID = re.compile(r"(\d{8}-\d{6})-\d+-[0-9a-f]{4}(-rank\d+)?(-\d+)?")
@@ -381,7 +391,7 @@ def _started_s(run: Path) -> float:
             with contextlib.suppress(*decode.DAMAGE):
                 data = decode.parse_line(line)
                 if data["t"] == "run" and "started" in data:
-                    return datetime.fromisoformat(data["started"]).timestamp()
+                    return datetime.fromisoformat(str(data["started"])).timestamp()
     if named := _RUN_ID.fullmatch(run.name):
         with contextlib.suppress(ValueError):
             return datetime.strptime(named[1], "%Y%m%d-%H%M%S").replace(tzinfo=UTC).timestamp()

@@ -133,7 +133,7 @@ def close_all(reason: str = "closed", timeout_s: float = _EXIT_TIMEOUT_S) -> Non
 
 
 def wait_for_finished(timeout_s: float = _EXIT_TIMEOUT_S) -> None:
-    """Wait for the records that were told to finish: what they hold is complete then."""
+    """Wait for the records that are being closed: they are complete then."""
     for core in list(_LIVE):
         if core.pid == os.getpid() and core.closed:
             core.wait(timeout_s)
@@ -315,9 +315,9 @@ class Outlet:
 
     def end(self, reason: str) -> None:
         """Tell the sink why the run ends, if it wants to know."""
-        tell = getattr(self.sink, "end", None)
-        if callable(tell):
-            tell(reason)
+        end = getattr(self.sink, "end", None)
+        if callable(end):
+            end(reason)
 
     @property
     def thread(self) -> threading.Thread | None:

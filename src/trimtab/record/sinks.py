@@ -9,15 +9,15 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from importlib import import_module
 from pathlib import Path
-from typing import Any, TextIO, cast
+from typing import Protocol, TextIO, cast
 
 from trimtab.core.config import Config
 from trimtab.core.errors import InputError
 from trimtab.core.journal import IncidentLines, Said
 from trimtab.core.presets import get_preset
+from trimtab.core.printable import printable
 from trimtab.core.types import Finding, Outcome, Record, Sample, Severity, Sink, Verdict
 from trimtab.record.csv_sink import CsvSink, metrics
-from trimtab.record.say import say
 from trimtab.record.writer import RunWriter
 
 __all__ = ["CallSink", "ConsoleSink", "CsvSink", "LogSink", "LoggerSink", "TensorBoardSink", "adapt"]
@@ -89,11 +89,11 @@ class LogSink:
     A finding arrives as `health/<code>` = 1, and an incident also once through `.alert(title=, text=)`.
     """
 
-    def __init__(self, logger: Any) -> None:
+    def __init__(self, logger: object) -> None:
         self._logger = logger
         self._lines = IncidentLines()
         self._plural = callable(getattr(logger, "log_metrics", None))
-        self._log: Callable[..., object] = logger.log_metrics if self._plural else logger.log
+        self._log: Callable[..., object] = getattr(logger, "log_metrics" if self._plural else "log")
         self._takes_step = takes_step(self._log)
         self._newest = 0
 
@@ -103,9 +103,9 @@ class LogSink:
             self._send(_named(record), record.step)
         elif isinstance(record, Verdict) and record.findings:
             self._send({f"health/{finding.code}": 1.0 for finding in record.findings}, record.step)
-            alert: Any = getattr(self._logger, "alert", None)
+            alert = getattr(self._logger, "alert", None)
             line = self._lines.of(record) if callable(alert) else None
-            if line is not None:
+            if callable(alert) and line is not None:
                 alert(title=f"{line.finding.code} {line.finding.name}", text=str(line))
 
     def close(self) -> None:
@@ -130,10 +130,17 @@ def takes_step(log: Callable[..., object]) -> bool:
     return "step" in parameters or any(p.kind is p.VAR_KEYWORD for p in parameters.values())
 
 
+class ScalarWriter(Protocol):
+    """What TensorBoard's `SummaryWriter` has in common with others."""
+
+    def add_scalar(self, tag: str, scalar_value: float, global_step: int) -> object:
+        """Take one number."""
+
+
 class TensorBoardSink:
     """Forwards to an object with `add_scalar(tag, value, step)`; findings also as text where it has `add_text`."""
 
-    def __init__(self, writer: Any) -> None:
+    def __init__(self, writer: ScalarWriter) -> None:
         self._writer = writer
 
     def write(self, record: Record) -> None:
@@ -144,9 +151,10 @@ class TensorBoardSink:
         elif isinstance(record, Verdict):
             for finding in record.findings:
                 self._writer.add_scalar(f"health/{finding.code}", 1.0, record.step)
-            add_text: Any = getattr(self._writer, "add_text", None)
-            for finding in _news(record) if callable(add_text) else ():
-                add_text(f"health/{finding.code}", str(finding), record.step)
+            add_text = getattr(self._writer, "add_text", None)
+            if callable(add_text):
+                for finding in _news(record):
+                    add_text(f"health/{finding.code}", str(finding), record.step)
 
     def flush(self) -> None:
         """Let the writer flush, if it can."""
@@ -162,7 +170,7 @@ class TensorBoardSink:
 class LoggerSink:
     """Writes incidents to a `logging.Logger`: warnings at WARNING, worse at ERROR, outcomes at INFO."""
 
-    def __init__(self, logger: logging.Logger | logging.LoggerAdapter[Any]) -> None:
+    def __init__(self, logger: logging.Logger | logging.LoggerAdapter[logging.Logger]) -> None:
         self._logger = logger
         self._lines = IncidentLines()
 
@@ -187,7 +195,7 @@ class LoggerSink:
 class CallSink:
     """Calls a function with one dict per sample (`step` and the metrics) and per finding."""
 
-    def __init__(self, function: Callable[[dict[str, Any]], object]) -> None:
+    def __init__(self, function: Callable[[dict[str, float | str]], object]) -> None:
         self._function = function
 
     def write(self, record: Record) -> None:
@@ -202,7 +210,7 @@ class CallSink:
         """Nothing to let go of."""
 
 
-def adapt(obj: Any) -> Sink:
+def adapt(obj: object) -> Sink:
     """Turn what a user passed as a sink into one.
 
     Example:
@@ -220,7 +228,7 @@ def adapt(obj: Any) -> Sink:
     if isinstance(obj, Sink):
         return obj
     if callable(getattr(obj, "add_scalar", None)):
-        return TensorBoardSink(obj)
+        return TensorBoardSink(cast(ScalarWriter, obj))
     if callable(getattr(obj, "log_metrics", None)) or callable(getattr(obj, "log", None)):
         return LogSink(obj)
     if callable(obj):
@@ -228,7 +236,7 @@ def adapt(obj: Any) -> Sink:
     raise InputError(f"{type(obj).__name__} cannot be used as a sink; expected {_ACCEPTED}")
 
 
-def with_preset_lines(config: Config, sinks: Iterable[Any]) -> list[Any]:
+def with_preset_lines(config: Config, sinks: Iterable[object]) -> list[object]:
     """The sinks, and the lines of the preset in force unless lines were asked for in another way."""
     given = list(sinks)
     asked = any(getattr(s, "says_lines", False) or (isinstance(s, str) and s.startswith("lines:")) for s in given)
@@ -250,3 +258,14 @@ def _from_text(text: str) -> Sink:
     if kind == "jsonl" and where:
         return RunWriter(Path(where))
     raise InputError(f"{text!r} names no sink; expected {_ACCEPTED}")
+
+
+def say(line: str, stream: TextIO) -> None:
+    """Print one line to a stream without tearing a live tqdm bar apart; nothing in it acts on the terminal."""
+    line = printable(line)
+    bars = getattr(sys.modules.get("tqdm"), "tqdm", None)
+    if bars is not None and len(getattr(bars, "_instances", ())) > 0:
+        bars.write(line, file=stream)
+        return
+    stream.write(line + "\n")
+    stream.flush()

@@ -9,17 +9,15 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from trimtab.core.types import Column, Layout, Verdict
 from trimtab.record import format as decode
-from trimtab.record import tables
-from trimtab.record.format import thinned_line
+from trimtab.record.format import Buffer, TableEntry, Thinned, map_tables, scan_tables, table_values, thinned_line
 
 TEMPORARY = ".thinning"
 
@@ -30,22 +28,8 @@ _HEAD = re.compile(rb'\{"t":"(sample|state|thinned)","seq":(\d+),')
 _TINY = 1e-30  # below every loss that matters; keeps logs of zero finite
 
 
-class Thinned(NamedTuple):
-    """What a record lost to its bound; `complete` holds per optimizer the (seq, step) from which nothing is missing."""
-
-    samples: int
-    tables: int
-    complete: dict[str, tuple[int, int]]
-
-
-def to_thinned(data: Mapping[str, Any]) -> Thinned:
-    """Read a `thinned` line."""
-    complete = {str(name): (int(at["seq"]), int(at["step"])) for name, at in data["complete"].items()}
-    return Thinned(int(data["samples"]), int(data["tables"]), complete)
-
-
-class _Book:
-    """What one look through the lines tells: sizes, scores and which steps must stay."""
+class _Survey:
+    """What one pass over the lines collects: sizes, scores and which steps must stay."""
 
     def __init__(self) -> None:
         self.samples: list[tuple[int, int, int]] = []  # seq, step, bytes
@@ -68,16 +52,17 @@ class _Book:
                     loss = line.scalars.get("loss", line.scalars.get("val_loss", 0.0))
                     self.scores.append((loss, line.scalars.get("grad_norm", 0.0)))
                 case "layout":
-                    self.layouts[data["seq"]] = decode.to_layout(data)
+                    self.layouts[decode.seq_of(data)] = decode.to_layout(data)
                 case "verdict":
-                    self._flag(decode.to_event(data))
+                    verdict = decode.to_event(data)
+                    assert isinstance(verdict, Verdict)
+                    self._flag(verdict)
                 case "thinned":
-                    self.before = to_thinned(data)
+                    self.before = decode.to_thinned(data)
         except decode.DAMAGE:
             return
 
-    def _flag(self, verdict: Any) -> None:
-        assert isinstance(verdict, Verdict)
+    def _flag(self, verdict: Verdict) -> None:
         for finding in verdict.findings:
             for step in (verdict.step, finding.step):
                 self.flagged.add((verdict.optimizer, step))
@@ -89,9 +74,9 @@ class _Book:
         return self.layouts[layout].optimizer if layout in self.layouts else ""
 
 
-def _table_score(buffer: tables.Buffer, entry: tables.Entry, layout: Layout | None) -> float:
+def _table_score(buffer: Buffer, entry: TableEntry, layout: Layout | None) -> float:
     """The largest L2 norm of a table; infinite where a tensor was not finite."""
-    values = tables.floats(buffer, entry)
+    values = table_values(buffer, entry)
     if layout is not None and Column.L2 in layout.columns and values.size == len(layout.names) * len(layout.columns):
         values = values.reshape(-1, len(layout.columns))[:, layout.columns.index(Column.L2)]
     return float(values.max(initial=0.0)) if np.isfinite(values).all() else np.inf
@@ -161,47 +146,47 @@ def _choose(
 
 def thin(lines_path: Path, tables_path: Path, *, goal: int, seq: int) -> None:
     """Rewrite both files so that together they take less than `goal` bytes, if that can be; `seq` is free to use."""
-    book = _Book()
+    survey = _Survey()
     with lines_path.open("rb") as file:
         for raw in file:
-            book.note(raw)
-    buffer = tables.map_file(tables_path) if tables_path.exists() else b""
-    num = len(book.samples)
-    where = {sample[0]: i for i, sample in enumerate(book.samples)}
-    entries: list[tables.Entry | None] = [None] * num
+            survey.note(raw)
+    buffer = map_tables(tables_path) if tables_path.exists() else b""
+    num = len(survey.samples)
+    where = {sample[0]: i for i, sample in enumerate(survey.samples)}
+    entries: list[TableEntry | None] = [None] * num
     peaks = np.zeros(num)
-    for entry in tables.scan(buffer)[0]:
+    for entry in scan_tables(buffer)[0]:
         index = where.get(entry.seq)
         if index is not None:  # else a crash came between table and line: nobody will ask for it
             entries[index] = entry
-            peaks[index] = _table_score(buffer, entry, book.layouts.get(entry.layout))
+            peaks[index] = _table_score(buffer, entry, survey.layouts.get(entry.layout))
 
     codes: dict[tuple[int, str], int] = {}
-    groups = np.array([codes.setdefault(group, len(codes)) for group in book.groups], dtype=np.int64)
-    owners = [book.optimizer(layout) for layout, _ in book.groups]
-    keys = [(owner, sample[1]) for owner, sample in zip(owners, book.samples, strict=True)]
-    sizes = np.array([sample[2] for sample in book.samples], dtype=np.int64)
+    groups = np.array([codes.setdefault(group, len(codes)) for group in survey.groups], dtype=np.int64)
+    owners = [survey.optimizer(layout) for layout, _ in survey.groups]
+    keys = [(owner, sample[1]) for owner, sample in zip(owners, survey.samples, strict=True)]
+    sizes = np.array([sample[2] for sample in survey.samples], dtype=np.int64)
     keep_lines, keep_tables = _choose(
-        np.array([sample[0] for sample in book.samples], dtype=np.int64),
+        np.array([sample[0] for sample in survey.samples], dtype=np.int64),
         sizes,
         np.array([entry.size if entry else 0 for entry in entries], dtype=np.int64),
         groups,
-        np.array(book.scores, dtype=np.float64).reshape(num, 2),
+        np.array(survey.scores, dtype=np.float64).reshape(num, 2),
         peaks,
         # The second one only when all else is gone: of a long incident its beginning stays.
-        [np.array([key in kept for key in keys], dtype=bool) for kept in (book.flagged, book.first_flagged)],
+        [np.array([key in kept for key in keys], dtype=bool) for kept in (survey.flagged, survey.first_flagged)],
         goal - (lines_path.stat().st_size - int(sizes.sum())),
     )
     lost_tables = np.array([entry is not None for entry in entries], dtype=bool) & ~keep_tables
-    complete = dict(book.before.complete)
+    complete = dict(survey.before.complete)
     for lost in np.flatnonzero(~keep_lines | lost_tables).tolist():
-        sample_seq, step, _ = book.samples[lost]
+        sample_seq, step, _ = survey.samples[lost]
         if sample_seq >= complete.get(owners[lost], (-1, 0))[0]:
             complete[owners[lost]] = (sample_seq + 1, step + 1)
     total = Thinned(
-        book.before.samples + int((~keep_lines).sum()), book.before.tables + int(lost_tables.sum()), complete
+        survey.before.samples + int((~keep_lines).sum()), survey.before.tables + int(lost_tables.sum()), complete
     )
-    dropped = {book.samples[i][0] for i in np.flatnonzero(~keep_lines)}
+    dropped = {survey.samples[i][0] for i in np.flatnonzero(~keep_lines)}
     try:
         _rewrite_lines(lines_path, dropped, total, seq)
         if buffer:
@@ -218,8 +203,7 @@ def _rewrite_lines(path: Path, dropped: set[int], total: Thinned, seq: int) -> N
         for raw in old:
             if not _obsolete(raw, dropped, total):
                 new.write(raw)
-        complete = {name: {"seq": at[0], "step": at[1]} for name, at in total.complete.items()}
-        new.write(thinned_line({"samples": total.samples, "tables": total.tables, "complete": complete}, seq))
+        new.write(thinned_line(total, seq))
     os.replace(temporary, path)
 
 
@@ -230,12 +214,12 @@ def _obsolete(raw: bytes, dropped: set[int], total: Thinned) -> bool:
     if found[1] == b"sample":
         return int(found[2]) in dropped
     try:  # a replay cannot start before a gap, so older states are of no use
-        return found[1] == b"thinned" or int(found[2]) < total.complete[decode.parse_line(raw)["optimizer"]][0]
+        return found[1] == b"thinned" or int(found[2]) < total.complete[str(decode.parse_line(raw)["optimizer"])][0]
     except decode.DAMAGE:
         return False
 
 
-def _rewrite_tables(path: Path, buffer: tables.Buffer, kept: list[tables.Entry]) -> None:
+def _rewrite_tables(path: Path, buffer: Buffer, kept: list[TableEntry]) -> None:
     temporary = path.with_name(path.name + TEMPORARY)
     with temporary.open("wb") as new:
         for entry in kept:

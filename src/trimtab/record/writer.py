@@ -22,17 +22,19 @@ from typing import NamedTuple
 from trimtab.core.errors import RecordError
 from trimtab.core.types import BrainState, Closing, Decision, Layout, Outcome, Record, RunInfo, Sample, Verdict
 from trimtab.record import format as decode
-from trimtab.record import tables
 from trimtab.record.format import (
     FIRST_BYTES,
     LINES_NAME,
     TABLES_NAME,
     Lost,
+    encode_table,
     event_line,
     layout_line,
     lost_line,
+    map_tables,
     run_line,
     sample_line,
+    scan_tables,
 )
 from trimtab.record.thin import TEMPORARY, thin
 
@@ -156,7 +158,7 @@ class _Loss:
         if known:
             self.first, self.last = min(known), max(known)
 
-    def told(self) -> Lost:
+    def total(self) -> Lost:
         return Lost(samples=self.samples, others=self.others, first=self.first, last=self.last, why=self.why)
 
 
@@ -267,7 +269,7 @@ class RunWriter:
             self._lines.flush()
             self._written.samples += len(samples)
             self._written.span(samples)
-            self._tell_of_losses()
+            self._record_losses()
         except OSError:
             self._refusing = True
             raise
@@ -345,10 +347,10 @@ class RunWriter:
             loss.add(self._lines.drop(oldest))
             self._tables.drop(oldest)
 
-    def _tell_of_losses(self) -> None:
+    def _record_losses(self) -> None:
         if self._loss is None:
             return
-        lost, self._loss = self._loss.told(), None
+        lost, self._loss = self._loss.total(), None
         log.warning("%s: %s", self.folder, lost)
         seq = self._take_seq()
         self._lines.add(_Item(lost_line(lost, seq), seq))
@@ -386,7 +388,7 @@ class RunWriter:
             seq = self._take_seq()
             self._lines.add(_Item(layout_line(layout, seq), seq))
             number = self._ids[layout] = seq
-        if len(self._seen) >= 64:  # layouts made anew for each sample must not pile up
+        if len(self._seen) >= 64:  # layouts built for each sample must not pile up
             self._seen.clear()
         self._seen[id(layout)] = (layout, number)
         return number
@@ -395,7 +397,7 @@ class RunWriter:
         layout = self._layout_id(sample.layout)
         line = sample_line(sample, self._seq, layout)
         if sample.table.size:
-            self._tables.add(_Item(tables.encode_table(sample, layout, self._seq), self._seq, _EXPENDABLE))
+            self._tables.add(_Item(encode_table(sample, layout, self._seq), self._seq, _EXPENDABLE))
         self._lines.add(_Item(line, self._seq, _EXPENDABLE, sample.step))
         self._seq += 1
 
@@ -409,7 +411,7 @@ class RunWriter:
             self._continue_lines(path)
         path = self._home / TABLES_NAME
         if path.exists():
-            entries, problems, end = tables.scan(tables.map_file(path))
+            entries, problems, end = scan_tables(map_tables(path))
             if problems and end < path.stat().st_size:
                 log.warning("%s: %s; cut off, the record goes on", path, problems[-1])
                 os.truncate(path, end)
@@ -436,7 +438,7 @@ class RunWriter:
         if raw.endswith(b"\n"):
             return
         try:
-            self._seq = max(self._seq, decode.parse_line(raw)["seq"] + 1)
+            self._seq = max(self._seq, decode.seq_of(decode.parse_line(raw)) + 1)
             self._learn(raw, path)
             with path.open("ab") as file:  # only its line end is missing
                 file.write(b"\n")
@@ -448,7 +450,7 @@ class RunWriter:
         with contextlib.suppress(*decode.DAMAGE):
             if raw.startswith(b'{"t":"layout"'):
                 data = decode.parse_line(raw)
-                self._ids.setdefault(decode.to_layout(data), data["seq"])
+                self._ids.setdefault(decode.to_layout(data), decode.seq_of(data))
             elif raw.startswith(FIRST_BYTES):
                 decode.check_version(decode.parse_line(raw), path)
                 self._run_line = self._run_line or raw

@@ -170,9 +170,9 @@ Floats = NDArray[np.float64]
 
 NUM_STRETCHES = 800
 REACH = 50
-"""So many steps before and after a finding every point is kept."""
+"""Steps before and after a finding in which every point is kept."""
 MAX_CLOSE = 20
-"""Around so many findings: a run that is bad all over need not be kept twice."""
+"""Findings around which all points are kept: a run that is bad all over need not be kept twice."""
 
 
 def pick_points(steps: Ints, values: Floats, near: Sequence[int] = (), *, num_stretches: int = NUM_STRETCHES) -> Ints:

@@ -7,25 +7,25 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from trimtab.core.printable import brief
+from trimtab.report.summary import count
 from trimtab.report.text import wrapped
 
 if TYPE_CHECKING:
-    from trimtab.checkpoint.difference import Difference, SettingChange, TensorChange
-    from trimtab.checkpoint.inspect import SectionRow, Seen, Sheet
+    from trimtab.checkpoint.inspect import Difference, SectionRow, Seen, SettingChange, Sheet, TensorChange
     from trimtab.core.types import Snapshot
 
 COLOURS = {"good": "green", "candidate": "yellow", "bad": "red"}
 NUM_TENSORS = 12
 NUM_CHANGES = 12
 NUM_SETTINGS = 15
-UNNAMED = ("rng", "guard")  # below these names only the number of differences is told
+UNNAMED = ("rng", "guard")  # below these names only the number of differences is shown
 _UNITS = ("B", "KB", "MB", "GB", "TB")
 
 
@@ -151,8 +151,8 @@ def _sheet(sheet: Sheet, width: int, all_tensors: bool) -> Iterator[RenderableTy
             yield wrapped("Repaired: zeros where NaN or Inf were. Resumed from only if asked for.", width, "  ")
         yield Text(f"written {moment(sheet.created)} by {sheet.writer}, digest {snapshot.digest[:12]}", style="dim")
         for name in ("metrics", "verdict", "versions"):
-            if told := _facts(sheet.meta.get(name)):
-                yield wrapped(told, width, f"{name:<9}", style="bold")
+            if facts := _facts(sheet.meta.get(name)):
+                yield wrapped(facts, width, f"{name:<9}", style="bold")
     for section in sheet.sections:
         if section.tensors:
             yield from _section(section, all_tensors)
@@ -160,7 +160,7 @@ def _sheet(sheet: Sheet, width: int, all_tensors: bool) -> Iterator[RenderableTy
         yield Text.assemble("\n", ("without tensors", "bold"), f"  {_some(plain)}")
 
 
-def _facts(values: Any) -> str:
+def _facts(values: object) -> str:
     if not isinstance(values, Mapping):
         return ""
     return _some(
@@ -202,12 +202,12 @@ def render_difference(found: Difference, a: str, b: str, *, width: int) -> Rende
 def _difference(found: Difference, a: str, b: str, width: int) -> Iterator[RenderableType]:
     label, colour = ("IDENTICAL", "green") if found.identical else ("DIFFERENT", "yellow")
     tensors = f"{len(found.tensors)} of {count(found.num_tensors, 'tensor')}"
-    told = "to the bit" if found.identical else f"{tensors} and {count(len(found.settings), 'setting')} differ"
-    yield Text.assemble((f" {label} ", f"bold reverse {colour}"), f" {told}")
+    summary = "in every bit" if found.identical else f"{tensors} and {count(len(found.settings), 'setting')} differ"
+    yield Text.assemble((f" {label} ", f"bold reverse {colour}"), f" {summary}")
     yield Text(f"a: {a}\nb: {b}", style="dim")
     for section, changes in _by_section(found.tensors).items():
-        told = f"  {count(len(changes), 'tensor')}: norm of the difference / norm of a, the largest first"
-        yield Text.assemble((f"\n{brief(section)}", "bold"), (told, "dim"))
+        head = f"  {count(len(changes), 'tensor')}: norm of the difference / norm of a, the largest first"
+        yield Text.assemble((f"\n{brief(section)}", "bold"), (head, "dim"))
         yield _changes(changes[:NUM_CHANGES])
         if len(changes) > NUM_CHANGES:
             yield Text(f"  … and {len(changes) - NUM_CHANGES} more; --json lists them", style="dim")
@@ -264,8 +264,8 @@ def _is_unnamed(name: str) -> bool:
 def _unnamed(changes: Sequence[TensorChange | SettingChange]) -> Iterator[RenderableType]:
     tally = Counter(_unnamed_part(one.name) for one in changes if _is_unnamed(one.name))
     if tally:
-        told = _some([f"{name} ({count(num, 'value')})" for name, num in tally.items()])
-        yield Text.assemble(("\nalso different", "bold"), f"  {told}")
+        others = _some([f"{name} ({count(num, 'value')})" for name, num in tally.items()])
+        yield Text.assemble(("\nalso different", "bold"), f"  {others}")
 
 
 def _unnamed_part(name: str) -> str:
@@ -276,13 +276,3 @@ def _unnamed_part(name: str) -> str:
 
 def _or_none(value: str | None) -> str:
     return "not there" if value is None else brief(value)
-
-
-def count(num: int, what: str) -> str:
-    """A number and its noun.
-
-    Example:
-        >>> count(1, "tensor"), count(2000, "tensor")
-        ('1 tensor', '2,000 tensors')
-    """
-    return f"{num:,} {what}" if num == 1 else f"{num:,} {what}s"

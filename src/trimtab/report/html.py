@@ -13,16 +13,17 @@ from functools import cache
 from importlib.resources import files
 from itertools import groupby
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
-from jinja2 import Environment, StrictUndefined
+from jinja2 import Environment, StrictUndefined, Template
+from numpy.typing import ArrayLike
 
 from trimtab.core.config import Config
 from trimtab.core.types import RunInfo
 from trimtab.record.reader import Run
 from trimtab.report.figures import Figures, HeatMap, Panel, make_figures
-from trimtab.report.summary import CLOSED, NOT_CLOSED, Deed, Health, Incident, Summary, Track, summarise
+from trimtab.report.summary import CLOSED, NOT_CLOSED, Deed, Health, Incident, Summary, Track, count, summarise
 
 NAME = "report.html"
 SCRIPTS = ("tools.js", "charts.js", "heat.js")
@@ -92,7 +93,7 @@ def source_hash(text: str) -> str:
 
 
 @cache
-def _template() -> Any:
+def _template() -> Template:
     env = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     env.filters["number"] = number
     env.filters["count"] = count
@@ -103,7 +104,7 @@ def _template() -> Any:
 MAX_MARKS = 500
 
 
-def page_data(summary: Summary, figures: Iterable[Figures]) -> dict[str, Any]:
+def page_data(summary: Summary, figures: Iterable[Figures]) -> dict[str, object]:
     """Everything `charts.js` draws: one section per optimizer, with what was found and done in it."""
     numbered = list(enumerate(summary.incidents, start=1))
     return {
@@ -122,7 +123,7 @@ def page_data(summary: Summary, figures: Iterable[Figures]) -> dict[str, Any]:
     }
 
 
-def to_script(data: Any) -> str:
+def to_script(data: object) -> str:
     """JSON for a `<script type="application/json">`: `<` is escaped, so nothing in it can end the element.
 
     Example:
@@ -133,7 +134,7 @@ def to_script(data: Any) -> str:
     return text.replace("<", "\\u003c").encode("utf-8", "replace").decode()
 
 
-def _panel(panel: Panel) -> dict[str, Any]:
+def _panel(panel: Panel) -> dict[str, object]:
     return {
         "title": panel.title,
         "log": panel.log,
@@ -151,7 +152,7 @@ def _panel(panel: Panel) -> dict[str, Any]:
     }
 
 
-def _heat(heat: HeatMap) -> dict[str, Any]:
+def _heat(heat: HeatMap) -> dict[str, object]:
     return {
         "names": heat.names,
         "first": heat.first_step,
@@ -163,7 +164,7 @@ def _heat(heat: HeatMap) -> dict[str, Any]:
     }
 
 
-def _incident(number: int, incident: Incident) -> dict[str, Any]:
+def _incident(number: int, incident: Incident) -> dict[str, object]:
     return {
         "number": number,
         "from": incident.onset,
@@ -177,7 +178,7 @@ def _incident(number: int, incident: Incident) -> dict[str, Any]:
     }
 
 
-def _deed(deed: Deed) -> dict[str, Any]:
+def _deed(deed: Deed) -> dict[str, object]:
     became = "" if deed.applied is None else ", done" if deed.applied else ", could not be done"
     detail = f": {deed.detail}" if deed.detail else ""
     return {
@@ -186,7 +187,7 @@ def _deed(deed: Deed) -> dict[str, Any]:
     }
 
 
-def _base64(values: Any, kind: str) -> str:
+def _base64(values: ArrayLike, kind: str) -> str:
     return base64.b64encode(np.ascontiguousarray(values, dtype=kind).tobytes()).decode("ascii")
 
 
@@ -233,11 +234,6 @@ def number(value: object) -> str:
     if math.isnan(value):
         return "NaN"
     return f"{value:.4g}" if math.isfinite(value) else "Inf" if value > 0 else "-Inf"
-
-
-def count(num: int, what: str) -> str:
-    """So many of something: `1 step`, `2,000 steps`."""
-    return f"{num:,} {what}" if num == 1 else f"{num:,} {what}s"
 
 
 def verdict(summary: Summary) -> dict[str, str]:
@@ -295,7 +291,7 @@ def _time(text: str) -> str:
         return text
 
 
-def changed_settings(config: Mapping[str, Any]) -> Iterator[Fact]:
+def changed_settings(config: Mapping[str, object]) -> Iterator[Fact]:
     """The settings of a run that are not the defaults.
 
     Example:
@@ -304,18 +300,18 @@ def changed_settings(config: Mapping[str, Any]) -> Iterator[Fact]:
     """
     default = _flat(Config().to_dict())
     for name, value in _flat(config).items():
-        if name not in ("mode", "dir") and value != default.get(name):  # those two are told elsewhere
+        if name not in ("mode", "dir") and value != default.get(name):  # those two are shown elsewhere
             yield Fact(name, ", ".join(map(str, value)) if isinstance(value, list | tuple) else str(value))
 
 
-def _flat(config: Mapping[str, Any], lead: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
+def _flat(config: Mapping[str, object], lead: str = "") -> dict[str, object]:
+    flat: dict[str, object] = {}
     for key, value in config.items():
         flat |= _flat(value, f"{lead}{key}.") if isinstance(value, Mapping) else {f"{lead}{key}": value}
     return flat
 
 
-def section(figures: Figures, summary: Summary) -> dict[str, Any]:
+def section(figures: Figures, summary: Summary) -> dict[str, object]:
     """The texts around the charts of one optimizer."""
     track = next((t for t in summary.tracks if t.optimizer == figures.optimizer), None)
     return {

@@ -120,8 +120,8 @@ def _explaining(what: str) -> Iterator[None]:
     except TrimtabError:
         raise
     except Exception as error:
-        told = f"{type(error).__name__}: {str(error)[:200]}"
-        raise RecordError(f"{what} ({told}): the record is damaged there") from error
+        why = f"{type(error).__name__}: {str(error)[:200]}"
+        raise RecordError(f"{what} ({why}): the record is damaged there") from error
 
 
 Key = tuple[str, str, int]

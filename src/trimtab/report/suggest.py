@@ -16,8 +16,8 @@ from trimtab.report.summary import Trouble, find_troubles
 MIN_STEPS = 30
 """Fewer healthy steps say too little about what is usual."""
 PERCENTILE, DEVIATIONS = 99.0, 3.0
-"""The threshold is the lower of this percentile of healthy norms and so many robust deviations of their logarithm above
-the median: what is usual passes untouched, and a few spikes that nobody noticed cannot raise it."""
+"""The threshold is the lower of this percentile of healthy norms and this many robust deviations of their logarithm
+above the median: what is usual passes untouched, and a few spikes that nobody noticed cannot raise it."""
 DISTORTING = frozenset(
     {
         "nonfinite-gradient", "nonfinite-loss", "nonfinite-weight", "nonfinite-input", "exploding-gradient",
@@ -127,7 +127,7 @@ def _clip_warnings(
         )
     bad = sum(t.last_step - t.finding.step + 1 for t in troubles if t.finding.optimizer == name)
     if bad > 0.2 * max(len(used), 1):
-        out.append(f"{bad:,} steps were in trouble: mend that first (trimtab report), then ask again.")
+        out.append(f"{bad:,} steps were in trouble: fix that first (trimtab report), then run this again.")
     return out
 
 
@@ -204,7 +204,7 @@ def too_short(num: int, total: int, what: str) -> str:
     """Say that there are too few steps to go by."""
     return (
         f"Only {num} of {total:,} steps have healthy, settled gradient {what}; at least {MIN_STEPS} are needed. "
-        "Train longer, or mend what `trimtab report` shows."
+        "Train longer, or fix what `trimtab report` shows."
     )
 
 

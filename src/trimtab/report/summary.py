@@ -15,7 +15,7 @@ from trimtab.record.reader import Run
 from trimtab.report.chart import Curve, make_curve, tail_median
 
 QUIET = 10
-"""A run whose last bad step is less than so many steps before its end has not shown that it recovered."""
+"""A run whose last bad step is less than this many steps before its end has not shown that it recovered."""
 LOST_FRAC = 0.1
 """A run that ends with more than this part of its progress lost has not recovered."""
 
@@ -156,7 +156,7 @@ def _deeds(run: Run) -> tuple[Deed, ...]:
         for action in decision.actions:
             known = became.get((decision.at, action.kind, decision.optimizer), [])
             if action.kind == "skip_data" and not known:
-                continue  # nobody told which samples they were: there was nothing to do
+                continue  # it is not known which samples they were: there was nothing to do
             deeds.append(
                 Deed(
                     at=decision.at,
@@ -214,8 +214,8 @@ def _objective_is_fixed(run: Run, optimizer: str) -> bool:
     Returns that grow raise the loss of a value, and in a game of two models one wins what the other loses.
     """
     known = ("fixed", "bounded")  # the second alone stands in older records
-    told = any(len(run.series(name, optimizer=optimizer)[0]) for name in known)
-    return told and not optimizer and not len(run.series("moving", optimizer=optimizer)[0])
+    known_here = any(len(run.series(name, optimizer=optimizer)[0]) for name in known)
+    return known_here and not optimizer and not len(run.series("moving", optimizer=optimizer)[0])
 
 
 def _health(
@@ -228,7 +228,7 @@ def _health(
     if ending != CLOSED:
         return Health.UNFINISHED if ending == NOT_CLOSED else Health.INTERRUPTED
     if not incidents:
-        # Whatever the rules said or were told not to say: such a run has not been seen to learn.
+        # Whatever the rules said, or were configured not to say: such a run has not been seen to learn.
         return Health.HEALTHY if all(t.is_sound for t in tracks if t.num_steps) else Health.SICK
     idle = any(t.num_steps and not t.num_applied for t in tracks)
     return Health.SICK if after.lost or after.quiet_steps < QUIET or idle else Health.RECOVERED
@@ -245,21 +245,21 @@ def _headline(
     steps = sum(t.num_steps for t in tracks)
     loss = tracks[0].loss
     went = f"loss {loss.first:.3g} → {loss.last:.3g}" if loss is not None else "no loss was recorded"
-    kept = f", {_count(num_rejected, 'update')} kept out of the weights" if num_rejected else ""
-    told = f"{_count(len(incidents), 'incident')} in {_count(steps, 'step')}{kept}"
+    kept = f", {count(num_rejected, 'update')} kept out of the weights" if num_rejected else ""
+    counts = f"{count(len(incidents), 'incident')} in {count(steps, 'step')}{kept}"
     if health is Health.HEALTHY:
-        return f"{_count(steps, 'step')}, no findings; {went}."
+        return f"{count(steps, 'step')}, no findings; {went}."
     if health is Health.RECOVERED:
         back = (
             f"; the loss was {after.loss_before:.3g} before and is {after.loss_end:.3g} at the end"
             if math.isfinite(after.loss_before) and math.isfinite(after.loss_end)
             else ""
         )
-        return f"{told}; the last {after.quiet_steps} steps were quiet{back}."
+        return f"{counts}; the last {after.quiet_steps} steps were quiet{back}."
     if health is Health.EMPTY:
         return "No training step was recorded."
     if health is Health.SICK and not incidents:
-        return f"{_count(steps, 'step')}, no findings, and yet {_unsound(tracks)}."
+        return f"{count(steps, 'step')}, no findings, and yet {_unsound(tracks)}."
     if health is Health.SICK:
         why = (
             "the loss is not finite at the end"
@@ -270,10 +270,10 @@ def _headline(
             if after.quiet_steps < QUIET
             else _unsound(tracks)
         )
-        return f"{told}; {why}."
+        return f"{counts}; {why}."
     if health is Health.STOPPED:
-        return f"{told}; the run was stopped for its health."
-    seen = told if incidents else f"{_count(steps, 'step')}, no findings so far; {went}"
+        return f"{counts}; the run was stopped for its health."
+    seen = counts if incidents else f"{count(steps, 'step')}, no findings so far; {went}"
     if ending == NOT_CLOSED:
         return f"{seen}; the record was not closed: the run was killed, or is still going."
     return f"{seen}; the run ended with {ending}."
@@ -286,11 +286,17 @@ def _unsound(tracks: tuple[Track, ...]) -> str:
         if track.num_steps and not track.num_applied:
             return f"not one update{of} reached the weights"
         if track.num_bad_norms:
-            return f"{_count(track.num_bad_norms, 'gradient norm')}{of} were NaN or Inf"
+            return f"{count(track.num_bad_norms, 'gradient norm')}{of} were NaN or Inf"
     return "nothing is known of its gradients"
 
 
-def _count(num: int, what: str) -> str:
+def count(num: int, what: str) -> str:
+    """A number and its noun.
+
+    Example:
+        >>> count(1, "tensor"), count(2000, "tensor")
+        ('1 tensor', '2,000 tensors')
+    """
     return f"{num:,} {what}" if num == 1 else f"{num:,} {what}s"
 
 

@@ -15,7 +15,7 @@ from rich.text import Text
 from trimtab.core.printable import printable
 from trimtab.core.types import Severity
 from trimtab.report.chart import BAD, MARK, Curve, chart, is_wide
-from trimtab.report.summary import Deed, Health, Incident, Summary, Track, Trouble
+from trimtab.report.summary import Deed, Health, Incident, Summary, Track, Trouble, count
 
 COLOURS = {
     Health.EMPTY: "yellow",
@@ -51,7 +51,7 @@ def _parts(summary: Summary, width: int) -> Iterator[RenderableType]:
     for track in summary.tracks:
         yield from _track(track, summary, width)
     if summary.incidents:
-        yield Text(f"\nWhat was found ({_count(len(summary.incidents), 'incident')})", style="bold")
+        yield Text(f"\nWhat was found ({count(len(summary.incidents), 'incident')})", style="bold")
     for number, incident in enumerate(summary.incidents[:NUM_INCIDENTS], start=1):
         yield from _incident(number, incident, width)
     if len(summary.incidents) > NUM_INCIDENTS:
@@ -181,10 +181,6 @@ def wrapped(text: str, width: int, lead: str, style: str = "") -> Text:
     found = Text(lines)
     found.stylize(style, 0, len(lead))
     return found
-
-
-def _count(num: int, what: str) -> str:
-    return f"{num:,} {what}" if num == 1 else f"{num:,} {what}s"
 
 
 class SafeConsole(Console):

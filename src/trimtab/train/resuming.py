@@ -16,7 +16,8 @@ from torch import nn
 
 from trimtab.checkpoint import state
 from trimtab.checkpoint.checkpointer import Checkpointer
-from trimtab.checkpoint.format.container import entries, read
+from trimtab.checkpoint.directory import entries
+from trimtab.checkpoint.format.container import read
 from trimtab.compat import checkpoint_pair as documented
 from trimtab.core.errors import CheckpointError, InputError
 from trimtab.train.device import AUTO

@@ -6,19 +6,17 @@ import os
 import stat
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
-from trimtab.checkpoint.compare import labelled, listed
 from trimtab.checkpoint.directory import explaining
 from trimtab.checkpoint.format.manifest import MAX_JSON, parse_json
 from trimtab.checkpoint.format.torch_file import Foreign, Refused, TooMuch, read_torch_file
-from trimtab.checkpoint.modules import COMPILED
-from trimtab.checkpoint.optimizers import inner
+from trimtab.checkpoint.parts import COMPILED, Several, inner_optimizer, labelled, listed
 from trimtab.core.errors import CheckpointError
 from trimtab.core.files import is_hollow, open_regular
 
@@ -29,7 +27,7 @@ MAX_TENSORS = 100_000
 
 
 @explaining("the file could not be read")
-def load_foreign(path: Path | str) -> Any:
+def load_foreign(path: Path | str) -> object:
     """The contents of a `.pt`, `.pth`, `.bin`, `.ckpt` or `.safetensors` file, on the CPU.
 
     Only tensors and plain data are read. A file with any other object in it is refused: reading that would mean to run
@@ -67,14 +65,14 @@ def _check_place(path: Path) -> None:
         raise CheckpointError(f"{path} {what}: give a file that ends in {', '.join((*TORCH_SUFFIXES, SAFE_SUFFIX))}")
 
 
-def _load_safe(path: Path) -> Any:
+def _load_safe(path: Path) -> dict[str, Tensor]:
     try:
         _check_header(path)
         with torch.device("cpu"):  # older releases of safetensors follow the default device
             return load_file(path)
     except (SafetensorError, OSError, ValueError, RuntimeError) as error:
-        told = str(error)[:300].removeprefix(f"{path} ")
-        raise CheckpointError(f"{path} is not a sound safetensors file: {told}; use another copy") from error
+        why = str(error)[:300].removeprefix(f"{path} ")
+        raise CheckpointError(f"{path} is not a sound safetensors file: {why}; use another copy") from error
 
 
 def _check_header(path: Path) -> None:
@@ -91,7 +89,7 @@ def _check_header(path: Path) -> None:
         raise CheckpointError(f"names {len(header)} tensors in a file of {info.st_size} bytes")
 
 
-def _load_torch(path: Path) -> Any:
+def _load_torch(path: Path) -> object:
     try:
         return read_torch_file(path)
     except Foreign as error:
@@ -115,7 +113,9 @@ SCHEDULER = ("scheduler_state_dict", "lr_scheduler_state_dict", "scheduler", "lr
 PARALLEL = "module."
 
 
-def sections_of_foreign(loaded: Any, path: Path, given: Mapping[str, Any] | None = None) -> dict[str, Any]:
+def sections_of_foreign(
+    loaded: object, path: Path, given: Mapping[str, Several] | None = None
+) -> dict[str, dict[str, Any]]:
     """The sections in what `load_foreign` read: a state dict, or a dict that has one under a usual name.
 
     `given` are the optimizer and scheduler it is meant for: such files do not say of which class theirs are.
@@ -136,21 +136,21 @@ def sections_of_foreign(loaded: Any, path: Path, given: Mapping[str, Any] | None
     if under is None:
         held = listed(map(str, loaded)) or "nothing"
         raise CheckpointError(f"{path} holds no state dict; expected one under {listed(MODEL)}, found: {held}")
-    sections: dict[str, Any] = {"model": _plain_names(loaded[under])}
+    sections: dict[str, dict[str, Any]] = {"model": _plain_names(loaded[under])}
     used = {under}
     for section, names in (("optimizer", OPTIMIZER), ("scheduler", SCHEDULER)):
         name = next((name for name in names if isinstance(loaded.get(name), Mapping)), None)
         if name is not None:
             used.add(name)
             here = labelled((given or {}).get(section))
-            itself = inner if section == "optimizer" else lambda one: one
+            itself = inner_optimizer if section == "optimizer" else lambda one: one
             kind = next((type(itself(one)).__name__ for one in here.values()), "")
             sections[section] = {next(iter(here), "0"): {"class": kind, "state": loaded[name]}}
     sections["extra"] = {str(name): one for name, one in loaded.items() if name not in used}
     return sections
 
 
-def _is_state_dict(value: Any) -> bool:
+def _is_state_dict(value: object) -> TypeGuard[Mapping[str, object]]:
     """A mapping of names to tensors; a module may keep other things in its state, but no dicts within dicts."""
     if not isinstance(value, Mapping) or not value or not all(isinstance(name, str) for name in value):
         return False
@@ -159,7 +159,7 @@ def _is_state_dict(value: Any) -> bool:
     )
 
 
-def _plain_names(state: Mapping[str, Any]) -> dict[str, Any]:
+def _plain_names(state: Mapping[str, object]) -> dict[str, object]:
     """Names without what `torch.compile` and the data-parallel wrappers add to them."""
     names = [name.replace(COMPILED, "") for name in state]
     prefix = PARALLEL if all(name.startswith(PARALLEL) for name in names) else ""

@@ -1,4 +1,5 @@
-"""What a checkpoint directory holds, as records, and the manifest that names and vouches for all of it."""
+"""What a checkpoint directory holds, as records; the manifest that names and vouches for all of it; and the status file
+that says what is thought of it."""
 
 from __future__ import annotations
 
@@ -6,14 +7,15 @@ import hashlib
 import json
 import math
 import re
-from collections.abc import Mapping
+import time
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from trimtab.checkpoint.format import tree
-from trimtab.checkpoint.format.tensors import SAFE_NAMES, Json
-from trimtab.core.errors import CheckpointError
+from trimtab.checkpoint.format.tensors import SAFE_NAMES, Json, items, table, text
+from trimtab.core.errors import CheckpointError, InputError
 from trimtab.core.files import JSON_MEMORY, json_memory
 from trimtab.core.printable import printable
 
@@ -133,7 +135,7 @@ def file_of(section: str) -> str:
     return f"{section}.safetensors"
 
 
-def encode_section(section: Section) -> Json:
+def encode_section(section: Section) -> dict[str, Json]:
     """A section as the manifest has it."""
     return {
         "tree": section.tree,
@@ -175,7 +177,7 @@ def memory_for(num_bytes: int) -> int:
     return JSON_MEMORY + num_bytes // 20
 
 
-def parse_json(data: bytes, name: str, num_bytes: int = 0) -> Json:
+def parse_json(data: bytes, name: str, num_bytes: int = 0) -> dict[str, Json]:
     """JSON that must be an object; CheckpointError names the file if it is not, or would take too much memory.
 
     `num_bytes` is the size of what it describes.
@@ -204,18 +206,21 @@ def parse(data: bytes, digest: str, num_bytes: int = 0) -> Manifest:
         raise CheckpointError(f"{MANIFEST} has format {str(version)[:40]!r}; this version of trimtab reads {FORMAT}")
     try:
         _check_counts(raw, num_bytes)
-        sections = {name: _section(name, body) for name, body in raw["sections"].items()}
+        bodies = table(raw, "sections")
+        sections = {name: _section(name, table(bodies, name)) for name in bodies}
         meta = tree.unflatten(raw["meta"], {})
+        if not isinstance(meta, dict):
+            raise TypeError(f"meta is a {type(meta).__name__}; expected an object")
         return Manifest(
             step=_count(raw["step"]),
             branch=_count(raw["branch"]),
             run=_run(raw.get("run", "")),
             sequence=_count(raw.get("sequence", 0)),
-            history=tuple(map(_count, _expect(raw.get("history", []), list))),
+            history=tuple(map(_count, items(raw, "history") if "history" in raw else ())),
             created=_time(raw["created"]),
-            writer=printable(_expect(raw["writer"], str), one_line=True)[:200],
+            writer=printable(text(raw, "writer"), one_line=True)[:200],
             sections=sections,
-            meta=_checked_meta(_expect(meta, dict)),
+            meta=_checked_meta(meta),
             digest=digest,
         )
     except CheckpointError as error:
@@ -226,45 +231,50 @@ def parse(data: bytes, digest: str, num_bytes: int = 0) -> Manifest:
 
 def _check_counts(raw: Mapping[str, Json], num_bytes: int) -> None:
     """Refuse numbers of things that no checkpoint of this size has, before each of them is looked at."""
+    bodies = table(raw, "sections")
+    counts = {name: len(table(table(bodies, name), "tensors")) for name in bodies}
+    meta = table(raw, "meta")
     found = {
-        "sections": (len(raw["sections"]), 1000),
-        "tensors": (sum(len(body["tensors"]) for body in raw["sections"].values()), 200_000 + num_bytes // 1000),
-        "metrics": (len(raw["meta"].get("metrics", ())), 10_000),
-        "earlier checkpoints": (len(raw.get("history", ())), 100_000),
+        "sections": (len(bodies), 1000),
+        "tensors": (sum(counts.values()), 200_000 + num_bytes // 1000),
+        "metrics": (len(table(meta, "metrics")) if "metrics" in meta else 0, 10_000),
+        "earlier checkpoints": (len(items(raw, "history")) if "history" in raw else 0, 100_000),
     }
-    for name, body in raw["sections"].items():
-        found[f"tensors in section {name[:80]!r}"] = (len(body["tensors"]), _count(body["bytes"]) // _LEAST_BYTES)
+    for name, count in counts.items():
+        found[f"tensors in section {name[:80]!r}"] = (count, _count(table(bodies, name)["bytes"]) // _LEAST_BYTES)
     for what, (number, most) in found.items():
         if number > most:
             raise ValueError(f"{number} {what}; at most {most} were expected")
 
 
 def _section(name: str, body: Mapping[str, Json]) -> Section:
-    file = body["file"]
-    if file is not None and file != file_of(name):
-        raise CheckpointError(f"section {name!r} names the file {str(file)[:80]!r}; it can only be {file_of(name)!r}")
-    tensors = {key: _stored(key, item) for key, item in body["tensors"].items()}
-    num_bytes = _count(body["bytes"])
-    if file is not None and (not _HEX.fullmatch(body["sha256"]) or not _MARK.fullmatch(body["header"])):
+    filed = body["file"] is not None
+    if filed and body["file"] != file_of(name):
+        file = str(body["file"])[:80]
+        raise CheckpointError(f"section {name!r} names the file {file!r}; it can only be {file_of(name)!r}")
+    tensors = {key: _stored(key, item) for key, item in table(body, "tensors").items()}
+    num_bytes, sha256, header = _count(body["bytes"]), text(body, "sha256"), text(body, "header")
+    if filed and (not _HEX.fullmatch(sha256) or not _MARK.fullmatch(header)):
         raise ValueError(f"section {name!r} has no SHA-256")
     if sum(item.num_bytes for item in tensors.values()) > num_bytes:
         raise CheckpointError(f"section {name!r} declares more values than its {num_bytes} bytes can hold")
     return Section(
         tree=body["tree"],
-        file=file,
+        file=file_of(name) if filed else None,
         num_bytes=num_bytes,
-        sha256=body["sha256"],
-        header=body["header"],
+        sha256=sha256,
+        header=header,
         tensors=tensors,
     )
 
 
 def _stored(key: str, item: Json) -> Stored:
-    dtype, shape, mark = item
-    sizes = type(shape) is list and len(shape) <= _MAX_DIMS and all(type(n) is int and 0 <= n < 2**63 for n in shape)
-    if dtype not in ITEM_BYTES or not sizes or not _MARK.fullmatch(mark):
-        raise CheckpointError(f"tensor {key[:80]!r} has dtype {str(dtype)[:40]} and shape {str(shape)[:80]}")
-    return Stored(dtype, shape, mark)
+    dtype, shape, mark = item if isinstance(item, list) and len(item) == 3 else (None, None, None)
+    if isinstance(dtype, str) and dtype in ITEM_BYTES and isinstance(mark, str) and _MARK.fullmatch(mark):
+        sizes = [n for n in shape if type(n) is int and 0 <= n < 2**63] if isinstance(shape, list) else None
+        if sizes is not None and sizes == shape and len(sizes) <= _MAX_DIMS:
+            return Stored(dtype, sizes, mark)
+    raise CheckpointError(f"tensor {key[:80]!r} has dtype {str(dtype)[:40]} and shape {str(shape)[:80]}")
 
 
 def _count(value: Json) -> int:
@@ -280,14 +290,16 @@ def _run(value: Json) -> str:
 
 
 def _time(value: Json) -> float:
-    if type(value) not in (int, float) or not 0 <= value < _LAST_YEAR:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < _LAST_YEAR:
         raise ValueError(f"{_shown(value)} is no time of writing; expected seconds since 1970")
     return float(value)
 
 
-def _checked_meta(meta: dict[str, Any]) -> dict[str, Any]:
+def _checked_meta(meta: dict[str, object]) -> dict[str, object]:
     """The notes beside the state: what every reader formats as a number must be one."""
-    metrics = _expect(meta.get("metrics", {}), dict)
+    metrics = meta.get("metrics", {})
+    if not isinstance(metrics, dict):
+        raise TypeError(f"metrics is {_shown(metrics)}; expected names with a number each")
     for name, value in metrics.items():
         if not isinstance(name, str) or not _is_number(value):
             raise ValueError(f"the metric {_shown(name)} is {_shown(value)}; expected a number")
@@ -296,19 +308,70 @@ def _checked_meta(meta: dict[str, Any]) -> dict[str, Any]:
     return meta
 
 
-def _is_number(value: Any) -> bool:
+def _is_number(value: object) -> bool:
     """Whether a reader can format it as a float: NaN and Inf are, truth values and numbers beyond floats are not."""
     return type(value) is float or (type(value) is int and abs(value) < _MAX_METRIC)
 
 
-def _shown(value: Any) -> str:
+def _shown(value: object) -> str:
     """A value from a file for a message, however long it is there."""
     if isinstance(value, int) and abs(value) >= MAX_STEP:
         return "a number beyond all counts"
     return repr(str(value)[:40]) if isinstance(value, str | int | float | None) else f"a {type(value).__name__}"
 
 
-def _expect(value: Any, kind: type) -> Any:
-    if not isinstance(value, kind):
-        raise TypeError(f"a {type(value).__name__} where a {kind.__name__} belongs")
-    return value
+STATES = ("candidate", "good", "bad")
+_BY_TRUST = ("bad", "candidate", "good")
+_MAX_REASON = 10_000
+
+
+def encode_status(state: str, reason: str) -> bytes:
+    """The bytes of a status file: two sealed lines that say the same."""
+    if state not in STATES:
+        raise InputError(f"a checkpoint is one of {', '.join(STATES)}; {state!r} was given")
+    return _sealed({"state": state, "reason": str(reason)[:_MAX_REASON], "changed": time.time()}) * 2
+
+
+def decode_status(data: bytes) -> Status:
+    """Read a status file; CheckpointError where neither of its copies is what was written.
+
+    Copies that are both sealed and differ were not written by us: the one that trusts the checkpoint least counts.
+    """
+    found = [one for line in _copies(data) if (one := _opened(line)) is not None]
+    if not found:
+        raise CheckpointError(f"{STATUS} is not what was written")
+    return min(found, key=lambda one: _BY_TRUST.index(one.state))
+
+
+def damage_of_status(data: bytes) -> str:
+    """What is wrong with a status file that may still be readable; empty where nothing is."""
+    status, half = decode_status(data), len(data) // 2
+    lines = [data] if _opened(data) is not None else [data[:half], data[half:]]  # one line: written by 0.1.0
+    if all(_opened(line) == status for line in lines):
+        return ""
+    return f"one of its two copies is not what was written; the other says {status.state}"
+
+
+def _copies(data: bytes) -> Iterator[bytes]:
+    """Where a copy can be: a half of the file, even if the line break in its middle is gone, or a line."""
+    half = len(data) // 2
+    yield from (data[:half], data[half:])
+    yield from data.splitlines(keepends=True)
+
+
+def _opened(line: bytes) -> Status | None:
+    """What a sealed line says; None where it is not exactly as it was written."""
+    try:
+        body = parse_json(line, STATUS)
+    except CheckpointError:
+        return None
+    body.pop("sum", None)
+    state, reason = body.get("state"), body.get("reason")
+    if line != _sealed(body) or not isinstance(state, str) or state not in STATES or not isinstance(reason, str):
+        return None
+    return Status(state=state, reason=printable(reason))
+
+
+def _sealed(body: Mapping[str, Json]) -> bytes:
+    check = hashlib.sha256(json.dumps(body).encode()).hexdigest()[:16]
+    return json.dumps({**body, "sum": check}).encode() + b"\n"

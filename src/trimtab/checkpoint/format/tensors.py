@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
 
 from trimtab.core.errors import CheckpointError
 
-Json = Any
-"""What JSON can say: None, bool, int, float, str, and lists and dicts of them."""
+Json: TypeAlias = "bool | int | float | str | Sequence[Json] | Mapping[str, Json] | None"
+"""What JSON can say; read from a file, a sequence is a list and a mapping a dict."""
 
 SAFE_NAMES: dict[torch.dtype, str] = {
     torch.float64: "F64",
@@ -41,11 +41,8 @@ _FREE_BYTES = 64 << 20
 _MAX_ALIKE = 50
 
 
-@dataclass(slots=True)
-class Shelf:
-    """The tensors found on a walk: path, the tensor, and its place in the tree, which is filled when all are known."""
-
-    found: list[tuple[str, Tensor, dict[str, Json]]] = field(default_factory=list)
+Found: TypeAlias = list[tuple[str, Tensor, dict[str, Json]]]
+"""The tensors found on a walk: path, the tensor, and its place in the tree, which is filled when all are known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,8 +71,8 @@ def flat(tensor: Tensor) -> Tensor:
     return tensor.as_strided((tensor.numel(),), (1,))
 
 
-def encode(value: Tensor, path: str, shelf: Shelf) -> Json:
-    """Put a tensor on the shelf and return its place in the tree; a sparse one is put there in parts."""
+def encode(value: Tensor, path: str, found: Found) -> Json:
+    """Add a tensor to those found and return its place in the tree; a sparse one is added in parts."""
     if type(value) not in (Tensor, torch.nn.Parameter):
         raise refusal(path, f"a {type(value).__name__}", "only plain tensors are stored; give its local, dense value")
     if value.is_quantized:
@@ -85,11 +82,11 @@ def encode(value: Tensor, path: str, shelf: Shelf) -> Json:
     tensor = value.detach()
     if tensor.layout is torch.strided:
         slot: dict[str, Json] = {"$": "tensor"}
-        shelf.found.append((path, tensor.resolve_conj().resolve_neg(), slot))
+        found.append((path, tensor.resolve_conj().resolve_neg(), slot))
         return slot
     parts = _sparse_parts(tensor, path)
     layout = str(tensor.layout).removeprefix("torch.")
-    body = {name: encode(part, f"{path}.{name}", shelf) for name, part in parts.items()}
+    body = {name: encode(part, f"{path}.{name}", found) for name, part in parts.items()}
     flag = {"coalesced": tensor.is_coalesced()} if tensor.layout is torch.sparse_coo else {}
     return {"$": "sparse", "layout": layout, "shape": list(tensor.shape), **flag, **body}
 
@@ -104,11 +101,11 @@ def _sparse_parts(tensor: Tensor, path: str) -> dict[str, Tensor]:
     raise refusal(path, f"a tensor of layout {tensor.layout}", "store a dense or sparse copy")
 
 
-def place(shelf: Shelf, prefix: str = "") -> dict[str, Tensor]:
+def place(found: Found, prefix: str = "") -> dict[str, Tensor]:
     """Decide what is stored under which key, and fill the places in the tree; `prefix` is left out of the keys."""
     stored: dict[str, Tensor] = {}
     looks: list[Tensor] = []
-    for group in _by_storage(shelf):
+    for group in _by_storage(found):
         looks += [view.tensor for view in group]
         for views in _overlapping(group):
             key = _free_key(views[0].path.removeprefix(prefix), stored)
@@ -117,7 +114,7 @@ def place(shelf: Shelf, prefix: str = "") -> dict[str, Tensor]:
             else:
                 stored[key] = _store_shared(views, key)
     claimed = sum(map(size_of, looks))
-    if claimed > (limit := claimable(stored)):  # reading it back would be refused: better to be told now
+    if claimed > (limit := claimable(stored)):  # reading it back would be refused: better now than then
         most = max(looks, key=size_of)
         raise CheckpointError(
             f"tensors of {prefix or 'the state'} overlap so much that they claim {claimed} bytes, more than {limit}; "
@@ -136,21 +133,21 @@ def claimable(stored: Mapping[str, Tensor]) -> int:
     return 4 * sum(map(size_of, stored.values())) + _FREE_BYTES
 
 
-def identity(tensor: Tensor) -> Any:
+def identity(tensor: Tensor) -> Hashable:
     """What two tensors have in common that are the same values in the same memory; others have nothing in common."""
     if tensor.layout is not torch.strided or not tensor.numel() or tensor.is_meta:
         return id(tensor)
     return tensor.device, tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride()
 
 
-def _by_storage(shelf: Shelf) -> list[list[_View]]:
-    groups: dict[Any, dict[Any, _View]] = {}
-    for number, (path, tensor, slot) in enumerate(shelf.found):
+def _by_storage(found: Found) -> list[list[_View]]:
+    groups: dict[Hashable, dict[Hashable, _View]] = {}
+    for number, (path, tensor, slot) in enumerate(found):
         size = tensor.element_size()
         start = int(tensor.storage_offset()) * size
         if tensor.numel():
             end = start + (1 + sum((n - 1) * int(s) for n, s in zip(tensor.shape, tensor.stride(), strict=True))) * size
-            where: Any = (tensor.device, tensor.untyped_storage().data_ptr())
+            where: Hashable = (tensor.device, tensor.untyped_storage().data_ptr())
         else:
             end, where = start, number  # empty: it shares nothing with anybody
         looks = (tensor.dtype, start, tensor.shape, tensor.stride())
@@ -212,7 +209,7 @@ def _store_shared(views: list[_View], key: str) -> Tensor:
         base = base.set_(first.untyped_storage(), start // size, ((end - start) // size,), (1,))
     for view in views:
         size = view.tensor.element_size()
-        entry = {"key": key, "offset": (view.start - start) // size, "shape": list(view.tensor.shape)}
+        entry: dict[str, Json] = {"key": key, "offset": (view.start - start) // size, "shape": list(view.tensor.shape)}
         entry |= {"dtype": dtype_name(view.tensor.dtype), "stride": list(view.tensor.stride())}
         for slot in view.slots:
             slot.update(entry)
@@ -237,80 +234,113 @@ class Made:
         if self._bytes < 0:
             raise ValueError("its tensors claim far more values than are stored")
 
-    def check_key(self, key: Any) -> Any:
+    def check_key(self, key: Hashable) -> Hashable:
         """The key of a dict or item of a set, if it is not one of many that look alike to it."""
         note_alike(key, self._hashes)
         return key
 
 
-def note_alike(key: Any, hashes: dict[int, int]) -> None:
+def note_alike(key: object, hashes: dict[int, int]) -> None:
     """Count keys by their hash; ValueError for too many of one. Texts and small numbers cannot be made to be alike."""
     if isinstance(key, str | bytes | float | None) or (isinstance(key, int) and abs(key) < 2**60):
         return
     number = hash(key)
     hashes[number] = hashes.get(number, 0) + 1
     if hashes[number] > _MAX_ALIKE:
-        raise ValueError(f"more than {_MAX_ALIKE} keys were chosen so that a dict cannot tell them apart quickly")
+        raise ValueError(f"more than {_MAX_ALIKE} keys were chosen so that a dict is slow to distinguish them")
 
 
-def decode(tree: dict[str, Json], stored: Mapping[str, Tensor], made: Made) -> Tensor:
+def text(tree: Mapping[str, Json], name: str) -> str:
+    """A text in a description; TypeError where there is something else."""
+    value = tree[name]
+    if not isinstance(value, str):
+        raise TypeError(f"{name} is a {type(value).__name__}; expected a text")
+    return value
+
+
+def table(tree: Mapping[str, Json], name: str) -> Mapping[str, Json]:
+    """A description within a description."""
+    value = tree[name]
+    if not isinstance(value, Mapping):
+        raise TypeError(f"{name} is a {type(value).__name__}; expected an object")
+    return value
+
+
+def items(tree: Mapping[str, Json], name: str) -> list[Json]:
+    """A list in a description."""
+    value = tree[name]
+    if not isinstance(value, list):
+        raise TypeError(f"{name} is a {type(value).__name__}; expected a list")
+    return value
+
+
+def sizes(tree: Mapping[str, Json], name: str) -> list[int]:
+    """A shape or strides: whole numbers that torch can count with."""
+    found = [n for n in items(tree, name) if type(n) is int and 0 <= n < 2**62]
+    if len(found) != len(items(tree, name)):
+        raise ValueError(f"{name} is {tree[name]}; expected whole numbers from 0 on")
+    return found
+
+
+def decode(tree: Mapping[str, Json], stored: Mapping[str, Tensor], made: Made) -> Tensor:
     """The tensor that `tree` describes; equal descriptions give the same object."""
     if tree["$"] == "sparse":
         return _decode_sparse(tree, stored, made)
     name = repr(tree)
     if name not in made.tensors:
-        base = stored[tree["key"]]
+        base = stored[text(tree, "key")]
         found = _decode_view(tree, base) if "offset" in tree else _decode_one(tree, base)
         made.claim(size_of(found))
         made.tensors[name] = found
     return made.tensors[name]
 
 
-def _decode_one(tree: dict[str, Json], tensor: Tensor) -> Tensor:
+def _decode_one(tree: Mapping[str, Json], tensor: Tensor) -> Tensor:
     if "dtype" in tree:
-        tensor = flat(tensor).view(dtype_named(tree["dtype"])).reshape(tree["shape"])
+        tensor = flat(tensor).view(dtype_named(text(tree, "dtype"))).reshape(sizes(tree, "shape"))
     if "stride" in tree:
-        stride = tree["stride"]
+        stride = sizes(tree, "stride")
         if not _dense_but_permuted(tensor.shape, stride):  # anything else could ask for any amount of memory
             raise ValueError(f"strides {stride} do not belong to shape {list(tensor.shape)}")
         tensor = torch.empty_strided(tensor.shape, stride, dtype=tensor.dtype, device="cpu").copy_(tensor)
     return tensor
 
 
-def _decode_view(tree: dict[str, Json], base: Tensor) -> Tensor:
-    dtype, shape, stride, offset = dtype_named(tree["dtype"]), tree["shape"], tree["stride"], tree["offset"]
+def _decode_view(tree: Mapping[str, Json], base: Tensor) -> Tensor:
+    dtype, shape, stride = dtype_named(text(tree, "dtype")), sizes(tree, "shape"), sizes(tree, "stride")
+    (offset,) = sizes({"offset": [tree["offset"]]}, "offset")
     row = flat(base)
     if row.dtype is not dtype:
         whole = row.nbytes // dtype.itemsize * dtype.itemsize // row.element_size()
         row = row[:whole].view(dtype)
-    numbers = [offset, *shape, *stride]
-    if len(shape) != len(stride) or len(shape) > 64 or not all(type(n) is int and 0 <= n < 2**62 for n in numbers):
+    if len(shape) != len(stride) or len(shape) > 64:
         raise ValueError(f"shape {shape}, strides {stride} and offset {offset} do not go together")
     if all(shape) and offset + sum((n - 1) * s for n, s in zip(shape, stride, strict=True)) >= len(row):
         raise ValueError(f"shape {shape} with strides {stride} at {offset} is outside of {len(row)} values")
     return row.as_strided(shape, stride, row.storage_offset() + offset)
 
 
-def _decode_sparse(tree: dict[str, Json], stored: Mapping[str, Tensor], made: Made) -> Tensor:
-    parts = {name: decode(tree[name], stored, made) for name in ("indices", "crow", "col", "values") if name in tree}
+def _decode_sparse(tree: Mapping[str, Json], stored: Mapping[str, Tensor], made: Made) -> Tensor:
+    names = [name for name in ("indices", "crow", "col", "values") if name in tree]
+    parts, shape = {name: decode(table(tree, name), stored, made) for name in names}, sizes(tree, "shape")
     if tree["layout"] == "sparse_coo":
         indices, values = parts["indices"], parts["values"]
         # Invariants are checked: indices out of range would make later operations read foreign memory.
         coalesced = bool(tree["coalesced"])
-        return torch.sparse_coo_tensor(indices, values, tree["shape"], is_coalesced=coalesced, check_invariants=True)
+        return torch.sparse_coo_tensor(indices, values, shape, is_coalesced=coalesced, check_invariants=True)
     layouts = {"sparse_csr": torch.sparse_csr, "sparse_bsr": torch.sparse_bsr}
     layouts |= {"sparse_csc": torch.sparse_csc, "sparse_bsc": torch.sparse_bsc}
     return torch.sparse_compressed_tensor(
         parts["crow"],
         parts["col"],
         parts["values"],
-        tree["shape"],
-        layout=layouts[tree["layout"]],
+        shape,
+        layout=layouts[text(tree, "layout")],
         check_invariants=True,
     )
 
 
-def _dense_but_permuted(shape: Any, stride: Any) -> bool:
+def _dense_but_permuted(shape: Sequence[int], stride: Sequence[int]) -> bool:
     """Whether the strides are those of a contiguous tensor whose dimensions were put into another order."""
     if len(shape) != len(stride) or not all(n > 0 for n in shape):
         return False

@@ -14,11 +14,11 @@ import os
 import struct
 from _compat_pickle import IMPORT_MAPPING, NAME_MAPPING
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, UntypedStorage
@@ -64,7 +64,7 @@ class Budget:
     claimed: int = field(init=False)
     hashes: dict[int, int] = field(default_factory=dict)
     """How many keys have the same hash, of those that can be chosen to."""
-    looks: set[Any] = field(default_factory=set)
+    looks: set[tuple[int, torch.dtype, int, tuple[int, ...], tuple[int, ...]]] = field(default_factory=set)
     """The ways in which tensors look at storages."""
     unchecked: list[Tensor] = field(default_factory=list)
     """Sparse tensors, whose indices may not have been read yet."""
@@ -109,10 +109,11 @@ class Global(NamedTuple):
     name: str
 
 
-StorageOf = Callable[[tuple[Any, ...]], Storage]
+_Held = TypeVar("_Held", bound=Sized)
+StorageOf = Callable[[tuple[object, ...]], Storage]
 
 
-def read_torch_file(path: Path) -> Any:
+def read_torch_file(path: Path) -> object:
     """Tensors and plain data of a file that `torch.save` wrote; raises `Refused` with the reason otherwise."""
     with open_regular(path) as file:
         info = os.fstat(file.fileno())
@@ -136,9 +137,9 @@ def read_torch_file(path: Path) -> Any:
         data.close()
 
 
-def check_extent(value: Any, limit: int) -> None:
+def check_extent(value: object, limit: int) -> None:
     """Refuse containers that hold each other so often, or so deeply, that a walk through them would not end."""
-    stack: list[Iterator[Any]] = [iter((value,))]
+    stack: list[Iterator[object]] = [iter((value,))]
     for _ in range(limit):
         one = next(stack[-1], _END)
         if one is _END:
@@ -170,11 +171,11 @@ class _Archive:
         if f"{self._folder}constants.pkl" in self._records:
             raise Foreign("it is a TorchScript archive, which is code")
         self._storages: dict[str, Storage] = {}
-        self._whole: Any = None
+        self._whole: UntypedStorage | None = None
         self._mapped_bytes = 0
         self._swap = self._small("byteorder") == b"big"
 
-    def load(self) -> Any:
+    def load(self) -> object:
         start, size = self._place(f"{self._folder}data.pkl")
         value, _ = _Pickle(self._data, start, start + size, self._budget, self._storage).load()
         return value
@@ -200,11 +201,8 @@ class _Archive:
             raise Refused(f"its member {name[:80]!r} is cut off")
         return start, record.size
 
-    def _storage(self, told: tuple[Any, ...]) -> Storage:
-        if len(told) != 5 or not isinstance(told[2], str) or type(told[4]) is not int:
-            raise Refused("a storage is described in a way that torch.save does not use")
-        _, kind, key, _, count = told
-        dtype, item = _kind(kind)
+    def _storage(self, description: tuple[object, ...]) -> Storage:
+        dtype, item, key, count = _described(description, 5)
         if key not in self._storages:
             self._storages[key] = self._mapped(key, dtype, item, count)
         found = self._storages[key]
@@ -291,7 +289,7 @@ def _wide(extra: bytes, full: int, packed: int, header: int) -> tuple[int, int, 
 # -- before torch 1.6 --------------------------------------------------------------------------------------------------
 
 
-def _load_legacy(data: mmap.mmap, budget: Budget) -> Any:
+def _load_legacy(data: mmap.mmap, budget: Budget) -> object:
     """Five pickles, then the bytes of each storage behind its length."""
     at, end = 0, budget.size
     for expected in (MAGIC, PROTOCOL, None):
@@ -301,22 +299,19 @@ def _load_legacy(data: mmap.mmap, budget: Budget) -> Any:
     storages: dict[str, Storage] = {}
     claimed = [0]
 
-    def storage(told: tuple[Any, ...]) -> Storage:
-        if len(told) != 6 or not isinstance(told[2], str) or type(told[4]) is not int or told[4] < 0:
-            raise Refused("a storage is described in a way that torch.save does not use")
-        _, kind, key, _, count, view = told
-        dtype, item = _kind(kind)
+    def storage(description: tuple[object, ...]) -> Storage:
+        dtype, item, key, count = _described(description, 6)
         if key not in storages:
             claimed[0] += count * item
             if claimed[0] > budget.size:
                 raise TooMuch(f"its storages claim more than its {budget.size} bytes")
             budget.spend(_PER_TENSOR)
             storages[key] = Storage(_Bytes(count * item), dtype, count * item)
-        found = storages[key]
+        found, view = storages[key], description[5]
         if view is None:
             return found
-        name, offset, length = view
-        if type(offset) is not int or type(length) is not int or min(offset, length) < 0:
+        name, offset, length = view if isinstance(view, tuple) and len(view) == 3 else (None, None, None)
+        if type(offset) is not int or type(length) is not int or min(offset, length) < 0 or not isinstance(name, str):
             raise Refused(f"a view of storage {key[:80]!r} makes no sense")
         if (offset + length) * item > found.num_bytes:
             raise Refused(f"a view of storage {key[:80]!r} reaches beyond it")
@@ -352,7 +347,7 @@ def _borrowed(view: memoryview, start: int, length: int) -> Tensor:
     return torch.from_numpy(np.frombuffer(view, np.uint8, length, start).copy())
 
 
-def _no_storage(told: tuple[Any, ...]) -> Storage:
+def _no_storage(description: tuple[object, ...]) -> Storage:
     raise Refused("it has a storage where torch.save puts none")
 
 
@@ -366,11 +361,11 @@ class _Pickle:
         self._data, self._at, self._end = data, start, end
         self._budget, self._storage = budget, storage
 
-    def load(self) -> tuple[Any, int]:
+    def load(self) -> tuple[object, int]:
         """What it builds, and where it ends."""
-        stack: list[Any] = []
-        marks: list[list[Any]] = []
-        memo: dict[int, Any] = {}
+        stack: list[object] = []
+        marks: list[list[object]] = []
+        memo: dict[int, object] = {}
         data, at, end, budget, spent = self._data, self._at, self._end, self._budget, 0
         try:
             for number in range(budget.steps + 1):
@@ -412,7 +407,7 @@ class _Pickle:
         except (IndexError, KeyError, struct.error) as error:
             raise Refused(f"its description makes no sense ({type(error).__name__} at byte {at})") from error
 
-    def _rare(self, code: int, stack: list[Any]) -> None:
+    def _rare(self, code: int, stack: list[object]) -> None:
         """Instructions that come a few times per tensor."""
         if code in (0x61, 0x73):  # APPEND, SETITEM
             items = [stack.pop() for _ in range(1 if code == 0x61 else 2)][::-1]
@@ -426,10 +421,10 @@ class _Pickle:
             self._budget.spend(100)
             stack.append(_named(self._line(), self._line()))
         elif code == 0x51:  # BINPERSID
-            told = stack.pop()
-            if not isinstance(told, tuple) or not told or told[0] != "storage":
+            description = stack.pop()
+            if not isinstance(description, tuple) or not description or description[0] != "storage":
                 raise Foreign("it refers to objects outside of the file")
-            stack.append(self._storage(told))
+            stack.append(self._storage(description))
         elif code in (0x52, 0x81):  # REDUCE, NEWOBJ
             args, made = stack.pop(), stack.pop()
             stack.append(_build(made, args, self._budget))
@@ -455,7 +450,7 @@ class _Pickle:
         self._at += 1
         return line.decode("utf-8", "replace")
 
-    def _sized(self, code: int) -> Any:
+    def _sized(self, code: int) -> str | int:
         """A text, or a whole number of any length, behind its size."""
         size = int.from_bytes(self._take(_SIZED[code]), "little")
         raw = self._take(size) if size < 1_000_000 else self._long(size)
@@ -469,7 +464,7 @@ class _Pickle:
         self._budget.spend(size)
         return self._take(size)
 
-    def _gather(self, code: int, stack: list[Any], items: list[Any]) -> None:
+    def _gather(self, code: int, stack: list[object], items: list[object]) -> None:
         self._budget.spend(16 * len(items) + 50)
         if code == 0x74:
             stack.append(tuple(items))
@@ -480,7 +475,7 @@ class _Pickle:
                 raise Foreign(f"it appends to a {type(target).__name__}")
             target.extend(items)
             return
-        if type(target) not in (dict, OrderedDict, Counter):
+        if not isinstance(target, dict) or type(target) not in (dict, OrderedDict, Counter):
             raise Foreign(f"it sets the items of a {type(target).__name__}")
         self._budget.spend(60 * len(items))
         for key, value in zip(items[::2], items[1::2], strict=True):
@@ -488,7 +483,7 @@ class _Pickle:
             target[key] = value
 
 
-def check_key(key: Any, budget: Budget) -> None:
+def check_key(key: object, budget: Budget) -> None:
     """Refuse keys that no checkpoint has, and many that were chosen to look alike to a dict."""
     if not isinstance(key, str | bytes | int | float | complex | tuple | torch.dtype | torch.device | None):
         raise Foreign(f"a {type(key).__name__} is a key in it")
@@ -500,7 +495,7 @@ def check_key(key: Any, budget: Budget) -> None:
         raise TooMuch(str(error)) from error
 
 
-def _named(module: str, name: str) -> Any:
+def _named(module: str, name: str) -> object:
     """What a pickle may refer to: dtypes and the like themselves, functions and classes by their names only."""
     if (module, name) in NAME_MAPPING:
         module, name = NAME_MAPPING[(module, name)]
@@ -513,18 +508,20 @@ def _named(module: str, name: str) -> Any:
     raise Foreign(f"{full!r} is neither a tensor nor plain data")
 
 
-def _kind(kind: Any) -> tuple[torch.dtype | None, int]:
-    """The dtype of a storage (None where it has none of its own) and the bytes of one value."""
-    if isinstance(kind, Global):
-        if kind.name == "torch.storage.UntypedStorage":
-            return None, 1
-        dtype = _STORAGES.get(kind.name.rpartition(".")[2])
-        if dtype is not None:
-            return dtype, dtype.itemsize
-    raise Refused("a storage of a kind that torch.save does not use")
+def _described(description: tuple[object, ...], length: int) -> tuple[torch.dtype | None, int, str, int]:
+    """Of a storage: its dtype (None where it has none of its own), the bytes of one value, its key, and how many."""
+    if len(description) == length:
+        kind, key, count = description[1], description[2], description[4]
+        if isinstance(key, str) and type(count) is int and count >= 0 and isinstance(kind, Global):
+            if kind.name == "torch.storage.UntypedStorage":
+                return None, 1, key, count
+            dtype = _STORAGES.get(kind.name.rpartition(".")[2])
+            if dtype is not None:
+                return dtype, dtype.itemsize, key, count
+    raise Refused("a storage is described in a way that torch.save does not use")
 
 
-def _build(made: Any, args: Any, budget: Budget) -> Any:
+def _build(made: object, args: object, budget: Budget) -> object:
     if not isinstance(made, Global) or made.name not in _BUILDERS:
         raise Foreign(f"it calls {made.name if isinstance(made, Global) else type(made).__name__!r}")
     if not isinstance(args, tuple):
@@ -537,33 +534,52 @@ def _build(made: Any, args: Any, budget: Budget) -> Any:
         raise Refused(f"what it gives to {made.name} makes no sense ({str(error)[:200]})") from error
 
 
+class _View(NamedTuple):
+    """Where a tensor is in its storage."""
+
+    storage: Storage
+    dtype: torch.dtype
+    offset: int
+    size: tuple[int, ...]
+    stride: tuple[int, ...]
+
+
 def _tensor(
-    budget: Budget, storage: Any, offset: Any, size: Any, stride: Any, requires_grad: Any = False, *_: Any
+    budget: Budget,
+    storage: object,
+    offset: object,
+    size: object,
+    stride: object,
+    requires_grad: object = False,
+    *_: object,
 ) -> Tensor:
-    if not isinstance(storage, Storage) or storage.dtype is None:
-        raise Refused("a tensor without a storage of a known type")
-    return _view(budget, storage, storage.dtype, offset, size, stride, requires_grad)
+    dtype = storage.dtype if isinstance(storage, Storage) else None
+    return _tensor_v3(budget, storage, offset, size, stride, requires_grad, None, dtype)
 
 
 def _tensor_v3(
-    budget: Budget, storage: Any, offset: Any, size: Any, stride: Any, grad: Any, hooks: Any, dtype: Any, *_: Any
+    budget: Budget,
+    storage: object,
+    offset: object,
+    size: object,
+    stride: object,
+    requires_grad: object,
+    hooks: object,
+    dtype: object,
+    *_: object,
 ) -> Tensor:
-    if not isinstance(storage, Storage) or not isinstance(dtype, torch.dtype):
-        raise Refused("a tensor without a storage of a known type")
-    return _view(budget, storage, dtype, offset, size, stride, grad)
-
-
-def _view(
-    budget: Budget, storage: Storage, dtype: torch.dtype, offset: Any, size: Any, stride: Any, requires_grad: Any
-) -> Tensor:
-    _check_place(budget, storage, dtype, offset, size, stride)
-    tensor = torch.empty(0, dtype=dtype, device="cpu")
-    tensor.set_(storage.untyped, offset, size, stride)
+    view = _checked(budget, storage, dtype, offset, size, stride)
+    tensor = torch.empty(0, dtype=view.dtype, device="cpu")
+    tensor.set_(view.storage.untyped, view.offset, view.size, view.stride)
     return tensor.requires_grad_() if requires_grad is True else tensor
 
 
-def _check_place(budget: Budget, storage: Storage, dtype: torch.dtype, offset: Any, size: Any, stride: Any) -> None:
+def _checked(budget: Budget, storage: object, dtype: object, offset: object, size: object, stride: object) -> _View:
     """Refuse a tensor that reaches beyond its storage, or claims more than the whole file could be asked for."""
+    if not isinstance(storage, Storage) or not isinstance(dtype, torch.dtype):
+        raise Refused("a tensor without a storage of a known type")
+    if not isinstance(size, tuple | list) or not isinstance(stride, tuple | list) or type(offset) is not int:
+        raise Refused("a tensor whose shape, strides and offset do not go together")
     numbers = (offset, *size, *stride)
     if len(size) != len(stride) or len(size) > 64 or not all(type(n) is int and 0 <= n < 2**62 for n in numbers):
         raise Refused("a tensor whose shape, strides and offset do not go together")
@@ -576,21 +592,23 @@ def _check_place(budget: Budget, storage: Storage, dtype: torch.dtype, offset: A
     if look not in budget.looks:  # layers that share their weights are in a file once for each
         budget.looks.add(look)
         budget.claim(numel * dtype.itemsize)
+    return _View(storage, dtype, offset, tuple(size), tuple(stride))
 
 
-def _quantized(budget: Budget, storage: Any, offset: Any, size: Any, stride: Any, how: Any, *rest: Any) -> Tensor:
-    if not isinstance(storage, Storage) or storage.dtype is None:
-        raise Refused("a tensor without a storage of a known type")
-    _check_place(budget, storage, storage.dtype, offset, size, stride)
-    budget.spend(math.prod(size) * storage.dtype.itemsize)
+def _quantized(
+    budget: Budget, storage: object, offset: object, size: object, stride: object, how: object, *_: object
+) -> Tensor:
+    dtype = storage.dtype if isinstance(storage, Storage) else None
+    view = _checked(budget, storage, dtype, offset, size, stride)
+    budget.spend(math.prod(view.size) * view.dtype.itemsize)
     typed_storage: Any = torch.storage.TypedStorage
-    typed = typed_storage(wrap_storage=storage.untyped, dtype=storage.dtype, _internal=True)
+    typed = typed_storage(wrap_storage=view.storage.untyped, dtype=view.dtype, _internal=True)
     rebuild: Any = torch._utils._rebuild_qtensor
-    made: Tensor = rebuild(typed, offset, size, stride, how, False, OrderedDict())
+    made: Tensor = rebuild(typed, view.offset, view.size, view.stride, how, False, OrderedDict())
     return made
 
 
-def _sparse(budget: Budget, layout: Any, parts: Any) -> Tensor:
+def _sparse(budget: Budget, layout: torch.layout, parts: tuple[Any, ...]) -> Tensor:
     """Its indices are checked when all bytes are there: out of range, they would make others read foreign memory."""
     budget.spend(_PER_TENSOR)
     if layout is torch.sparse_coo:
@@ -618,21 +636,21 @@ def _check_sparse(tensor: Tensor) -> None:
         raise Refused(f"a sparse tensor in it makes no sense ({str(error)[:200]})") from error
 
 
-def _parameter(budget: Budget, data: Any, requires_grad: Any = True, *_: Any) -> Tensor:
+def _parameter(budget: Budget, data: object, requires_grad: object = True, *_: object) -> Tensor:
     if not isinstance(data, Tensor):
         raise Refused("a parameter without a tensor")
     budget.spend(_PER_TENSOR)
     return torch.nn.Parameter(data.detach(), requires_grad=requires_grad is True)
 
 
-def _of_type(budget: Budget, function: Any, kind: Any, args: Any, state: Any) -> Any:
+def _of_type(budget: Budget, function: object, kind: object, args: object, state: object) -> object:
     """A tensor with attributes of its own, which are left out."""
     if not isinstance(kind, Global) or kind.name not in _NAMES:
         raise Foreign("it holds a tensor of a class of its own")
     return _build(function, args, budget)
 
 
-def _sized_arg(budget: Budget, value: Any, kinds: tuple[type, ...]) -> Any:
+def _sized_arg(budget: Budget, value: _Held, kinds: tuple[type, ...]) -> _Held:
     """A container to copy: never a number, which would be a size."""
     if type(value) not in kinds:
         raise Refused(f"a container made of a {type(value).__name__}")
@@ -640,25 +658,25 @@ def _sized_arg(budget: Budget, value: Any, kinds: tuple[type, ...]) -> Any:
     return value
 
 
-def _set(budget: Budget, items: Any = ()) -> set[Any]:
+def _set(budget: Budget, items: Sequence[object] = ()) -> set[object]:
     for item in _sized_arg(budget, items, (list, tuple)):
         check_key(item, budget)
     return set(items)
 
 
-def _ordered(budget: Budget, pairs: Any = ()) -> OrderedDict[Any, Any]:
-    made: OrderedDict[Any, Any] = OrderedDict()
+def _ordered(budget: Budget, pairs: Sequence[tuple[object, object]] = ()) -> OrderedDict[object, object]:
+    made: OrderedDict[object, object] = OrderedDict()
     for key, value in _sized_arg(budget, pairs, (list, tuple)):
         check_key(key, budget)
         made[key] = value
     return made
 
 
-def _counter(budget: Budget, counts: Any = None) -> Counter[Any]:
+def _counter(budget: Budget, counts: dict[object, int] | None = None) -> Counter[object]:
     return Counter(_sized_arg(budget, {} if counts is None else counts, (dict,)))  # its keys were checked when set
 
 
-def _encode(budget: Budget, text: Any, encoding: Any = "latin1") -> bytes:
+def _encode(budget: Budget, text: object, encoding: object = "latin1") -> bytes:
     """How pickle writes bytes for Python 2; other encodings could make them longer and longer."""
     if not isinstance(text, str) or encoding != "latin1":
         raise Foreign("it converts texts")
@@ -666,12 +684,12 @@ def _encode(budget: Budget, text: Any, encoding: Any = "latin1") -> bytes:
     return text.encode("latin1")
 
 
-def _bytearray(budget: Budget, data: Any = b"", encoding: Any = None) -> bytearray:
+def _bytearray(budget: Budget, data: bytes | str = b"", encoding: object = None) -> bytearray:
     raw = _encode(budget, data, encoding) if isinstance(data, str) else _sized_arg(budget, data, (bytes,))
     return bytearray(raw)
 
 
-def _layout(budget: Budget, name: Any) -> Any:
+def _layout(budget: Budget, name: str) -> object:
     layouts = {f"torch.{n}": getattr(torch, n) for n in ("strided", "sparse_coo", "sparse_csr", "sparse_csc")}
     layouts |= {f"torch.{n}": getattr(torch, n) for n in ("sparse_bsr", "sparse_bsc")}
     return layouts[name]
@@ -698,7 +716,7 @@ _PLAIN: dict[int, tuple[str | None, int, int]] = {
     0x80: (None, 1, 0),  # PROTO
 }
 """Instructions by what they do, the bytes behind them, and the memory that their result takes."""
-_EMPTY: dict[int, Callable[[], Any]] = {0x5D: list, 0x7D: dict, 0x8F: set, 0x29: tuple}
+_EMPTY: dict[int, Callable[[], object]] = {0x5D: list, 0x7D: dict, 0x8F: set, 0x29: tuple}
 _EMPTY |= {0x4E: lambda: None, 0x88: lambda: True, 0x89: lambda: False}
 _SIZED = {0x58: 4, 0x55: 1, 0x8A: 1}  # BINUNICODE, SHORT_BINSTRING, LONG1
 
@@ -720,10 +738,10 @@ _STORAGES: dict[str, torch.dtype] = {
     "QInt32Storage": torch.qint32,
 }
 _SCHEMES = ("per_tensor_affine", "per_tensor_symmetric", "per_channel_affine", "per_channel_symmetric")
-_VALUES: dict[str, Any] = {str(one): one for one in vars(torch).values() if isinstance(one, torch.dtype)}
+_VALUES: dict[str, object] = {str(one): one for one in vars(torch).values() if isinstance(one, torch.dtype)}
 _VALUES |= {f"torch.{name}": getattr(torch, name) for name in (*_SCHEMES, "per_channel_affine_float_qparams")}
 _NAMES = ("torch.Tensor", "torch.nn.parameter.Parameter", "torch.storage.UntypedStorage")
-_BUILDERS: dict[str, Callable[..., Any]] = {
+_BUILDERS: dict[str, Callable[..., object]] = {
     "torch._utils._rebuild_tensor": _tensor,
     "torch._utils._rebuild_tensor_v2": _tensor,
     "torch._utils._rebuild_tensor_v3": _tensor_v3,
@@ -735,7 +753,7 @@ _BUILDERS: dict[str, Callable[..., Any]] = {
     "torch._tensor._rebuild_from_type_v2": _of_type,
     "torch.serialization._get_layout": _layout,
     "torch.Size": lambda budget, sizes=(): torch.Size(_sized_arg(budget, sizes, (list, tuple))),
-    "torch.device": lambda budget, *told: torch.device(*told),
+    "torch.device": lambda budget, *description: torch.device(*description),
     "collections.OrderedDict": _ordered,
     "collections.Counter": _counter,
     "builtins.set": _set,

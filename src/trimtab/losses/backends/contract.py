@@ -18,10 +18,9 @@ The three matrices are sums of small tables, made in plain autograd.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -164,12 +163,12 @@ def reduce_tuples(problem: Problem, kind: Kind) -> Tensor:
         if 0 in entries.sizes:
             return no_tuples(problem, kind)
         tables = tables_of(problem, entries)
-        way: Any = ContractNear
-        middle = problem.scale.detach() * (_lowest(problem) / 2 + 0.5)
-        if _near(problem, tables.groups):
+        near, middle = _near(problem, tables.groups), problem.scale.detach() * (_lowest(problem) / 2 + 0.5)
+        contract: Callable[..., Sequence[Tensor]] = ContractNear.apply if near else ContractFar.apply
+        if near:
             tables = replace(tables, a=[tables.a[0] - middle / 2, *tables.a[1:]], own=tables.own - middle / 2)
         else:
-            way, tables = ContractFar, centred(tables)
+            tables = centred(tables)
             bound, limit = _bound(problem, tables), _limit(problem.xs[0].dtype, tables.groups)
             if not bound < limit:
                 raise NotCertified(
@@ -177,9 +176,9 @@ def reduce_tuples(problem: Problem, kind: Kind) -> Tensor:
                     f"modalities; the contraction is exact below {limit:.3g}. Use backend 'gram', or a smaller scale."
                 )
         places = places_of(tables.groups, entries, problem.xs[0].device)
-        beside = beside_positives(tables, entries, places) if way is ContractFar else ()
-        flat = way.apply(tables.groups, places, tables.own, *beside, *tables.a, *tables.b, *tables.c)
-        if way is ContractNear:
+        beside = beside_positives(tables, entries, places) if not near else ()
+        flat = contract(tables.groups, places, tables.own, *beside, *tables.a, *tables.b, *tables.c)
+        if near:
             flat = [x + middle for x in flat]
         values: list[Tensor] = []
         for side, sizes in zip(flat, tables.groups.sizes, strict=True):

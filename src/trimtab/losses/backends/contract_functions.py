@@ -18,15 +18,14 @@ import math
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Protocol
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from trimtab.losses.matmul import multiply, operand, products_in
-from trimtab.losses.problem import Precision
-from trimtab.losses.tuple_reduction import relative
+from trimtab.losses.problem import Context, Precision
+from trimtab.losses.tuple_reduction import multiply, operand, products_in, relative
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,12 +121,25 @@ def lattice_views(tables: Sequence[Tensor], at: slice) -> list[Tensor]:
     return views
 
 
+class _ContractContext(Context, Protocol):
+    groups: Groups
+    places: Places
+    count: int
+    """How many of the saved tensors are products that the forward pass kept."""
+
+
 class ContractFar(torch.autograd.Function):
     """Log-masses of all ``p``, ``q`` and ``r``."""
 
     @staticmethod
     def forward(
-        ctx: Any, groups: Groups, places: Places, own: Tensor, with_t: Tensor, with_u: Tensor, *tables: Tensor
+        ctx: _ContractContext,
+        groups: Groups,
+        places: Places,
+        own: Tensor,
+        with_t: Tensor,
+        with_u: Tensor,
+        *tables: Tensor,
     ) -> tuple[Tensor, Tensor, Tensor]:
         """The two products and their log-sums, one block of rows at a time."""
         a, b, c = split(tables, groups)
@@ -146,7 +158,9 @@ class ContractFar(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, g_rows: Tensor, g_middle: Tensor, g_columns: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(
+        ctx: _ContractContext, g_rows: Tensor, g_middle: Tensor, g_columns: Tensor
+    ) -> tuple[Tensor | None, ...]:
         """Weights ``g e^(z - L)`` of all entries, carried to the tables by four products."""
         groups, places, count = ctx.groups, ctx.places, ctx.count
         with_t, with_u, by_a, by_c, rows, middle, columns, e_a, e_b, e_c, *more = ctx.saved_tensors
@@ -250,7 +264,7 @@ class ContractNear(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, groups: Groups, places: Places, own: Tensor, *tables: Tensor
+        ctx: _ContractContext, groups: Groups, places: Places, own: Tensor, *tables: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
         """The two products and their masses, one block of rows at a time."""
         a, b, c = split(tables, groups)
@@ -283,7 +297,9 @@ class ContractNear(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, g_rows: Tensor, g_middle: Tensor, g_columns: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(
+        ctx: _ContractContext, g_rows: Tensor, g_middle: Tensor, g_columns: Tensor
+    ) -> tuple[Tensor | None, ...]:
         """Weights ``g / mass`` of the anchors, carried to the tables by four products."""
         groups, places = ctx.groups, ctx.places
         rows, middle, columns, e_a, e_b, e_c, *kept = ctx.saved_tensors

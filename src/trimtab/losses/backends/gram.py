@@ -12,10 +12,10 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -32,7 +32,7 @@ from trimtab.losses.backends.gram_tiles import (
     formula_tables,
     summed_tables,
 )
-from trimtab.losses.problem import Kind, Problem
+from trimtab.losses.problem import Context, Kind, Problem
 from trimtab.losses.similarity import FORMULAS, SUMMED, pair_tables, wide
 from trimtab.losses.tuple_reduction import Entries, anchors, entries_of, no_tuples, ravel, relative
 
@@ -73,19 +73,22 @@ def reduce_tuples(problem: Problem, kind: Kind) -> Tensor:
         return entries.place(values, problem.batch, kind).to(dtype)
 
 
+Build = Callable[[Sequence[Tensor]], Family]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Plan:
     """What does not change between the two passes."""
 
     kind: Kind
     lattice: Lattice
-    build: Any
+    build: Build
     """From the tables to the family that makes tiles of them."""
     blocks: list[tuple[Block, Tensor | None]]
     """Each tile with the places of its positives."""
 
 
-def _tables(problem: Problem, entries: Entries, lattice: Lattice) -> tuple[list[Tensor], Any]:
+def _tables(problem: Problem, entries: Entries, lattice: Lattice) -> tuple[list[Tensor], Build]:
     if problem.similarity in FORMULAS:
         nodes, pairs = entries.cut(*pair_tables(problem.xs, problem.similarity))
         tables = [*formula_tables(problem.similarity, nodes, pairs), problem.scale.to(nodes[0].dtype)]
@@ -110,11 +113,16 @@ def _blocks(lattice: Lattice, entries: Entries, chunk: int) -> list[tuple[Block,
     return out
 
 
+class _ReduceContext(Context, Protocol):
+    plan: _Plan
+    references: list[float | None]
+
+
 class _Reduce(torch.autograd.Function):
     """Row and column reductions of all tiles; in the backward pass the tiles again, weighted."""
 
     @staticmethod
-    def forward(ctx: Any, plan: _Plan, bias: Tensor, *tables: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(ctx: _ReduceContext, plan: _Plan, bias: Tensor, *tables: Tensor) -> tuple[Tensor, Tensor]:
         family = plan.build(tables)
         if plan.kind == "lse":
             rows, columns, references = _log_sums(plan, family, tables[0])
@@ -127,10 +135,10 @@ class _Reduce(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, g_rows: Tensor, g_columns: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: _ReduceContext, g_rows: Tensor, g_columns: Tensor) -> tuple[Tensor | None, ...]:
         bias, rows, columns, *tables = ctx.saved_tensors
-        plan: _Plan = ctx.plan
-        family: Family = plan.build(tables)
+        plan = ctx.plan
+        family = plan.build(tables)
         factor, (g_rows, g_columns) = relative((g_rows.reshape(rows.shape), g_columns))
         d_bias = torch.zeros_like(bias)
         with torch.autocast(rows.device.type, enabled=False):
@@ -153,7 +161,7 @@ def _sums(plan: _Plan, family: Family, like: Tensor, bias: Tensor) -> tuple[Tens
     for block, drop in plan.blocks:
         z = family.logits(block)
         if plan.kind == "softplus":
-            z = softplus(z + bias, threshold=40.0)  # beyond 40 no float64 tells it from the identity
+            z = softplus(z + bias, threshold=40.0)  # beyond 40 it is the identity in float64
         _fill(z, drop, 0.0)
         rows[block.outers] += z.sum(-1)
         columns[block.columns] += z.sum((0, 1))

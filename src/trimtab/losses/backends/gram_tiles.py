@@ -16,12 +16,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from trimtab.losses.problem import Context
 from trimtab.losses.similarity import pair_list
 from trimtab.losses.tuple_reduction import Term, outer_sum
 
@@ -61,11 +62,11 @@ class Lattice:
         """How many super-columns there are."""
         return math.prod(self.right_sizes)
 
-    def outer_index(self, block: Block, device: torch.device) -> list[Any]:
+    def outer_index(self, block: Block, device: torch.device) -> list[int | Tensor]:
         """For each outer modality, its index in every outer part of the block: a number where there is but one."""
         o = block.outers
-        flat: Any = o.start if o.stop - o.start == 1 else torch.arange(o.start, o.stop, device=device)
-        index: list[Any] = []
+        flat: int | Tensor = o.start if o.stop - o.start == 1 else torch.arange(o.start, o.stop, device=device)
+        index: list[int | Tensor] = []
         for size in reversed(self.outer_sizes):
             index.insert(0, flat % size)
             flat = flat // size
@@ -263,7 +264,7 @@ class _Views:
             return self._shape(table[self.outer[m], self.outer[n]], (m,))
         return self._shape(table[self._index(m)][:, self._index(n)], (m, n))
 
-    def _index(self, m: int) -> Any:
+    def _index(self, m: int) -> int | slice | Tensor:
         if m < self.left - 1:
             return self.outer[m]
         return self.first if m == self.left else slice(None)
@@ -350,14 +351,14 @@ class _Root(torch.autograd.Function):
     """``sqrt(max(x, 0))`` with gradient 0 at 0."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
+    def forward(ctx: Context, x: Tensor) -> Tensor:
         root = x.clamp_min(0).sqrt_()
         ctx.save_for_backward(root)
         return root
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, g: Tensor) -> Tensor:
+    def backward(ctx: Context, g: Tensor) -> Tensor:
         (root,) = ctx.saved_tensors
         slope: Tensor = (g / (2 * root)).masked_fill_(root == 0, 0.0)
         return slope
@@ -367,7 +368,7 @@ class _Pivot(torch.autograd.Function):
     """Root and inverse of a pivot; both 0, with zero gradient, where it is below the rounding of its diagonal."""
 
     @staticmethod
-    def forward(ctx: Any, pivot: Tensor, diagonal: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(ctx: Context, pivot: Tensor, diagonal: Tensor) -> tuple[Tensor, Tensor]:
         dead = pivot <= 16 * torch.finfo(pivot.dtype).eps * diagonal
         root = pivot.clamp_min(0).sqrt_().masked_fill_(dead, 0.0)
         inverse = pivot.reciprocal().masked_fill_(dead, 0.0)
@@ -376,9 +377,13 @@ class _Pivot(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, g_root: Tensor, g_inverse: Tensor) -> tuple[Tensor, None]:
+    def backward(ctx: Context, g_root: Tensor, g_inverse: Tensor) -> tuple[Tensor, None]:
         root, inverse = ctx.saved_tensors
         return (g_root * root / 2 - g_inverse * inverse) * inverse, None
+
+
+class _ShapesContext(Context, Protocol):
+    shapes: tuple[torch.Size, ...]
 
 
 class _GeometricMean(torch.autograd.Function):
@@ -388,25 +393,25 @@ class _GeometricMean(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, square: Tensor, *along: Tensor) -> Tensor:
+    def forward(ctx: _ShapesContext, square: Tensor, *along: Tensor) -> Tensor:
         inverse = torch.where(square <= 0, 0.0, torch.where(square <= 0, 1.0, square).rsqrt())
         n = len(along)
         cosines = [y * inverse for y in along]
         # In two halves: the product of eight small cosines may be below the range of float32.
-        value: Any = 1.0
+        roots = []
         for half in (cosines[: n // 2], cosines[n // 2 :]):
             product = half[0]
             for c in half[1:]:
                 product = product * c
-            value = product.sign() * product.abs().pow_(1.0 / n) * value
+            roots.append(product.sign() * product.abs().pow_(1.0 / n))
+        value = roots[1] * roots[0]
         ctx.save_for_backward(value, inverse, *cosines)
         ctx.shapes = (square.shape, *(y.shape for y in along))
-        result: Tensor = value
-        return result
+        return value
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, ...]:
+    def backward(ctx: _ShapesContext, g: Tensor) -> tuple[Tensor, ...]:
         value, inverse, *cosines = ctx.saved_tensors
         small = 4 * torch.finfo(value.dtype).eps
         weighted = g * value * inverse

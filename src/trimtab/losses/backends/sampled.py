@@ -17,8 +17,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from trimtab.losses.backends.dense import reduce_anchors
-from trimtab.losses.logits import line_similarity
+from trimtab.losses.backends.dense import line_similarity, reduce_anchors
 from trimtab.losses.problem import Kind, Problem
 from trimtab.losses.similarity import wide
 

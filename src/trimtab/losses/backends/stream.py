@@ -11,17 +11,26 @@ import math
 from bisect import bisect_left
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Protocol
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from trimtab.losses.cost import tile_of
-from trimtab.losses.matmul import multiply, operand, products_in
-from trimtab.losses.problem import Kind, Precision, Problem
+from trimtab.losses.problem import Context, Kind, Precision, Problem
 from trimtab.losses.similarity import SIMILARITIES, of_total
-from trimtab.losses.tuple_reduction import diagonal_stride, empty, lse, marginals, outer, share_of
+from trimtab.losses.tuple_reduction import (
+    diagonal_stride,
+    empty,
+    lse,
+    marginals,
+    multiply,
+    operand,
+    outer,
+    products_in,
+    share_of,
+)
 
 __all__ = ["reduce_tuples"]
 
@@ -104,12 +113,16 @@ def _kept(problem: Problem) -> tuple[Tensor | None, Tensor | None, list[int], li
     return kept[0], kept[1], places[0], places[1]
 
 
+class _TwoSidedContext(Context, Protocol):
+    plan: _Plan
+
+
 class _TwoSided(torch.autograd.Function):
     """One reduction per row and per column of the matrix of all tuples, tile by tile."""
 
     @staticmethod
     def forward(
-        ctx: Any,
+        ctx: _TwoSidedContext,
         left: Tensor,
         a: Tensor | None,
         right: Tensor,
@@ -138,9 +151,9 @@ class _TwoSided(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad_row: Tensor, grad_column: Tensor) -> tuple[Any, ...]:
+    def backward(ctx: _TwoSidedContext, grad_row: Tensor, grad_column: Tensor) -> tuple[Tensor | None, ...]:
         left, a, right, b, scale, bias, by_row, by_column = ctx.saved_tensors
-        plan: _Plan = ctx.plan
+        plan = ctx.plan
         by_row, by_column = (t.masked_fill(t == -torch.inf, 0.0) for t in (by_row, by_column))
         d_left, d_right, d_scale = (torch.zeros_like(t) for t in (left, right, scale))
         d_a, d_b, d_bias = (None if t is None else torch.zeros_like(t) for t in (a, b, bias))

@@ -8,13 +8,13 @@ with atomics, whose order is not fixed: where deterministic algorithms are deman
 from __future__ import annotations
 
 from itertools import combinations
-from typing import Any
+from typing import Protocol
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from trimtab.losses.problem import Kind, Problem
+from trimtab.losses.problem import Context, Kind, Problem
 from trimtab.losses.similarity import SUMMED, pair_list, pair_tables
 from trimtab.losses.triton.row_launcher import LOG2E, anchors, pulls
 from trimtab.losses.tuple_reduction import diagonal_stride, outer, share_of
@@ -54,9 +54,13 @@ def reduce_tuples(problem: Problem, kind: Kind) -> Tensor:
     return result
 
 
+class _GramContext(Context, Protocol):
+    problem: Problem
+
+
 class _Gram(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, problem: Problem, scale: Tensor, node: Tensor, pair: Tensor) -> Tensor:
+    def forward(ctx: _GramContext, problem: Problem, scale: Tensor, node: Tensor, pair: Tensor) -> Tensor:
         from trimtab.losses.triton import gram_kernels
 
         a, b, tables = _tables(node, pair)
@@ -87,11 +91,11 @@ class _Gram(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: _GramContext, grad: Tensor) -> tuple[Tensor | None, ...]:
         from trimtab.losses.triton import gram_kernels
 
         scale, node, pair, values, a, b, tables, settings = ctx.saved_tensors
-        problem: Problem = ctx.problem
+        problem = ctx.problem
         half = problem.num_modalities // 2
         where, compiled = _launch(problem, tables, TILES[1])
         halves = (slice(half), a), (slice(half, None), b)
@@ -169,7 +173,7 @@ def _settings(problem: Problem, scale: Tensor, a: Tensor, b: Tensor, tables: Ten
     return torch.stack([scale.detach() * LOG2E, bounded.to(bound.dtype), middle * LOG2E])
 
 
-def _launch(problem: Problem, tables: Tensor, tile: int) -> tuple[tuple[int, int, int] | None, dict[str, Any]]:
+def _launch(problem: Problem, tables: Tensor, tile: int) -> tuple[tuple[int, int, int] | None, dict[str, bool | int]]:
     """The grid (columns, rows, parts of the lead; None: nothing to do), and what the kernels are compiled for."""
     half, batch, columns = tables.shape
     rows = min((r for r in (64, 32, 16) if r <= max(batch, 16)), key=lambda r: (-(-batch // r) * r, -r))

@@ -10,13 +10,12 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from trimtab.losses.problem import Precision
+from trimtab.losses.problem import Precision, RowsContext
 from trimtab.losses.tuple_reduction import diagonal_stride, outer
 
 LOG2E = math.log2(math.e)
@@ -276,7 +275,7 @@ def unit_rows(xs: Sequence[Tensor], how: str, present: Tensor | None) -> tuple[T
 
 class _Unit(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, how: str, present: Tensor | None, *xs: Tensor) -> tuple[Tensor, ...]:
+    def forward(ctx: RowsContext, how: str, present: Tensor | None, *xs: Tensor) -> tuple[Tensor, ...]:
         from trimtab.losses.triton import row_kernels
 
         n, (batch, width) = len(xs), xs[0].shape
@@ -301,7 +300,7 @@ class _Unit(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
+    def backward(ctx: RowsContext, *grads: Tensor) -> tuple[Tensor | None, ...]:
         from trimtab.losses.triton import row_kernels
 
         rows, lengths, tops = ctx.saved_tensors

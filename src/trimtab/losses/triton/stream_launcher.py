@@ -13,13 +13,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.util import find_spec
-from typing import Any
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from trimtab.losses.problem import Kind, Precision, Problem
+from trimtab.losses.problem import Context, Kind, Precision, Problem
 from trimtab.losses.triton.row_launcher import (
     FORMS,
     Form,
@@ -35,6 +35,9 @@ from trimtab.losses.triton.row_launcher import (
     pulls,
 )
 from trimtab.losses.tuple_reduction import share_of
+
+if TYPE_CHECKING:
+    from triton.tools.tensor_descriptor import TensorDescriptor
 
 SAFE_NATS = 60.0
 """Where ``|z|`` stays below this, ``exp(z)``, its sums and their reciprocals fit a float32 with room to spare."""
@@ -113,9 +116,14 @@ def reduce_tuples(problem: Problem, kind: Kind) -> Tensor:
     return result
 
 
+class _StreamContext(Context, Protocol):
+    plan: tuple[str, int, Precision, int]
+    """Similarity, number of modalities, precision, and the first row of this part."""
+
+
 class _Stream(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, problem: Problem, scale: Tensor, *xs: Tensor) -> Tensor:
+    def forward(ctx: _StreamContext, problem: Problem, scale: Tensor, *xs: Tensor) -> Tensor:
         n, half = len(xs), len(xs) // 2
         form = form_of(problem.similarity, n)
         span = share_of(problem.batch**half, problem.share)
@@ -141,7 +149,7 @@ class _Stream(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: _StreamContext, grad: Tensor) -> tuple[Tensor | None, ...]:
         similarity, n, precision, first = ctx.plan
         form, half = form_of(similarity, n), n // 2
         scale, values, settings, *kept = ctx.saved_tensors
@@ -182,17 +190,17 @@ def _strips(tiles: Tiles, rows: int, columns: int) -> tuple[int, int, int]:
 
 @cache
 def _strip(blocks: int, down: int, most: int, together: int) -> int:
-    """Tiles in a strip, at most so many: the number that ends first where so many strips run together."""
+    """Tiles in a strip, at most `most`: the number that ends first where `together` strips run at once."""
     return min(range(1, most + 1), key=lambda strip: -(-blocks * -(-down // strip) // together) * (strip + START))
 
 
-def _rows_of(tensor: Tensor, *block: int) -> Any:
+def _rows_of(tensor: Tensor, *block: int) -> TensorDescriptor:
     from triton.tools.tensor_descriptor import TensorDescriptor
 
     return TensorDescriptor.from_tensor(tensor, list(block))
 
 
-def _common(form: Form, precision: Precision, side: Side, tiles: Tiles) -> dict[str, Any]:
+def _common(form: Form, precision: Precision, side: Side, tiles: Tiles) -> dict[str, bool | int | str]:
     """What both tile kernels are compiled for."""
     return {
         "D": side.rows.shape[1], "ADD": form.add, "ROOT": form.root, "MASKED": side.keep is not None,

@@ -13,7 +13,7 @@ function ramp(mode) { // 65 colours between the stops
     return stops[k].map((c, j) => Math.round(c + (stops[k + 1][j] - c) * f));
   });
 }
-function pattern(ctx, code) { // what is no number is told apart by its drawing, not only by its colour
+function pattern(ctx, code) { // a non-finite value has a pattern of its own, not only a colour
   const tile = make("canvas");
   tile.width = tile.height = 8;
   const t = tile.getContext("2d");

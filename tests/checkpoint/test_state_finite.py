@@ -11,7 +11,7 @@ from torch import nn
 from torch.optim.swa_utils import AveragedModel
 
 from trimtab.checkpoint import state
-from trimtab.checkpoint.health import nonfinite
+from trimtab.checkpoint.state import nonfinite
 
 
 def trained() -> tuple[nn.Module, torch.optim.Optimizer, nn.Module]:

@@ -12,9 +12,9 @@ import torch
 
 from tests.matrix import sampled
 from trimtab import CheckpointError
-from trimtab.checkpoint import single as swap
+from trimtab.checkpoint.directory import Disk
 from trimtab.checkpoint.format import container
-from trimtab.checkpoint.format.filesystem import Disk
+from trimtab.checkpoint.format.manifest import Damage
 from trimtab.compat.checkpoint_pair import read_checkpoint
 
 
@@ -27,7 +27,7 @@ def value_at(path: Path) -> float:
 
 
 def save(path: Path, value: float, disk: Disk | None = None) -> None:
-    swap.replace_with(path, weights(value), step=1, meta={}, **({} if disk is None else {"disk": disk}))
+    container.replace_with(path, weights(value), step=1, meta={}, **({} if disk is None else {"disk": disk}))
 
 
 def failing(at: int, code: int) -> tuple[Disk, list[str]]:
@@ -82,7 +82,7 @@ def test_a_damaged_one_gives_way_to_the_sound_one_beside_it(
     damage(place)
     assert value_at(place) == 2.0
     assert "model.safetensors" in caplog.text
-    swap.settle(place)
+    container.settle(place)
     assert value_at(place) == 2.0
     assert sorted(os.listdir(tmp_path)) == ["best", "quarantine"]
 
@@ -112,7 +112,7 @@ def test_a_finished_save_whose_old_one_was_left_behind(tmp_path: Path) -> None:
 def test_what_cannot_be_read_again_does_not_take_the_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     place = tmp_path / "best"
     save(place, 1.0)
-    found = (container.Damage(file="model.safetensors", what="is not what was written"),)
+    found = (Damage(file="model.safetensors", what="is not what was written"),)
     monkeypatch.setattr(container, "damage_of", lambda path, **options: found)
     with pytest.raises(CheckpointError, match=r"read again.*model\.safetensors"):
         save(place, 2.0)

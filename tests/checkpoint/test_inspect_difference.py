@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from trimtab.checkpoint import state
-from trimtab.checkpoint.difference import Difference, difference, relative_change
+from trimtab.checkpoint.inspect import Difference, difference, relative_change
 
 
 def trained(steps: int, *, lr: float = 1e-2) -> dict[str, Any]:
@@ -114,7 +114,7 @@ def test_every_kind_of_number(dtype: torch.dtype) -> None:
 
 
 def test_pieces_empty_and_not_contiguous(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("trimtab.checkpoint.difference._PIECE", 3)
+    monkeypatch.setattr("trimtab.checkpoint.inspect._PIECE", 3)
     a = torch.arange(12.0).reshape(3, 4)
     b = a.clone()
     b[2, 3] = 22.0
