@@ -12,8 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from trimtab.core.stats.cusum import CAP, LIMIT, SLACK, Cusum
-from trimtab.core.stats.level import Level
+from trimtab.core.stats.level import CAP, LIMIT, SLACK, Cusum, Level
 
 NUM_CHAINS, NUM_STEPS = 4_000, 5_000
 

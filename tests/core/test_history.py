@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trimtab.core.stats.baseline import RowBaseline
+from trimtab.core.stats.row_history import RowBaseline
 from trimtab.core.stats.series import SIZE, Series
 from trimtab.core.types import NORM_COLUMNS, Kind, Layout, Sample
 from trimtab.core.window import MAX_LEFT_OUT, Window

@@ -9,7 +9,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trimtab.core.stats.idle_rows import RowRuns
+from trimtab.core.stats.row_history import RowRuns
 from trimtab.core.types import ABSENT, FROZEN
 
 NAMES = ("a", "b", "c")

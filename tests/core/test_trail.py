@@ -11,8 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trimtab.core.stats.onset import onset_of
-from trimtab.core.stats.trail import MAX_ROWS, SIZE, Trail
+from trimtab.core.stats.trail import MAX_ROWS, SIZE, Trail, onset_of
 from trimtab.core.types import FULL_COLUMNS, Column, Kind, Layout, Sample
 
 

@@ -147,7 +147,7 @@ def test_no_host_sync_hides_on_the_step_path() -> None:
         "protect.py: bool(config.clip)",
         "protect.py: bool(nonfinite)",
         "protect.py: bool(reject)",
-        "loss_function.py: bool(node.name().startswith(JOINING))",
+        "forward.py: bool(node.name().startswith(JOINING))",
     }
     assert {c for p in step_path for c in _calls(p)} <= on_the_host
     for path in step_path:

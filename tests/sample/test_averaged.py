@@ -12,8 +12,7 @@ from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from tests.sample.loops import attached, mlp, train
-from trimtab.sample.probes.averaged import BUDGET, AveragedProbe
-from trimtab.sample.probes.ledger import MIN_KEPT
+from trimtab.sample.probes.ledger import BUDGET, MIN_KEPT, AveragedProbe
 from trimtab.torchutil.averaged_weights import average_mark, averaged_weights
 
 

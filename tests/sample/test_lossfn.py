@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from trimtab.guard.lane import told_by
-from trimtab.sample.probes.loss_function import is_bounded, is_detached, kind_of
+from trimtab.sample.probes.forward import is_bounded, is_detached, kind_of
 
 
 def logits(*shape: int) -> Tensor:

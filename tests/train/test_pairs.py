@@ -20,7 +20,7 @@ from trimtab.doctor.examine import examine
 from trimtab.train.recipe import Result, build_parts, run_recipe, settings_of
 from trimtab.train.recipes import load_recipe, pairs
 from trimtab.train.recipes.pairs import data as pairs_data
-from trimtab.train.recipes.pairs import loss as pairs_loss
+from trimtab.train.recipes.pairs import model as pairs_loss
 from trimtab.train.recipes.pairs import reporting as pairs_check
 
 RECIPE = load_recipe("pairs")

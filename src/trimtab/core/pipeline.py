@@ -18,9 +18,8 @@ from trimtab.core.registry import advice_of, select_rules
 from trimtab.core.schedule import RAISED
 from trimtab.core.screen import Screen, is_silent_when_calm
 from trimtab.core.stats.level import SHORT
-from trimtab.core.stats.onset import onset_of
 from trimtab.core.stats.packed import packed, unpacked
-from trimtab.core.stats.trail import Trail
+from trimtab.core.stats.trail import Trail, onset_of
 from trimtab.core.types import Decision, Finding, Outcome, Policy, Record, Rule, Sample, Severity, Verdict
 from trimtab.core.window import Window
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
-from trimtab.core.stats.cusum import CAP, LIMIT, SLACK
+from trimtab.core.stats.level import CAP, LIMIT, SLACK
 from trimtab.core.types import F32, Rule
 from trimtab.core.window import MIN_CALM, Window
 

@@ -11,10 +11,8 @@ from statistics import median
 from typing import Any
 
 from trimtab.core.schedule import Schedule
-from trimtab.core.stats.baseline import RowBaseline
-from trimtab.core.stats.cusum import Cusum
-from trimtab.core.stats.idle_rows import RowRuns
-from trimtab.core.stats.level import Level
+from trimtab.core.stats.level import Cusum, Level
+from trimtab.core.stats.row_history import RowBaseline, RowRuns
 from trimtab.core.stats.series import Series
 from trimtab.core.types import Column, Finding, Kind, Rule, Sample
 

@@ -8,11 +8,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from trimtab.core.stats.idle_rows import routed
+from trimtab.core.stats.row_history import routed
 from trimtab.doctor.batch_tensors import leaves
 from trimtab.doctor.probe import Probe
 from trimtab.doctor.recording import Call
-from trimtab.torchutil.param_groups import params_of
+from trimtab.torchutil.optimizers import params_of
 
 Norm = float | None
 

@@ -20,8 +20,7 @@ from trimtab.doctor.checklist import Check, Line, failed, not_applicable, passed
 from trimtab.doctor.recording import Call, Failure, Watch
 from trimtab.doctor.target import Target, backward, raw_loss
 from trimtab.sample.transfer import number
-from trimtab.torchutil.optimizer_argument import needs_closure
-from trimtab.torchutil.param_groups import params_of, rates_of
+from trimtab.torchutil.optimizers import needs_closure, params_of, rates_of
 
 if TYPE_CHECKING:
     from trimtab.doctor.probe import Probe

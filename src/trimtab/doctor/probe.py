@@ -25,7 +25,7 @@ from trimtab.doctor.recording import Call, Event, Failure, Watch
 from trimtab.doctor.target import Scheduler, Target
 from trimtab.sample.probes.wiring import parameter_at, split_twins, tied_pairs
 from trimtab.torchutil.averaged_weights import average_mark
-from trimtab.torchutil.param_groups import params_of, rates_of
+from trimtab.torchutil.optimizers import params_of, rates_of
 from trimtab.torchutil.patch import wrap_on_object
 from trimtab.torchutil.undo import remembered, untouched
 

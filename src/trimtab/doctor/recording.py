@@ -20,7 +20,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 from trimtab.doctor.loss_graph import LossFacts, read_graph
 from trimtab.sample.transfer import number
-from trimtab.torchutil.param_groups import params_of
+from trimtab.torchutil.optimizers import params_of
 from trimtab.torchutil.patch import wrap_attribute, wrap_on_object
 
 P = ParamSpec("P")

@@ -27,7 +27,7 @@ from trimtab.core.suggest_name import did_you_mean, nearest_name
 from trimtab.doctor.batch_tensors import TARGET_KEYS, mapped, num_samples
 from trimtab.sample.rows import check_model
 from trimtab.sample.transfer import to_device
-from trimtab.torchutil.optimizer_argument import check_optimizer, labelled
+from trimtab.torchutil.optimizers import check_optimizer, labelled
 
 log = logging.getLogger("trimtab")
 

@@ -41,7 +41,7 @@ from trimtab.drill.injection import (
 )
 from trimtab.drill.score import Fault, NotApplicableError
 from trimtab.drill.trial import Run
-from trimtab.torchutil.param_groups import params_of
+from trimtab.torchutil.optimizers import params_of
 from trimtab.torchutil.patch import wrap_on_object
 
 P = ParamSpec("P")

@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 
 from trimtab.doctor.batch_tensors import leaves, mapped, roles_of
 from trimtab.drill.score import Fault, NotApplicableError
-from trimtab.torchutil.param_groups import params_of
+from trimtab.torchutil.optimizers import params_of
 from trimtab.torchutil.patch import wrap_on_object
 
 if TYPE_CHECKING:

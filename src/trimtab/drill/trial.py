@@ -33,8 +33,7 @@ from trimtab.drill.score import Alarm, Fault, NotApplicableError, Result, Task
 from trimtab.guard.guard import Guard
 from trimtab.run.discover import marks_of
 from trimtab.run.patch_training import Losses, wrap_clip_grad_norm
-from trimtab.torchutil.optimizer_argument import needs_closure
-from trimtab.torchutil.param_groups import params_of
+from trimtab.torchutil.optimizers import needs_closure, params_of
 
 
 class Run:

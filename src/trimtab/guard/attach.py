@@ -27,8 +27,7 @@ from trimtab.sample.probes.forward import ForwardTap
 from trimtab.sample.reduce import Peers
 from trimtab.sample.rows import Rows, parameter_names, roots_of
 from trimtab.sample.watch import Watch
-from trimtab.torchutil.optimizer_argument import GUARDED, innermost, needs_closure
-from trimtab.torchutil.param_groups import params_of
+from trimtab.torchutil.optimizers import GUARDED, innermost, needs_closure, params_of
 from trimtab.torchutil.patch import own_hook
 
 MIN_EPOCH = 8

@@ -31,12 +31,11 @@ from trimtab.guard.run_record import health_of, lag_for, load_state, open_record
 from trimtab.record.recorder import Recorder
 from trimtab.record.sinks import with_preset_lines
 from trimtab.remedies import BUILTIN
-from trimtab.remedies.skip_data import SkipData
+from trimtab.remedies.skip import SkipData
 from trimtab.remedies.stop import stopped
 from trimtab.sample.observed import Observed, scalar_loss
 from trimtab.sample.rows import check_model
-from trimtab.torchutil.optimizer_argument import check_optimizer, labelled, needs_closure
-from trimtab.torchutil.scaler import scale_of, unscale
+from trimtab.torchutil.optimizers import check_optimizer, labelled, needs_closure, scale_of, unscale
 
 log = logging.getLogger("trimtab")
 findings_log = logging.getLogger(FINDINGS_LOG)

@@ -19,8 +19,7 @@ from trimtab.core.errors import TrimtabError
 from trimtab.guard.protect import Owned
 from trimtab.sample.measure import reference as measure
 from trimtab.sample.transfer import number
-from trimtab.torchutil.optimizer_argument import innermost
-from trimtab.torchutil.param_groups import params_of
+from trimtab.torchutil.optimizers import innermost, params_of
 from trimtab.torchutil.patch import own_hook, wrap_method_of
 
 Method = TypeVar("Method", bound=Callable[..., Any])

@@ -27,7 +27,7 @@ from trimtab.sample.rows import Rows
 from trimtab.sample.thorough import FullLook
 from trimtab.sample.transfer import DelayedSamples, to_host
 from trimtab.sample.watch import Step, Watch
-from trimtab.torchutil.scaler import scale_of
+from trimtab.torchutil.optimizers import scale_of
 
 WAIT_S = 0.1
 """A sample waits no longer for the next than a record waits to be written."""

@@ -32,7 +32,7 @@ from trimtab.core.remedy import Reached
 from trimtab.core.types import Sample, Severity, Snapshot, Verdict
 from trimtab.sample.watch import Step
 from trimtab.torchutil.averaged_weights import averaged_state
-from trimtab.torchutil.param_groups import params_of, rates_of
+from trimtab.torchutil.optimizers import params_of, rates_of
 
 log = logging.getLogger("trimtab")
 MAX_KEPT = 24

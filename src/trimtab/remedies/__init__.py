@@ -7,8 +7,7 @@ from trimtab.remedies.back_off_scaler import BackOffScaler
 from trimtab.remedies.cut_lr import CutLR
 from trimtab.remedies.raise_weight_decay import RaiseWeightDecay
 from trimtab.remedies.rewind import Rewind
-from trimtab.remedies.skip import Skip
-from trimtab.remedies.skip_data import SkipData
+from trimtab.remedies.skip import Skip, SkipData
 from trimtab.remedies.stop import Stop
 
 _ALL: tuple[Remedy, ...] = (Rewind(), CutLR(), RaiseWeightDecay(), BackOffScaler(), Skip(), SkipData(), Stop())

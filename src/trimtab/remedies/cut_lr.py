@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 from trimtab.core.config import PolicyConfig
 from trimtab.core.remedy import Rated
 from trimtab.core.types import Action, Outcome
-from trimtab.torchutil.param_groups import rates_of
+from trimtab.torchutil.optimizers import rates_of
 from trimtab.torchutil.patch import wrap_method_of
 
 

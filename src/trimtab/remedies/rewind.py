@@ -6,7 +6,7 @@ from typing import ClassVar
 
 from trimtab.core.remedy import Reached, Target
 from trimtab.core.types import Action, Outcome
-from trimtab.torchutil.param_groups import rates_of
+from trimtab.torchutil.optimizers import rates_of
 
 RESTART = 0.1
 """What the rate is multiplied with when a run begins again, where nothing better is known."""

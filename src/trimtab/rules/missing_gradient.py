@@ -8,7 +8,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from trimtab.core.stats.idle_rows import is_trunk, routed
+from trimtab.core.stats.row_history import is_trunk, routed
 from trimtab.core.types import ABSENT, FROZEN, Column, Finding, Kind, Severity
 from trimtab.core.window import Window, found, listed
 

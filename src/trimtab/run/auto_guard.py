@@ -42,8 +42,7 @@ from trimtab.run.discover import (
 from trimtab.run.guarded_training import GuardedTraining
 from trimtab.run.patch_training import Losses, wrap_clip_grad_norm
 from trimtab.sample.rows import Parts
-from trimtab.torchutil.optimizer_argument import innermost, is_guarded, labelled
-from trimtab.torchutil.param_groups import params_of
+from trimtab.torchutil.optimizers import innermost, is_guarded, labelled, params_of
 from trimtab.torchutil.patch import own_hook, wrap_attribute, wrap_method_of
 
 P = ParamSpec("P")

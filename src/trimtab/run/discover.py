@@ -17,7 +17,7 @@ from torch.optim.optimizer import Optimizer
 
 from trimtab.sample.probes.forward import inert, only_traced
 from trimtab.sample.rows import Parts
-from trimtab.torchutil.param_groups import params_of
+from trimtab.torchutil.optimizers import params_of
 from trimtab.torchutil.patch import OwnHook, native, own_hook, wrap_attribute
 
 if TYPE_CHECKING:

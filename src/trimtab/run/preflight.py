@@ -20,7 +20,7 @@ from trimtab.doctor.recording import Watch
 from trimtab.doctor.target import Target
 from trimtab.run.discover import Census, owners_of
 from trimtab.run.script import Program, run_program
-from trimtab.torchutil.param_groups import params_of
+from trimtab.torchutil.optimizers import params_of
 from trimtab.torchutil.patch import wrap_attribute
 
 LEAST = 4

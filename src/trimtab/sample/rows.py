@@ -14,7 +14,7 @@ from trimtab.core.errors import InputError
 from trimtab.core.types import FULL_COLUMNS, NORM_COLUMNS, Column, Kind, Layout
 from trimtab.sample.measure import reference as measure
 from trimtab.sample.transfer import upload
-from trimtab.torchutil.param_groups import params_of
+from trimtab.torchutil.optimizers import params_of
 
 
 def parameter_names(model: nn.Module) -> dict[int, str]:

@@ -13,10 +13,9 @@ from torch import Tensor, nn
 from trimtab.core.contain import Contained
 from trimtab.core.types import Layout
 from trimtab.sample.probes.activations import ActivationTap
-from trimtab.sample.probes.averaged import AveragedProbe
 from trimtab.sample.probes.batch import CHANCE_EVERY
 from trimtab.sample.probes.forward import ForwardTap, inert
-from trimtab.sample.probes.ledger import Ledger
+from trimtab.sample.probes.ledger import AveragedProbe, Ledger
 from trimtab.sample.probes.sentinel import Sentinel
 from trimtab.sample.probes.wiring import TemperatureProbe, Wiring, is_due
 from trimtab.sample.rows import Rows, roots_of

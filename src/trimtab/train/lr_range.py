@@ -19,8 +19,7 @@ from torch.optim import Optimizer
 
 from trimtab.core.errors import InputError
 from trimtab.doctor.target import Target, compute_loss, endless, take_step
-from trimtab.torchutil.optimizer_argument import needs_closure
-from trimtab.torchutil.param_groups import rates_of
+from trimtab.torchutil.optimizers import needs_closure, rates_of
 from trimtab.torchutil.undo import untouched
 
 MIN_GAIN = 0.01

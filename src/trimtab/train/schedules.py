@@ -12,7 +12,7 @@ from typing import TypedDict
 from torch.optim import Optimizer, lr_scheduler
 
 from trimtab.core.errors import InputError
-from trimtab.torchutil.param_groups import rates_of
+from trimtab.torchutil.optimizers import rates_of
 from trimtab.train.settings import SCHEDULES
 
 log = logging.getLogger("trimtab")

@@ -23,9 +23,8 @@ from trimtab.core.errors import InputError
 from trimtab.core.types import ABSENT, FROZEN, Column
 from trimtab.sample.measure import reference as measure
 from trimtab.sample.transfer import number, to_host
-from trimtab.torchutil.inplace import InplaceHazard, check_inplace_operations
-from trimtab.torchutil.scaler import scale_of
-from trimtab.torchutil.trial_pass import gradients_of, without_trace
+from trimtab.torchutil.optimizers import scale_of
+from trimtab.torchutil.trial_pass import InplaceHazard, check_inplace_operations, gradients_of, without_trace
 
 __all__ = [
     "AmpUnderflow",

@@ -18,9 +18,7 @@ from trimtab.compat.monitors.nonfinite_tensors import find_nonfinite
 from trimtab.compat.monitors.stability import mismatch
 from trimtab.core.errors import InputError
 from trimtab.sample.transfer import number
-from trimtab.torchutil.optimizer_argument import labelled
-from trimtab.torchutil.param_groups import groups_of
-from trimtab.torchutil.scaler import scale_of
+from trimtab.torchutil.optimizers import groups_of, labelled, scale_of
 
 log = logging.getLogger("trimtab")
 

@@ -36,10 +36,8 @@ from trimtab.guard.run_record import HEALTH_PARTS
 from trimtab.remedies.cut_lr import CutLR, LrMultiplier
 from trimtab.remedies.raise_weight_decay import RaiseWeightDecay
 from trimtab.sample.transfer import number
-from trimtab.torchutil.optimizer_argument import innermost, labelled
-from trimtab.torchutil.param_groups import groups_of, params_of
+from trimtab.torchutil.optimizers import groups_of, innermost, labelled, params_of, scale_of, unscale
 from trimtab.torchutil.patch import wrap_on_object
-from trimtab.torchutil.scaler import scale_of, unscale
 
 FACTORS: Mapping[str, float] = {
     TRAIN_LOSS_NAN_INF: 0.5,

@@ -8,7 +8,7 @@ from typing import ClassVar
 from trimtab.core.window import listed
 from trimtab.doctor.checklist import Line, failed, passed
 from trimtab.doctor.probe import Probe
-from trimtab.torchutil.param_groups import groups_of, params_of
+from trimtab.torchutil.optimizers import groups_of, params_of
 
 
 class DuplicateParameters:

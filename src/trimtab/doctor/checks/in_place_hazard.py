@@ -12,7 +12,7 @@ from trimtab.doctor.checklist import Line, failed, not_applicable, passed
 from trimtab.doctor.observed_step import as_loss
 from trimtab.doctor.probe import Probe
 from trimtab.doctor.target import raw_loss
-from trimtab.torchutil.inplace import check_inplace_operations
+from trimtab.torchutil.trial_pass import check_inplace_operations
 
 
 class InPlaceHazard:

@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from trimtab.doctor.checklist import Line, failed, not_applicable, passed
 from trimtab.doctor.probe import Probe
-from trimtab.torchutil.param_groups import groups_of
+from trimtab.torchutil.optimizers import groups_of
 
 SMALL, TINY = 1e-7, 1e-7
 """Below this rate, and this part of a weight, a step is next to nothing in float32."""

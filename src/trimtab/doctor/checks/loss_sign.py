@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from trimtab.doctor.checklist import Line, failed, not_applicable, passed
 from trimtab.doctor.probe import Probe
-from trimtab.torchutil.param_groups import groups_of
+from trimtab.torchutil.optimizers import groups_of
 
 
 class LossSign:

@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from trimtab.doctor.checklist import Line, failed, not_applicable, passed
 from trimtab.doctor.probe import Probe, current_rates
-from trimtab.torchutil.optimizer_argument import innermost
+from trimtab.torchutil.optimizers import innermost
 
 
 class SchedulerOrder:

@@ -16,7 +16,7 @@ from torch.utils.hooks import RemovableHandle
 from trimtab.doctor.checklist import Line, failed, not_applicable, passed
 from trimtab.doctor.probe import Probe
 from trimtab.sample.transfer import number
-from trimtab.torchutil.param_groups import params_of
+from trimtab.torchutil.optimizers import params_of
 
 NUM_STEPS = 6
 BOUNDS = ((0.03, 5.0), (0.1, 2.0))

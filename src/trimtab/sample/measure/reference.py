@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from trimtab.core.types import ABSENT, Column
-from trimtab.sample.measure import cpu as measure_cpu
-from trimtab.sample.measure.cpu import FP16_SMALLEST
+from trimtab.core.types import ABSENT, F32, Column
 from trimtab.sample.transfer import number, to_host, upload
 
 GLOBALS = ("grad_norm", "nonfinite_grads", "rejected", "clip_coef", "inverse_coef")
@@ -158,7 +158,7 @@ def full(tensors: Sequence[Tensor], *, fractions: bool = True) -> Tensor:
         return torch.zeros(0, len(Column), dtype=torch.float32, device="cpu")
     device = tensors[0].device
     if device.type == "cpu":
-        return torch.from_numpy(measure_cpu.full([to_host(t) for t in tensors], fractions=fractions))
+        return torch.from_numpy(full_on_cpu([to_host(t) for t in tensors], fractions=fractions))
     return torch.stack([reference_row(t, fractions).to(device, non_blocking=True) for t in tensors])
 
 
@@ -197,3 +197,49 @@ def reference_row(tensor: Tensor, fractions: bool = True) -> Tensor:
             (tiny - zero) / size,
         ]
     ).float()
+
+
+FP16_SMALLEST = 2.0**-24
+"""The smallest positive float16: what lies below is lost when a gradient is kept in half precision."""
+
+_CHUNK = 1 << 15
+_ONES = {np.dtype(t): np.ones(_CHUNK, t) for t in (np.float32, np.float64)}
+"""A dot product with ones sums several times faster than `sum`, and in float64 between chunks loses nothing."""
+
+
+def full_on_cpu(arrays: Sequence[NDArray[Any]], *, fractions: bool = True) -> F32:
+    """All columns of `Column` for each real array: a float32 table [arrays, columns]."""
+    with np.errstate(all="ignore"):
+        rows = [_cpu_row(a.reshape(-1), fractions) for a in arrays]
+        return np.array(rows, dtype=np.float64).astype(np.float32).reshape(len(arrays), len(Column))
+
+
+def _cpu_row(flat: NDArray[Any], fractions: bool) -> tuple[float, ...]:
+    if flat.size == 0:
+        return (0.0,) * len(Column)
+    if flat.dtype not in _ONES:
+        flat = flat.astype(np.float32)
+    ones = _ONES[flat.dtype]
+    square = summed = largest = 0.0
+    nan = inf = zero = tiny = 0
+    for start in range(0, flat.size, _CHUNK):
+        chunk = flat[start : start + _CHUNK]
+        magnitude = np.abs(chunk)
+        squares = float(np.dot(chunk, chunk))
+        if not math.isfinite(squares):  # a bad value, or squares too large for the type: look again, wider
+            wide = chunk.astype(np.float64)
+            squares = float(np.dot(wide, wide))
+            nan += int(np.count_nonzero(np.isnan(chunk)))
+            inf += int(np.count_nonzero(np.isinf(chunk)))
+            summed += float(wide.sum())
+        else:
+            summed += float(np.dot(chunk, ones[: chunk.size]))
+        square += squares
+        largest = max(largest, float(magnitude.max()))
+        if fractions and (few := int(np.count_nonzero(magnitude < FP16_SMALLEST))):
+            tiny += few
+            zero += int(np.count_nonzero(magnitude == 0))
+    if nan:
+        largest = square = math.nan
+    shares = (zero / flat.size, (tiny - zero) / flat.size) if fractions else (math.nan, math.nan)
+    return (math.sqrt(square), largest, summed / flat.size, float(nan), float(inf), *shares)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from trimtab.sample.rows import Rows
 from trimtab.sample.transfer import number
-from trimtab.torchutil.param_groups import params_of
+from trimtab.torchutil.optimizers import params_of
 
 EARLY = (2, 4, 8)
 EVERY = 10

@@ -26,8 +26,7 @@ from trimtab.train.recipe import Fault, Option, Parts, Recipe, Settings, doctor_
 from trimtab.train.recipes.pairs import data as pairs_data
 from trimtab.train.recipes.pairs import reporting
 from trimtab.train.recipes.pairs.data import own_pairs
-from trimtab.train.recipes.pairs.loss import W_SIM, PairLoss, evaluate_pairs
-from trimtab.train.recipes.pairs.model import PairFusion
+from trimtab.train.recipes.pairs.model import W_SIM, PairFusion, PairLoss, evaluate_pairs
 from trimtab.train.recipes.pairs.reporting import dry_run
 from trimtab.train.settings import TrainConfig
 from trimtab.train.stages import Stage, num_steps

@@ -1,4 +1,4 @@
-"""Optimizers as they are passed: one or several, wrapped or not; unwrapped, labelled and checked."""
+"""Optimizers as users give them: one or several, wrapped or not, with their parameter groups and their GradScaler."""
 
 from __future__ import annotations
 
@@ -8,11 +8,43 @@ from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 from torch.optim.lr_scheduler import LRScheduler
 
 from trimtab.core.errors import AttachError, InputError
-from trimtab.torchutil.param_groups import params_of
+
+
+def groups_of(*optimizers: Any) -> list[dict[str, Any]]:
+    """The groups of these optimizers, in order: the very dicts that they step with."""
+    return [group for optimizer in optimizers for group in optimizer.param_groups]
+
+
+def params_of(*optimizers: Any) -> list[Tensor]:
+    """All tensors that these optimizers hold, group by group; one that is held twice comes twice.
+
+    Example:
+        >>> import torch
+        >>> a, b = torch.zeros(1, requires_grad=True), torch.ones(1, requires_grad=True)
+        >>> params_of(torch.optim.SGD([{"params": [a]}, {"params": [b], "lr": 0.5}], lr=0.1))
+        [tensor([0.], requires_grad=True), tensor([1.], requires_grad=True)]
+    """
+    return [p for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]]
+
+
+def rates_of(optimizer: Any, *, missing: float = 0.0, wait: bool = False) -> list[float]:
+    """The learning rate of every group; `missing` where a group has none.
+
+    A rate that is a tensor on a device is NaN, unless you `wait` for the device.
+
+    Example:
+        >>> import torch
+        >>> a, b = torch.zeros(1), torch.ones(1)
+        >>> rates_of(torch.optim.SGD([{"params": [a]}, {"params": [b], "lr": 0.5}], lr=0.1))
+        [0.1, 0.5]
+    """
+    rates = [group.get("lr", missing) for group in optimizer.param_groups]
+    return [float(r) if wait or not isinstance(r, Tensor) or r.is_cpu else float("nan") for r in rates]
+
 
 GUARDED: weakref.WeakSet[Any] = weakref.WeakSet()
 """Optimizers that an open guard has."""
@@ -80,3 +112,22 @@ def needs_closure(optimizer: object) -> bool:
 def _kind_needs_closure(kind: Any) -> bool:
     closure = inspect.signature(kind.step).parameters.get("closure")
     return closure is not None and closure.default is inspect.Parameter.empty
+
+
+def scale_of(scaler: Any) -> float | Tensor | None:
+    """The current loss scale; None where there is no scaler or it is switched off."""
+    if scaler is None or not scaler.is_enabled():
+        return None
+    scale: Tensor | None = getattr(scaler, "_scale", None)
+    if isinstance(scale, Tensor):
+        return scale.clone()  # update() changes it in place while the sample is still under way
+    return float(scaler.get_scale())  # before the first scale() it is a plain number
+
+
+def unscale(scaler: Any, optimizer: Any) -> None:
+    """Unscale once: a loop that already did so for its own clipping is left alone."""
+    states = getattr(scaler, "_per_optimizer_states", None)
+    if states is not None and id(optimizer) in states and states[id(optimizer)]["stage"].name != "READY":
+        return
+    if scaler.is_enabled():
+        scaler.unscale_(optimizer)
