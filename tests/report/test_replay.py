@@ -1,3 +1,4 @@
+import json
 import math
 
 import pytest
@@ -81,3 +82,27 @@ def test_a_record_too_thin_to_start_from(write_run):
     (folder / "run.jsonl").write_bytes(b"".join(kept))
     with pytest.raises(RecordError, match="judged again"):
         replay(folder)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "said"),
+    [
+        ("advice", ["do nothing"], "differs in its advice"),
+        ("message", "something else", "differs in its message: 'something else' → "),
+        ("evidence", {"loss": 7.0}, "differs in its evidence (loss 7.0 → "),
+        ("severity", 1, "differs in its severity"),
+    ],
+)
+def test_what_differs_is_named(write_run, field, value, said):
+    folder = write_run(losses())
+    lines = (folder / "run.jsonl").read_text().splitlines()
+    at = next(i for i, line in enumerate(lines) if '"t":"verdict"' in line and '"LOSS001"' in line)
+    verdict = json.loads(lines[at])
+    finding = next(f for f in verdict["findings"] if f["code"] == "LOSS001")
+    finding[field] = finding[field] | value if field == "evidence" else value
+    if field == "evidence":
+        verdict.pop("nf", None)
+    lines[at] = json.dumps(verdict, separators=(",", ":"))
+    (folder / "run.jsonl").write_text("\n".join(lines) + "\n")
+    differences = replay(folder).differences
+    assert any(f"LOSS001 nonfinite-loss {said}" in line for line in differences), differences

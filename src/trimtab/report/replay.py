@@ -153,15 +153,30 @@ def _compare(key: Key, old: Verdict | None, new: Verdict | None) -> list[str]:
     lines = [f"{where}: {c} {was[c].name} was recorded, the replay does not find it" for c in was if c not in now]
     lines += [f"{where}: {c} {now[c].name} is found by the replay only: {now[c].message}" for c in now if c not in was]
     for code in was:
-        if code in now and not _same(was[code], now[code]):
-            lines.append(f"{where}: {code} {was[code].name} differs: {was[code].message!r} → {now[code].message!r}")
+        if code in now and (parts := _differing(was[code], now[code])):
+            lines.append(f"{where}: {code} {was[code].name} differs in its {', '.join(parts)}")
     return lines
 
 
-def _same(old: Finding, new: Finding) -> bool:
-    """Whether two findings are equal, NaN in their evidence included."""
-    numbers = [{k: repr(float(v)) for k, v in f.evidence.items()} for f in (old, new)]
-    return numbers[0] == numbers[1] and replace(old, evidence={}) == replace(new, evidence={})
+def _differing(old: Finding, new: Finding) -> list[str]:
+    """In which parts two findings differ, with both where a line has room for them; NaN is equal to NaN."""
+    parts = []
+    if old.message != new.message:
+        parts.append(f"message: {old.message!r} → {new.message!r}")
+    changed = [f"{k} {a} → {b}" for k, (a, b) in _numbers(old, new).items() if a != b]
+    if changed and not parts:
+        parts.append(f"evidence ({'; '.join(changed)})")
+    parts += [name for name in ("severity", "subject", "streak", "advice") if getattr(old, name) != getattr(new, name)]
+    return parts
+
+
+def _numbers(old: Finding, new: Finding) -> dict[str, tuple[str, str]]:
+    names = sorted({*old.evidence, *new.evidence})
+    return {name: (_number(old.evidence.get(name)), _number(new.evidence.get(name))) for name in names}
+
+
+def _number(value: float | None) -> str:
+    return "nothing" if value is None else repr(float(value))
 
 
 def _compare_decisions(run: Run, made: list[Decision], starts: Mapping[str, int | None]) -> list[str]:
