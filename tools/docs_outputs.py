@@ -3,7 +3,7 @@
     python tools/docs_outputs.py --check                 every page; exit 1 with a list of what is not so
     python tools/docs_outputs.py --write docs/how-to     puts the real output into the pages named (or all)
     python tools/docs_outputs.py --show docs/index.md    prints the real output of each block
-    python tools/docs_outputs.py --record docs/how-to/drill.md    makes the slow outputs anew (docs/recorded)
+    python tools/docs_outputs.py --record docs/how-to/drill.md    makes the slow outputs again (docs/recorded)
 
 Which marks there are is told in tools/docs_blocks.py; what may differ between two runs, in tools/docs_normal.py.
 """

@@ -186,7 +186,7 @@ def lay_out_sources() -> None:
 
 
 def lay_out() -> int:
-    """Make build/docs anew; returns the number of pages."""
+    """Make build/docs from scratch; returns the number of pages."""
     shutil.rmtree(BUILD, ignore_errors=True)
     shutil.copytree(DOCS, BUILD, ignore=shutil.ignore_patterns("recorded"))
     for page in sorted(DOCS.rglob("*.md")):

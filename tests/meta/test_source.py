@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -74,3 +75,32 @@ def test_the_check_can_fail() -> None:
     good = ["torch.zeros(3, dtype=d, device=d)", "torch.tensor(x, device=d)", "torch.arange(3, device=d)"]
     assert all(list(unplaced(ast.parse(line))) for line in bad)
     assert not any(list(unplaced(ast.parse(line))) for line in good)
+
+
+UNPLAIN = (
+    r"\banew\b",
+    r"\bfor ever\b",
+    r"\bleapt\b",
+    r"\bmend(s|ed|ing)?\b",
+    r"\bin the midst of\b",
+    r"\bis no number\b",
+    r"\bto the bit\b",
+    r"\bin the place of\b",
+    r"\bthe (pilot|flight|crew|passenger|letter|mailbox)s?\b",
+)
+"""Words that a reader stumbles over; plain ones say the same."""
+
+
+def test_the_words_are_plain() -> None:
+    root = HOME.parent.parent
+    found = []
+    for path in (
+        *HOME.rglob("*.py"),
+        *(root / "docs").rglob("*.md"),
+        *root.glob("*.md"),
+        *(root / "tools").glob("*.py"),
+    ):
+        for i, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+            found += [f"{path.relative_to(root)}:{i}: {m[0]}" for one in UNPLAIN if (m := re.search(one, line, re.I))]
+    known = {"schedule.py"}  # names the fields of states that earlier releases saved
+    assert [one for one in found if one.partition(":")[0].rpartition("/")[2] not in known] == []

@@ -36,7 +36,7 @@ class Keeper:
     """Saves between two iterations: then schedulers, averages and gradients are as the next step will find them.
 
     A resumable loader says when that is, just before it fetches the next batch; without one, the first call of the
-    model after a step has to do, when the next batch is already fetched. With `own`, they are not the user's but the
+    model after a step is used, when the next batch is already fetched. With `own`, they are not the user's but the
     guard's, for going back only: no signal is waited for, and none is left behind.
     """
 

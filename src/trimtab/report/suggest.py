@@ -38,7 +38,7 @@ Floats = NDArray[np.float64]
 class ClipAdvice:
     """A clip threshold and what it rests on; `threshold` is None where the run says too little.
 
-    `chronic`: clipping there would act all the time in some part of the run, and hide something instead of mending it.
+    `chronic`: clipping there would act all the time in some part of the run, and hide something instead of fixing it.
     """
 
     optimizer: str

@@ -18,7 +18,7 @@ class NonfiniteInput:
     An input of the model, or a target told through `batch`, holds a non-finite value.
 
     ## Why it matters
-    Whatever follows (a NaN loss, NaN gradients, broken running statistics) comes from here. Mending the model will
+    Whatever follows (a NaN loss, NaN gradients, broken running statistics) comes from here. Changing the model will
     not help.
 
     ## What to try
