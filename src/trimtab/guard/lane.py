@@ -143,11 +143,11 @@ class Lane:
         if step.multiplied:
             self.multiplier.recover()
         self._tap.step_done()
-        branch = self._branches.now
         if self._may_wait(step):
             self.waits_at = step.number
             self._healthy.add(step.number)
             return
+        branch = self._branches.now
         self.judge(step.number)
         if self.together is not None:
             self.together.settle(self)
