@@ -26,7 +26,7 @@ from trimtab.torchutil.patch import native, own_hook
 LOOKS = 10
 """Looks in a window: a unit is dead if none of them saw it active."""
 NUM_CALLS = 8
-"""Calls of one module in one forward that are kept separate: blocks share one activation module, and a loop may call it without end."""
+"""Calls of one module in one forward that are kept apart: blocks share a module, and a loop may call it without end."""
 LEAST_DEAD = 8
 LEAST_SATURATED = 4
 """Layers with fewer such units stand behind all others: a handful of units is no layer that fails."""
