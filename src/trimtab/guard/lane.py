@@ -25,7 +25,7 @@ from trimtab.sample.probes.forward import ForwardTap
 from trimtab.sample.probes.sentinel import resolved
 from trimtab.sample.rows import Rows
 from trimtab.sample.thorough import FullLook
-from trimtab.sample.transfer import DelayedSamples, to_host
+from trimtab.sample.transfer import DelayedSamples
 from trimtab.sample.watch import Step, Watch
 from trimtab.torchutil.optimizers import scale_of
 
@@ -157,9 +157,9 @@ class Lane:
     def _may_wait(self, step: Step) -> bool:
         if self._screen is None or step.look is not None or step.rejected or step.notes or step.frozen:
             return False
-        if step.undo_flag is not None or not self._screen.passes(step.number, step.scalars, to_host(step.table)[:, 0]):
+        if step.norms is None or time.monotonic() - self._judged_s >= WAIT_S:
             return False
-        return time.monotonic() - self._judged_s < WAIT_S
+        return self._screen.passes(step.number, step.scalars, step.norms)
 
     def judge(self, step: int) -> None:
         """Hand over every sample that is due after this step."""

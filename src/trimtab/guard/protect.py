@@ -86,6 +86,7 @@ class Judge:
             self._unscale(rows)
         live, plain, present = _gradients(rows, step)
         parts = measure.norms(plain)
+        step.norms = to_host(parts) if present is None else None
         loss = None if step.loss is None else number(step.loss)
         judged = judge(number(measure.total(parts)), plain, self._config)
         bad = self._shadow.bad() if len(self._shadow) and self._shadow.suspicious() else []

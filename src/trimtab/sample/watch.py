@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from trimtab.core.contain import Contained
-from trimtab.core.types import Layout
+from trimtab.core.types import F32, Layout
 from trimtab.sample.probes.activations import ActivationTap
 from trimtab.sample.probes.batch import CHANCE_EVERY
 from trimtab.sample.probes.forward import ForwardTap, inert
@@ -181,6 +181,7 @@ class Step:
     loss: Tensor | float | None
     scalars: dict[str, float | Tensor]
     table: Tensor = NO_TABLE
+    norms: F32 | None = None  # its only column, where it is on the host
     device_names: tuple[str, ...] = ()  # of the values that stand behind the table in one device buffer
     look: FullLook | None = None
     withheld: Any = None

@@ -35,6 +35,7 @@ _frames: Any = torch._C._dynamo.eval_frame
 Around = Callable[..., Any]
 """Called as `around(inner, *args, **kwargs)` instead of a method; `inner` is the method, bound."""
 
+_FOLLOWS_HOOKS = tuple(int(part) for part in torch.__version__.split(".")[:2]) >= (2, 8)
 _KEYS = itertools.count(-1, -1)
 _ATTRIBUTES = ("__reduce_ex__", "copy", "values")
 
@@ -47,6 +48,13 @@ def native(hook: Callable[..., Any]) -> Callable[..., Any]:
     then refuse the model for not being one graph. So their compiler is told to leave the entry alone, and is switched
     off for what the entry calls.
     """
+    if _FOLLOWS_HOOKS:
+
+        @functools.wraps(hook)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            return None if torch.compiler.is_compiling() else hook(*args, **kwargs)
+
+        return call
 
     @functools.wraps(hook)
     def entry(*args: object, **kwargs: object) -> Any:

@@ -67,27 +67,24 @@ class ForwardTap:
     def __call__(self, module: nn.Module, args: tuple[object, ...], kwargs: Mapping[str, object]) -> None:
         """Runs before the root's forward, inside the user's own call: whatever happens, it must not raise there."""
         try:
-            self._enter(module, args, kwargs)
+            if only_traced():
+                return
+            if not torch.is_grad_enabled():
+                self._num_blind += module.training
+                return
+            self._seen = True
+            self._num += 1
+            if module.training:
+                if self._armed:
+                    self._armed = False
+                    self._renew()
+            elif self._modal and not any(m.training for m in self._modal):
+                self._num_eval += 1
+            on = torch.is_autocast_enabled(self._device)
+            self._autocast = _TYPES.get(torch.get_autocast_dtype(self._device), 0.0) if on else 0.0
+            self.batch.inputs(args, kwargs)
         except Exception as error:
             self.failed(error)
-
-    def _enter(self, module: nn.Module, args: tuple[object, ...], kwargs: Mapping[str, object]) -> None:
-        if only_traced():
-            return
-        if not torch.is_grad_enabled():
-            self._num_blind += module.training
-            return
-        self._seen = True
-        self._num += 1
-        if module.training:
-            if self._armed:
-                self._armed = False
-                self._renew()
-        elif self._modal and not any(m.training for m in self._modal):
-            self._num_eval += 1
-        on = torch.is_autocast_enabled(self._device)
-        self._autocast = _TYPES.get(torch.get_autocast_dtype(self._device), 0.0) if on else 0.0
-        self.batch.inputs(args, kwargs)
 
     def left(self, output: object) -> None:
         """Runs after it."""

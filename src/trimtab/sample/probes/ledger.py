@@ -28,7 +28,11 @@ MIN_KEPT = 64
 NUM_NAMED = 4
 NUM_MOMENTS = 24
 EVERY = 4
-"""Steps between two looks at the sum of second moments."""
+"""Steps between two looks at the sum of second moments, and between two comparisons of the moments by value.
+
+In between their version counters are compared, which every operation of PyTorch moves: only what is written past it
+(raw memory, `.data`) into a moment is seen between one pair of steps in four. Weights are compared by value each time.
+"""
 Named = Sequence[tuple[str, Tensor]]
 
 
@@ -97,10 +101,15 @@ class Kept:
 
     def __init__(self, num_weights: int, num_moments: int = 0, num_counters: int = 0) -> None:
         ends = num_weights, num_weights + num_moments
-        self.values = np.zeros(ends[1] + num_counters, np.float32)
-        self.weights, self.moments, self.counters = np.split(self.values, ends)
-        self.flat = torch.from_numpy(self.values)
-        self.flat_weights, self.flat_moments = self.flat[: ends[0]], self.flat[ends[0] : ends[1]]
+        values = np.zeros(ends[1] + num_counters, np.float32)
+        self.weights, self.moments, self.counters = np.split(values, ends)
+        self.state = values[num_weights:]
+        flat = torch.from_numpy(values)
+        self.flat_weights, self.flat_moments, self.flat_state = (
+            flat[: ends[0]],
+            flat[ends[0] : ends[1]],
+            flat[ends[0] :],
+        )
 
 
 class Ledger:
@@ -111,9 +120,10 @@ class Ledger:
         self._names = dict(zip(map(id, params), names, strict=True))
         self._weights, self._moments = Part(list(zip(names, params, strict=True))), Part([])
         self._counters = Part([])  # the first of the optimizer's own counts of its steps, where it is a tensor
-        self._all = self._weights
+        self._state = self._moments  # and the counters: what is read at once
         self._slots: list[tuple[Mapping[str, Any], str]] = []
         self._held: list[Tensor] = []
+        self._versions: list[int] = []  # of what is held, after the last step
         self._num_state = -1
         self._squares: Tensor | None = None
         self._counter: float | None = None  # where it is a plain number
@@ -148,13 +158,18 @@ class Ledger:
         facts: dict[str, float] = {}
         notes: dict[str, tuple[str, ...]] = {}
         self._step += 1
-        self._repoint()
-        now = self._now
-        self._all.read(now.values)
+        replaced = self._repoint()
+        now, kept = self._now, self._kept
+        self._weights.read(now.weights)
         if self._valid and not self._declared:
             self._lost(facts)
-            if not torch.equal(now.flat, self._kept.flat):
-                self._compare(facts, notes)
+            by_value = not self._writes_in_place or self._step % EVERY == 0
+            state = by_value or replaced or [t._version for t in self._held] != self._versions
+            if state and now.state.size:
+                self._state.read(now.state)
+                state = not torch.equal(now.flat_state, kept.flat_state)
+            if state or not torch.equal(now.flat_weights, kept.flat_weights):
+                self._compare(facts, notes, state=state)
         self._declared = False
         return facts, notes
 
@@ -169,17 +184,20 @@ class Ledger:
         elif self._counter is not None:
             self._counter = self._count()
         kept, delta = self._kept, self._delta
-        self._all.read(kept.values, moved=not self._writes_in_place)
+        self._weights.read(kept.weights, moved=not self._writes_in_place)
         self._valid = True
-        torch.sub(kept.flat_weights, self._now.flat_weights, out=delta.flat)
+        torch.sub(kept.flat_weights, self._now.flat_weights, out=delta.flat_weights)
         size = float(np.vdot(kept.weights, kept.weights))  # this product does not warn of what is looked for
-        moved = float(np.vdot(delta.values, delta.values))
+        moved = float(np.vdot(delta.weights, delta.weights))
         if size < math.inf and moved < math.inf:
             facts["update_ratio"] = math.sqrt(moved / max(size, 1e-30))
         else:
             self._count_bad(facts, notes, "weights_bad", kept.weights, self._weights)
-        if kept.moments.size and not np.vdot(kept.moments, kept.moments) < math.inf:
-            self._count_bad(facts, notes, "state_bad", kept.moments, self._moments)
+        self._versions = [t._version for t in self._held]
+        if kept.state.size:
+            self._state.read(kept.state, moved=not self._writes_in_place)
+            if not np.vdot(kept.moments, kept.moments) < math.inf:
+                self._count_bad(facts, notes, "state_bad", kept.moments, self._moments)
         return facts, notes
 
     def _count_bad(
@@ -196,11 +214,11 @@ class Ledger:
             facts[name] = float(bad.sum())
             notes[name] = self._named(bad, part)
 
-    def _repoint(self) -> None:
-        """Look at the moments that are there now, where somebody replaced the old ones."""
+    def _repoint(self) -> bool:
+        """Look at the moments that are there now, where somebody replaced the old ones; whether that is so."""
         now = [entries.get(key) for entries, key in self._slots]
         if not any(map(operator.is_not, now, self._held)):
-            return
+            return False
         known = self._moments, self._counters
         self._look_up()
         new = self._moments, self._counters
@@ -208,7 +226,8 @@ class Ledger:
             self._moments, self._counters, self._slots, self._held = Part([]), Part([]), [], []
             self._num_state, self._squares = -1, None
             self._resize()
-        self._all = self._weights + self._moments + self._counters
+        self._state = self._moments + self._counters
+        return True
 
     def _resize(self) -> None:
         """Make room for the moments there are; what is known of the weights stays."""
@@ -242,7 +261,7 @@ class Ledger:
         self._look_up()
         self._squares = self._weigh()
         self._resize()
-        self._all = self._weights + self._moments + self._counters
+        self._state = self._moments + self._counters
         self._counter = None if self._counters.size else self._count()
 
     def _weigh(self) -> Tensor | None:
@@ -283,21 +302,21 @@ class Ledger:
             facts["state_lost"] = self._counter - count
             self._num_state = -1
 
-    def _compare(self, facts: dict[str, float], notes: dict[str, tuple[str, ...]]) -> None:
+    def _compare(self, facts: dict[str, float], notes: dict[str, tuple[str, ...]], *, state: bool) -> None:
         kept, now = self._kept, self._now
         with np.errstate(all="ignore"):
             weights = _changes(kept.weights, now.weights, self._weights.bounds)
-            state = _changes(kept.moments, now.moments, self._moments.bounds)
+            moments = _changes(kept.moments, now.moments, self._moments.bounds) if state else np.zeros(0)
         if weights.size and weights.max() > 0:
             facts["outside"] = float(weights.max())
             notes["outside"] = _top(weights, self._weights.names)
-        if state.size and state.max() > 0:
-            facts["state_outside"] = float(state.max())
-            notes["state_outside"] = _top(state, self._moments.names)
+        if moments.size and moments.max() > 0:
+            facts["state_outside"] = float(moments.max())
+            notes["state_outside"] = _top(moments, self._moments.names)
             if not now.moments.any() and kept.moments.any():
                 facts["state_lost"] = float(len(self._moments.names))
             self._count_bad(facts, notes, "state_bad", now.moments, self._moments)
-        if kept.counters.size and now.counters[0] < kept.counters[0]:
+        if state and kept.counters.size and now.counters[0] < kept.counters[0]:
             facts["state_lost"] = float(kept.counters[0] - now.counters[0])
             self._num_state = -1
 
