@@ -272,13 +272,13 @@ class AutoGuard:
         """Before any optimizer's step and its own hooks: guard it if nobody has yet, and pass its losses on."""
         if self._contain("looking at the stack", on_stack, self._now.outer):
             return  # an optimizer that steps another inside its own step makes one step
-        self._now.outer = stepping_frame(sys._getframe(1))
+        self._now.outer = self._contain("looking at the stack", stepping_frame, sys._getframe(1))
         self._contain("guarding an optimizer", self._lane_of, optimizer)
         self._contain("noting losses", self._note_losses, optimizer)
 
     @uncompiled
     def _stepped(self, optimizer: Optimizer, args: tuple[object, ...], kwargs: Mapping[str, object]) -> None:
-        if stepping_frame(sys._getframe(1)) is self._now.outer:
+        if self._contain("looking at the stack", stepping_frame, sys._getframe(1)) is self._now.outer:
             self._now.outer = None
             self._contain("ending a step", self._losses.ended, len(args) > 1 or kwargs.get("closure") is not None)
 
