@@ -103,7 +103,7 @@ RARE = {
 }
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(
     seed=st.integers(0, 2**16),
     trend=st.floats(-0.02, 0.02),

@@ -77,9 +77,7 @@ def train(make: Callable[[Any], Any], compiled: Compile, *, bad: bool = False, *
 
 @pytest.mark.parametrize(
     "compiled",
-    sampled(
-        {one.__name__: one for one in (bound_method, function, function_with_more)}, "bound_method function_with_more"
-    ),
+    sampled({one.__name__: one for one in (bound_method, function, function_with_more)}, "bound_method"),
 )
 @pytest.mark.parametrize("name", sampled(list(OPTIMIZERS), ["adamw fused"]))
 def test_a_compiled_step_is_guarded(name: str, compiled: Compile) -> None:

@@ -89,6 +89,7 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> Told:
     return {what: (first[what], second[what]) for what in first}
 
 
+@pytest.mark.long
 def test_all_processes_go_back_at_the_same_step_to_the_same_state(told: Told) -> None:
     one, two = told["both"]
     assert one["rewinds"] == two["rewinds"]
@@ -99,12 +100,14 @@ def test_all_processes_go_back_at_the_same_step_to_the_same_state(told: Told) ->
     assert one["losses"] == two["losses"]  # all judge the mean
 
 
+@pytest.mark.long
 def test_where_they_do_not_decide_the_same_nobody_goes_back_and_it_is_told(told: Told) -> None:
     one, two = told["one rank"]
     assert one["rewinds"][0] == two["rewinds"][0] == [FAULT + 1, False, REFUSED]  # one saw what did it, one did not
     assert [r[:2] for r in one["rewinds"] if r[1]] == [r[:2] for r in two["rewinds"] if r[1]]  # later both, or neither
 
 
+@pytest.mark.long
 def test_a_guard_that_others_do_not_have_waits_once_and_changes_nothing_alone(told: Told) -> None:
     one, two = told["one guard"]
     assert [(applied, detail) for _, applied, detail in one["rewinds"]][:1] == [(False, REFUSED)]

@@ -16,6 +16,9 @@ from trimtab.losses import nway_loss
 Results = list[dict[Any, Any]]
 
 
+pytestmark = pytest.mark.long  # processes of their own, which a stage of CI has time for
+
+
 @pytest.fixture(scope="module")
 def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
     """What each process got, from one start of three processes."""

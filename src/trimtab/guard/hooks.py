@@ -63,16 +63,6 @@ class StepObserver(Protocol):
         ...
 
 
-def on_stack(frame: FrameType | None) -> bool:
-    """Whether a call that began in this frame is still under way."""
-    at: FrameType | None = sys._getframe(1) if frame is not None else None
-    while at is not None:
-        if at is frame:
-            return True
-        at = at.f_back
-    return False
-
-
 def outside_graphs(function: Callable[..., Any]) -> Callable[..., Any]:
     """The function as compiled code may call it: the graph ends before it and goes on after it.
 
@@ -98,13 +88,18 @@ def uncompiled(method: Method) -> Method:
     return cast("Method", call)
 
 
-def stepping_frame(frame: FrameType) -> FrameType:
-    """The frame of the optimizer that called a hook: behind those of this file, and of the compiler."""
-    while (name := frame.f_code.co_filename) == __file__ or "_dynamo" in name:
-        if frame.f_back is None:
-            break
+def steps_on_stack(optimizer: object = None) -> int:
+    """How many calls of this optimizer's `step`, or of any one's, are under way: frames that run PyTorch's hooks."""
+    num = 0
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        code = frame.f_code
+        if "wrapper" in code.co_name and code.co_filename == _OPTIMIZER_FILE:
+            given = frame.f_locals
+            of = given.get("self") if "self" in given else (given.get("args") or (None,))[0]
+            num += optimizer is None or of is optimizer
         frame = frame.f_back
-    return frame
+    return num
 
 
 class StepHooks:
@@ -142,7 +137,7 @@ class StepHooks:
         try:
             # PyTorch wraps `step` of every class that was ever instantiated, so a subclass that calls `super().step()`
             # runs the hooks twice. A step that raised left its depth behind, but nothing on the stack.
-            if self._depth and self._num_under_way() > 1:
+            if self._depth and steps_on_stack(self._optimizer) > 1:
                 self._depth += 1
                 return None
             self._depth = 1
@@ -174,18 +169,6 @@ class StepHooks:
         if len(args) > 1:
             return (args[0], guarded, *args[2:]), kwargs
         return args, {**kwargs, "closure": guarded}
-
-    def _num_under_way(self) -> int:
-        """How many calls of this optimizer's `step` are on the stack: frames of PyTorch's own that run its hooks."""
-        num = 0
-        frame: FrameType | None = sys._getframe(1)
-        while frame is not None:
-            code = frame.f_code
-            if "wrapper" in code.co_name and code.co_filename == _OPTIMIZER_FILE:
-                of = frame.f_locals
-                num += of.get("self") is self._optimizer or (of.get("args") or (None,))[0] is self._optimizer
-            frame = frame.f_back
-        return num
 
     def _failed(self, what: str, error: Exception) -> None:
         self._contained.report(what, error)

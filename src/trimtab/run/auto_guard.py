@@ -5,12 +5,10 @@ from __future__ import annotations
 import functools
 import logging
 import os
-import sys
 import threading
 import weakref
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from types import FrameType
 from typing import Any, Concatenate, ParamSpec, TypeVar, TypeVarTuple
 
 from torch import Tensor, nn
@@ -22,7 +20,7 @@ from trimtab.core.contain import Contained, when_collected
 from trimtab.core.errors import TrainingStopped, TrimtabError
 from trimtab.core.types import Sink
 from trimtab.guard.guard import Guard
-from trimtab.guard.hooks import on_stack, stepping_frame, uncompiled
+from trimtab.guard.hooks import steps_on_stack, uncompiled
 from trimtab.guard.lane import Lane
 from trimtab.record.recorder import wait_for_finished
 from trimtab.run.discover import (
@@ -58,7 +56,7 @@ class _Now(threading.local):
     """Which step a thread is in."""
 
     def __init__(self) -> None:
-        self.outer: FrameType | None = None
+        self.depth = 0  # of calls of `step` under way; one that raised left it behind
 
 
 class Seen:
@@ -270,16 +268,18 @@ class AutoGuard:
     @uncompiled
     def _stepping(self, optimizer: Optimizer, args: tuple[object, ...], kwargs: Mapping[str, object]) -> None:
         """Before any optimizer's step and its own hooks: guard it if nobody has yet, and pass its losses on."""
-        if self._contain("looking at the stack", on_stack, self._now.outer):
+        now = self._now
+        if now.depth and (self._contain("looking at the stack", steps_on_stack) or 0) > 1:
+            now.depth += 1
             return  # an optimizer that steps another inside its own step makes one step
-        self._now.outer = self._contain("looking at the stack", stepping_frame, sys._getframe(1))
+        now.depth = 1
         self._contain("guarding an optimizer", self._lane_of, optimizer)
         self._contain("noting losses", self._note_losses, optimizer)
 
     @uncompiled
     def _stepped(self, optimizer: Optimizer, args: tuple[object, ...], kwargs: Mapping[str, object]) -> None:
-        if self._contain("looking at the stack", stepping_frame, sys._getframe(1)) is self._now.outer:
-            self._now.outer = None
+        self._now.depth = max(self._now.depth - 1, 0)
+        if not self._now.depth:
             self._contain("ending a step", self._losses.ended, len(args) > 1 or kwargs.get("closure") is not None)
 
     def _scaler_steps(
