@@ -104,6 +104,7 @@ class Attachment:
         deliver: Callable[[Lane, Sample], Verdict | None],
         act: Callable[[Lane, Decision], None],
         absorb: Callable[[Lane, Sample], None],
+        passed: Callable[[Sample], None],
         screens: Mapping[str, Screen],
         instead: Callable[[int], str],
     ) -> None:
@@ -140,6 +141,7 @@ class Attachment:
                 deliver=deliver,
                 act=act,
                 absorb=absorb,
+                passed=passed,
                 screen=screens.get(label),
                 scaler=scaler,
                 rollback=self.rollback,

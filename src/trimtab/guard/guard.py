@@ -25,7 +25,7 @@ from trimtab.guard.batches import quarantine_of
 from trimtab.guard.buffers import BufferShadow
 from trimtab.guard.checkpoints import CheckpointKeepers, claimed, epochs_of
 from trimtab.guard.hooks import uncompiled
-from trimtab.guard.lane import Lane
+from trimtab.guard.lane import STATE_EVERY, Lane
 from trimtab.guard.ranks import REFUSED
 from trimtab.guard.run_record import health_of, lag_for, load_state, open_recorder, run_info, state_of, under_way
 from trimtab.record.recorder import Recorder
@@ -39,7 +39,6 @@ from trimtab.torchutil.optimizers import check_optimizer, labelled, needs_closur
 
 log = logging.getLogger("trimtab")
 findings_log = logging.getLogger(FINDINGS_LOG)
-STATE_EVERY = 1_000
 NOTHING: dict[str, Any] = {}
 
 
@@ -142,6 +141,7 @@ class Guard:
             deliver=self._think,
             act=self._act,
             absorb=self._absorb,
+            passed=self._recorder.put,
             screens={label: brain.screen for label, brain in self._brains.items()},
             instead=self._keepers.instead_of_memory,
         )
@@ -228,7 +228,9 @@ class Guard:
             lane.decided(decision)
         for keeper in self._keepers:
             self._contained.call("certifying checkpoints", keeper.heard, verdict)
-        self._keep_state(lane, sample)
+        if (sample.step + 1) % STATE_EVERY == 0 and sample.phase == "train":
+            state = BrainState(step=sample.step + 1, state=brain.state_dict(), optimizer=lane.label)
+            self._recorder.put(state)
         grave = verdict.worst is not None and verdict.worst.severity >= Severity.ERROR
         if (lane.stop_requested or (self.config.mode == "raise" and grave)) and not self._stopping:
             self._stopping = True  # closing judges what is still under way: the first reason to stop is the one told
@@ -237,16 +239,8 @@ class Guard:
         return verdict
 
     def _absorb(self, lane: Lane, sample: Sample) -> None:
-        """The same for a step that is known to be healthy: there is nothing to say about it."""
+        """The same for a step that is known to be healthy and on record: there is nothing to say about it."""
         self._brains[lane.label].absorb(sample)
-        self._recorder.put(sample)
-        self._keep_state(lane, sample)
-
-    def _keep_state(self, lane: Lane, sample: Sample) -> None:
-        """Now and then put on record what the brain knows: a replay can begin there."""
-        if (sample.step + 1) % STATE_EVERY == 0 and sample.phase == "train":
-            state = self._brains[lane.label].state_dict()
-            self._recorder.put(BrainState(step=sample.step + 1, state=state, optimizer=lane.label))
 
     def _act(self, lane: Lane, decision: Decision) -> None:
         self._recorder.put(decision)

@@ -30,7 +30,9 @@ from trimtab.sample.watch import Step, Watch
 from trimtab.torchutil.optimizers import scale_of
 
 WAIT_S = 0.1
-"""A sample waits no longer for the next than a record waits to be written."""
+"""Seconds after which a sample waits no longer for the next one."""
+STATE_EVERY = 1_000
+"""Steps between two states of the brain on record: a replay can begin there."""
 
 
 class Lane:
@@ -51,6 +53,7 @@ class Lane:
         deliver: Callable[[Lane, Sample], Verdict | None],
         act: Callable[[Lane, Decision], None],
         absorb: Callable[[Lane, Sample], None],
+        passed: Callable[[Sample], None],
         screen: Screen | None = None,
         scaler: Any = None,
         rollback: Rollback | None = None,
@@ -70,7 +73,8 @@ class Lane:
         self.scaler = scaler  # its scale is read, and a remedy may have to lower it
         self.multiplier = LrMultiplier(optimizer, config.policy)
         self._config, self._build_rows, self._observed = config, rows, observed
-        self._shadow, self._tap, self._deliver, self._act, self._absorb = shadow, tap, deliver, act, absorb
+        self._shadow, self._tap, self._deliver, self._act = shadow, tap, deliver, act
+        self._absorb, self._passed = absorb, passed
         self.watch, self._delayed = watch, DelayedSamples(lag)
         self._judge = Judge(optimizer, config, shadow)
         self._rows, self._round = rows(), -1
@@ -82,7 +86,7 @@ class Lane:
         self._screen = screen if lag == 0 and config.mode in ("observe", "advise") else None
         self._judged_s = 0.0
         self.waits_at = -1  # the newest step that was found healthy without being judged
-        self._healthy: set[int] = set()
+        self._waiting: list[Sample] = []  # on record, but not yet absorbed by the brain
 
     # -- called by the seam --------------------------------------------------------------------------------------
 
@@ -144,8 +148,7 @@ class Lane:
             self.multiplier.recover()
         self._tap.step_done()
         if self._may_wait(step):
-            self.waits_at = step.number
-            self._healthy.add(step.number)
+            self._pass_on(step.number)
             return
         branch = self._branches.now
         self.judge(step.number)
@@ -155,15 +158,33 @@ class Lane:
             self._memory.after(self.label, step)
 
     def _may_wait(self, step: Step) -> bool:
+        if (step.number + 1) % STATE_EVERY == 0:
+            return False  # what the brain knows goes on record right behind it
         if self._screen is None or step.look is not None or step.rejected or step.notes or step.frozen:
             return False
         if step.norms is None or time.monotonic() - self._judged_s >= WAIT_S:
             return False
         return self._screen.passes(step.number, step.scalars, step.norms)
 
+    def _pass_on(self, number: int) -> None:
+        """A step that is known to be healthy: it goes on record at once, whatever ends the process next."""
+        self.waits_at = number
+        for sample in self._delayed.due(number):
+            self.last_rejected, self.last_step = False, sample.step
+            self.applied += 1
+            marked = self._branches.marked(sample)
+            self._waiting.append(marked)
+            self._passed(marked)
+
+    def _absorb_waiting(self) -> None:
+        waiting, self._waiting = self._waiting, []
+        for sample in waiting:
+            self._absorb(self, sample)
+
     def judge(self, step: int) -> None:
         """Hand over every sample that is due after this step."""
         self._judged_s = time.monotonic() if self._screen is not None else 0.0
+        self._absorb_waiting()
         for sample in self._delayed.due(step):
             self._hand_over(sample)
 
@@ -263,12 +284,6 @@ class Lane:
             self._open = None
 
     def _hand_over(self, sample: Sample) -> None:
-        if sample.step in self._healthy and sample.phase == "train":
-            self._healthy.discard(sample.step)
-            self.last_rejected, self.last_step = False, sample.step
-            self.applied += 1
-            self._absorb(self, self._branches.marked(sample))
-            return
         if sample.step in self._decided_on_device and sample.phase == "train":
             self._decided_on_device.discard(sample.step)
             sample = replace(sample, scalars=told_by_device(sample.scalars, self._config))
@@ -341,6 +356,7 @@ class Lane:
     def drain(self, error: Exception | None = None) -> None:
         """Deliver everything still under way, and the exception that ended the step, if one did."""
         self.abandon()
+        self._absorb_waiting()
         for sample in self._delayed.drain():
             self._hand_over(sample)
         if error is not None:
