@@ -110,7 +110,7 @@ class Screen:
         if (
             len(past) < MIN_CALM
             or not window.runs.calm
-            or drift.alarmed
+            or drift.total > LIMIT
             or schedule.idle_steps
             or schedule.jumped_at >= 0
         ):

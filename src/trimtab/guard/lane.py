@@ -70,6 +70,7 @@ class Lane:
         self._memory = None if rollback is None else rollback.memory
         self.stale = False  # gradients, if there are any, are those of weights that are no longer there
         self._branches = Branches()
+        self._went_back = False
         self.scaler = scaler  # its scale is read, and a remedy may have to lower it
         self.multiplier = LrMultiplier(optimizer, config.policy)
         self._config, self._build_rows, self._observed = config, rows, observed
@@ -172,7 +173,7 @@ class Lane:
         for sample in self._delayed.due(number):
             self.last_rejected, self.last_step = False, sample.step
             self.applied += 1
-            marked = self._branches.marked(sample)
+            marked = self._branches.marked(sample) if self._went_back else sample
             self._waiting.append(marked)
             self._passed(marked)
 
@@ -342,6 +343,7 @@ class Lane:
         self._shadow.renew()
         self.stale = True
         self._branches.begin(self.attempts)
+        self._went_back = True
         if memory is not None:
             self._judge.suspicion.load_state_dict(memory["suspicion"])
             self._judge.load_state_dict(memory["clip"])
@@ -385,6 +387,7 @@ class Lane:
         self._judge.suspicion.load_state_dict(state["suspicion"])
         self._judge.load_state_dict(state.get("clip", {}))
         self._branches = Branches(int(state.get("branch", 0)))
+        self._went_back = self._branches.now > 0
 
 
 MAX_CHARACTERS = 300
