@@ -147,3 +147,19 @@ def test_a_holder_of_modules_is_looked_at_through_what_it_holds() -> None:
     with Guard(holder, ways, run_dir=False) as guard:
         play(models, ways, lambda loss, key: guard.step(loss, optimizer=key), bad=20)
     assert [f.name for f in guard.findings][:1] == ["nonfinite-input"]
+
+
+def test_a_step_returns_the_verdict_of_the_optimizer_it_was_for() -> None:
+    torch.manual_seed(0)
+    model = torch.nn.ModuleDict({"a": torch.nn.Linear(4, 1), "b": torch.nn.Linear(4, 1)})
+    optimizers = {name: torch.optim.SGD(model[name].parameters(), lr=0.01) for name in model}
+    returned = []
+    with Guard(model, optimizers, run_dir=False) as guard:
+        for step in range(120):
+            for name in ("a",) if step % 3 else ("a", "b"):  # so that their counts of steps differ
+                optimizers[name].zero_grad()
+                loss = model[name](torch.randn(8, 4)).square().mean()
+                loss.backward()
+                verdict = guard.step(loss, optimizer=name)
+                returned.append((name, guard.lanes[name].attempts - 1, verdict.optimizer, verdict.step))
+    assert all(name == optimizer and attempt == step for name, attempt, optimizer, step in returned)

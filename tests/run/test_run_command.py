@@ -203,7 +203,7 @@ def test_a_script_that_ends_by_itself_leaves_a_complete_record(tmp_path: Path) -
     (tmp_path / "lag.toml").write_text("[tool.trimtab]\nlag = 3\n")
     (tmp_path / "train.py").write_text(
         "import sys, torch\n"
-        "m = torch.nn.Linear(4, 1); o = torch.optim.SGD(m.parameters(), lr=0.01)\n"
+        "torch.manual_seed(0); m = torch.nn.Linear(4, 1); o = torch.optim.SGD(m.parameters(), lr=0.01)\n"
         "for _ in range(12):\n"
         "    o.zero_grad(); m(torch.randn(3, 4)).square().mean().backward(); o.step()\n"
         "sys.exit(4)\n"

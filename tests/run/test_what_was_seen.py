@@ -30,6 +30,7 @@ OWN = """
 import torch
 import trimtab
 
+torch.manual_seed(0)
 model = torch.nn.Linear(4, 1)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 with trimtab.Guard(model, optimizer, run_dir="mine") as guard:
@@ -55,6 +56,8 @@ def test_a_guard_of_the_programs_own_is_told_with_what_it_found(workplace: Workp
 
 QUACKS = """
 import torch
+
+torch.manual_seed(0)
 
 class Descent:
     def __init__(self, params):
@@ -107,6 +110,8 @@ for _ in range(6):
 """
 OTHER = """
 import torch
+
+torch.manual_seed(0)
 
 class BaseOptimizer:
     pass
@@ -167,6 +172,8 @@ KILLED = """
 import os, signal
 import torch
 import torch.multiprocessing as mp
+
+torch.manual_seed(0)
 
 def train(how):
     model = torch.nn.Linear(4, 1)

@@ -104,6 +104,7 @@ class Guard:
     ) -> None:
         self.config = resolve(config, preset=preset, clip=clip, mode=mode, lag=lag, checkpoint_every=checkpoint_every)
         self._verdict: Verdict | None = None
+        self._healthy: Sample | None = None  # the newest, where it is known to be: its verdict is made on demand
         self.run_dir = None
         self._disabled = os.environ.get("TRIMTAB_DISABLE", "") not in ("", "0")
         self._model, self._scaler, self._on_finding = check_model(model), scaler, on_finding
@@ -141,7 +142,7 @@ class Guard:
             deliver=self._think,
             act=self._act,
             absorb=self._absorb,
-            passed=self._recorder.put,
+            passed=self._pass_on,
             screens={label: brain.screen for label, brain in self._brains.items()},
             instead=self._keepers.instead_of_memory,
         )
@@ -216,7 +217,7 @@ class Guard:
         verdict, decision = brain.advance(sample, seen_at=max(lane.attempts - 1, sample.step))
         for record in brain.records(sample):
             self._recorder.put(record)
-        self._verdict = verdict
+        self._verdict, self._healthy = verdict, None
         if verdict.findings:
             self._recorder.put(verdict)
             if (line := self._lines.of(verdict)) is not None:
@@ -237,6 +238,11 @@ class Guard:
             self.close(reason="stopped")
             raise stopped(verdict)
         return verdict
+
+    def _pass_on(self, sample: Sample) -> None:
+        """A step that is known to be healthy: it goes on record at once."""
+        self._healthy = sample
+        self._recorder.put(sample)
 
     def _absorb(self, lane: Lane, sample: Sample) -> None:
         """The same for a step that is known to be healthy and on record: there is nothing to say about it."""
@@ -270,9 +276,9 @@ class Guard:
         return self._newest()
 
     def _newest(self) -> Verdict | None:
-        for lane in self._lanes.values():
-            if lane.waits_at >= 0 and (self._verdict is None or lane.waits_at > self._verdict.seen_at):
-                self._verdict = Verdict(step=lane.waits_at, seen_at=lane.waits_at, optimizer=lane.label)
+        if (sample := self._healthy) is not None:
+            self._healthy = None
+            self._verdict = Verdict(step=sample.step, seen_at=sample.step, optimizer=sample.optimizer)
         return self._verdict
 
     def flush(self) -> None:

@@ -86,7 +86,6 @@ class Lane:
         # is due at once, and where nothing is done by it.
         self._screen = screen if lag == 0 and config.mode in ("observe", "advise") else None
         self._judged_s = 0.0
-        self.waits_at = -1  # the newest step that was found healthy without being judged
         self._waiting: list[Sample] = []  # on record, but not yet absorbed by the brain
 
     # -- called by the seam --------------------------------------------------------------------------------------
@@ -169,7 +168,6 @@ class Lane:
 
     def _pass_on(self, number: int) -> None:
         """A step that is known to be healthy: it goes on record at once, whatever ends the process next."""
-        self.waits_at = number
         for sample in self._delayed.due(number):
             self.last_rejected, self.last_step = False, sample.step
             self.applied += 1

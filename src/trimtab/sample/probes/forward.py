@@ -251,8 +251,3 @@ def _is_chosen(node: object) -> bool:
         if not name.startswith(_RESHAPING):
             return False
     return False
-
-
-def is_detached(loss: Tensor) -> bool:
-    """Whether nothing leads from this loss back to a model."""
-    return loss.is_leaf  # without making a Python object of its graph
