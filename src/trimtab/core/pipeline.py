@@ -92,12 +92,11 @@ class Brain:
         self._due = () if self._effects is None else tuple(self._effects.see(sample))
         return verdict, decision
 
-    def absorb(self, sample: Sample) -> None:
-        """Take in a step that the screen let pass: no rule has anything to say about it, and nothing is decided."""
-        self._window.look(sample)
+    def absorb(self, samples: list[Sample]) -> None:
+        """Take in steps that the screen let pass: no rule has anything to say about them, and nothing is decided."""
+        self._window.absorb_calm(samples)
         self.screen.expire()
-        self._step = sample.step
-        self._window.absorb(alarming=False)
+        self._step = samples[-1].step
 
     def _aimed(self, verdict: Verdict, sample: Sample) -> Verdict:
         """The verdict as the policy sees it: with the onset, whether the update was let in, and the harm done."""

@@ -59,6 +59,17 @@ class Schedule:
             self._sized(size, sample.step)
         self.num_seen += 1
 
+    def absorb_same(self, num: int, *, sized: bool) -> None:
+        """Take in steps with the rates that the last one had, and where the size of batches is told, the usual one."""
+        if sized:
+            self.small_before = False
+        if self.rates:
+            share = max(self.rates) / self.highest if self.highest > 0 else 0.0
+            for _ in range(num):  # one by one, because sums are not the same otherwise
+                self.effort += share
+            self.highs.extend([self.highest] * num)
+        self.num_seen += num
+
     def _sized(self, size: float, step: int) -> None:
         """Take in the size of a batch. A larger one is new at once, a smaller one when it lasts.
 

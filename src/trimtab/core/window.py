@@ -10,7 +10,7 @@ from math import isfinite
 from statistics import median
 from typing import Any
 
-from trimtab.core.schedule import Schedule
+from trimtab.core.schedule import Schedule, rates_of
 from trimtab.core.stats.level import Cusum, Level
 from trimtab.core.stats.row_history import RowBaseline, RowRuns
 from trimtab.core.stats.series import Series
@@ -153,15 +153,20 @@ class Window:
         sample, past = self.now, self.past
         scalars = sample.scalars
         loss, norm = scalars.get("loss"), scalars.get("grad_norm")
-        if loss is None or norm is None or len(past) < MIN_CALM or sample.phase != "train":
+        if norm is None or len(past) < MIN_CALM or sample.phase != "train":
             return False
         series, schedule = self._series, self.schedule
-        if not (loss <= series["loss"].recent_max and 0 < norm <= series["grad_norm"].recent_max and loss != 0):
+        if loss is None:
+            if len(self._levels["loss"]):  # else nobody ever tells it
+                return False
+        elif not (loss <= series["loss"].recent_max and loss != 0):
+            return False
+        if not 0 < norm <= series["grad_norm"].recent_max:
             return False
         if not self.runs.calm or self.drift.alarmed or schedule.idle_steps or schedule.jumped_at >= 0:
             return False
         last = past[-1]
-        if scalars.get("lr/0") != last.get("lr/0") or scalars.get("in_print", -1.0) == last.get("in_print"):
+        if scalars.get("in_print", -1.0) == last.get("in_print") or rates_of(scalars) != schedule.rates:
             return False
         size = scalars.get("in_rms")
         if size is not None and not size <= series["in_rms"].recent_max:
@@ -193,6 +198,36 @@ class Window:
             series[name].push(value)
         if step % ROWS_EVERY == 0 and sample.layout.has_grad_norms:
             self.gradients.push(sample.names(Kind.GRAD), sample.col(Kind.GRAD, Column.L2))
+
+    def absorb_calm(self, samples: list[Sample]) -> None:
+        """The same for steps that the screen let pass, together: finite, every row with a gradient, rates unchanged."""
+        self._now, self._left_out = samples[-1], 0
+        steps, facts = [sample.step for sample in samples], [sample.scalars for sample in samples]
+        for name, series in self._series.items():
+            known = [(step, v) for step, s in zip(steps, facts, strict=True) if (v := s.get(name)) is not None]
+            if not known or not all(isfinite(v) for _, v in known):
+                known = [(step, v) for step, v in known if isfinite(v)]
+                if not known:
+                    continue
+            if name not in self._ends:
+                self._ends[name] = _Ends()
+            ends = self._ends[name]
+            for step, value in known:
+                ends.push(value, step)
+                series.push(value)
+        past, levels = self.past, list(self._levels.items())
+        self.schedule.absorb_same(len(samples), sized=any("batch_size" in scalars for scalars in facts))
+        for sample, scalars in zip(samples, facts, strict=True):
+            if not all(map(isfinite, scalars.values())):
+                scalars = {name: value for name, value in scalars.items() if isfinite(value)}
+            past.append(scalars)
+            self._drift(sample)
+            for name, level in levels:
+                if (value := scalars.get(name)) is not None:
+                    level.push(value)
+            if sample.step % ROWS_EVERY == 0 and sample.layout.has_grad_norms:
+                self.gradients.push(sample.names(Kind.GRAD), sample.col(Kind.GRAD, Column.L2))
+        self.runs.push_real(samples[-1].names(Kind.GRAD), len(samples))
 
     def _follow(self, sample: Sample) -> None:
         """What is remembered of every step, alarming or not."""

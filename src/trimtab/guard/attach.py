@@ -103,7 +103,7 @@ class Attachment:
         contained: Contained,
         deliver: Callable[[Lane, Sample], Verdict | None],
         act: Callable[[Lane, Decision], None],
-        absorb: Callable[[Lane, Sample], None],
+        absorb: Callable[[Lane, list[Sample]], None],
         passed: Callable[[Sample], None],
         screens: Mapping[str, Screen],
         instead: Callable[[int], str],

@@ -244,9 +244,9 @@ class Guard:
         self._healthy = sample
         self._recorder.put(sample)
 
-    def _absorb(self, lane: Lane, sample: Sample) -> None:
-        """The same for a step that is known to be healthy and on record: there is nothing to say about it."""
-        self._brains[lane.label].absorb(sample)
+    def _absorb(self, lane: Lane, samples: list[Sample]) -> None:
+        """The same for steps that are known to be healthy and on record: there is nothing to say about them."""
+        self._brains[lane.label].absorb(samples)
 
     def _act(self, lane: Lane, decision: Decision) -> None:
         self._recorder.put(decision)

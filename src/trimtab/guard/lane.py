@@ -52,7 +52,7 @@ class Lane:
         watch: Watch,
         deliver: Callable[[Lane, Sample], Verdict | None],
         act: Callable[[Lane, Decision], None],
-        absorb: Callable[[Lane, Sample], None],
+        absorb: Callable[[Lane, list[Sample]], None],
         passed: Callable[[Sample], None],
         screen: Screen | None = None,
         scaler: Any = None,
@@ -177,8 +177,8 @@ class Lane:
 
     def _absorb_waiting(self) -> None:
         waiting, self._waiting = self._waiting, []
-        for sample in waiting:
-            self._absorb(self, sample)
+        if waiting:
+            self._absorb(self, waiting)
 
     def judge(self, step: int) -> None:
         """Hand over every sample that is due after this step."""

@@ -29,7 +29,7 @@ class AccumulationNotDivided:
 
     code: ClassVar[str] = "OPT006"
     name: ClassVar[str] = "accumulation-not-divided"
-    needs: ClassVar[tuple[str, ...]] = ("loss_factor",)
+    needs: ClassVar[tuple[str, ...]] = ("backwards",)
     hold: ClassVar[int] = 60
     severity: Severity = Severity.WARN
     least: int = 3

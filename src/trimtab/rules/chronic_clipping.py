@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import ClassVar
@@ -50,9 +51,15 @@ class ChronicClipping:
     needs: ClassVar[tuple[str, ...]] = ("clip_coef", "handed")
     hold: ClassVar[int] = 20
     every: ClassVar[int] = 5
+    calm: ClassVar[bool] = True
     severity: Severity = Severity.WARN
     coef: float = 0.02
     span: int = 20
+
+    def silent_between(self) -> dict[str, tuple[float, float]]:
+        """A step that both, the guard and the loop, leave this much of its gradient is not clipped hard."""
+        least = math.sqrt(10.0 * self.coef) * (1.0 + 1e-9)
+        return {"handed": (least, math.inf), "clip_coef": (least, math.inf)}
 
     def check(self, window: Window) -> Iterator[Finding]:
         """Fire when the usual clip coefficient is tiny."""

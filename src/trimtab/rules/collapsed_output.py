@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
@@ -32,10 +33,15 @@ class CollapsedOutput:
     name: ClassVar[str] = "collapsed-output"
     needs: ClassVar[tuple[str, ...]] = ("out_spread",)
     hold: ClassVar[int] = 60
+    calm: ClassVar[bool] = True
     severity: Severity = Severity.WARN
     spread: float = 1e-5
     persist: int = 2
     grace: int = 25
+
+    def silent_between(self) -> dict[str, tuple[float, float]]:
+        """Answers that differ by more are no collapse."""
+        return {"out_spread": (self.spread, math.inf)}
 
     def check(self, window: Window) -> Iterator[Finding]:
         """Fire when outputs are constant for long."""

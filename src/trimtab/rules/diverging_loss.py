@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
 from trimtab.core.harm import gradients_left, is_fixed_objective, weights_thrown
 from trimtab.core.schedule import SPAN, rates_of
+from trimtab.core.screen import Bounds
 from trimtab.core.types import Finding, Severity
 from trimtab.core.window import Window, found
 
@@ -44,7 +45,10 @@ class DivergingLoss:
     needs: ClassVar[tuple[str, ...]] = ("loss",)
     hold: ClassVar[int] = 30
     calm: ClassVar[bool] = True
-    wakes: ClassVar[tuple[str, ...]] = ("bounded", "loss_factor")
+    wakes: ClassVar[Mapping[str, Bounds | None]] = {
+        "bounded": {"loss": (0.0, math.inf)},
+        "loss_factor": {"loss_factor": (0.0, math.inf)},
+    }
     severity: Severity = Severity.ERROR
     part: float = 0.85
     lasting: int = 20

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
 
+from trimtab.core.screen import Bounds
 from trimtab.core.types import Column, Finding, Kind, Severity
 from trimtab.core.window import Window, found, listed
 
@@ -34,7 +35,7 @@ class NonfiniteWeight:
     code: ClassVar[str] = "WGT001"
     name: ClassVar[str] = "nonfinite-weight"
     calm: ClassVar[bool] = True
-    wakes: ClassVar[tuple[str, ...]] = ("weights_bad",)
+    wakes: ClassVar[Mapping[str, Bounds | None]] = {"weights_bad": None}
     severity: Severity = Severity.FATAL
 
     def check(self, window: Window) -> Iterator[Finding]:

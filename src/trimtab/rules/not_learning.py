@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
+from trimtab.core.screen import Bounds
 from trimtab.core.types import Finding, Severity
 from trimtab.core.window import Window, found
 
@@ -36,6 +38,10 @@ class NotLearning:
     effort: float = 80.0
     gain: float = 0.03
     moving: float = 3e-4
+
+    def silent_while(self, window: Window) -> Bounds:
+        """Of a run that was better than guessing once it is not said: its best level never rises."""
+        return {"chance": (max(window.level("loss").best, 0.0) / (1.0 - 2.0 * self.gain) * (1.0 + 1e-9), math.inf)}
 
     def check(self, window: Window) -> Iterator[Finding]:
         """Fire when a good deal of effort left the loss at chance."""

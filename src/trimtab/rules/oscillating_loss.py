@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
@@ -33,10 +34,15 @@ class OscillatingLoss:
     needs: ClassVar[tuple[str, ...]] = ("grad_cos",)
     hold: ClassVar[int] = 20
     every: ClassVar[int] = 4
+    calm: ClassVar[bool] = True
     severity: Severity = Severity.WARN
     turn: float = -0.4
     span: int = 24
     looks: int = 12
+
+    def silent_between(self) -> dict[str, tuple[float, float]]:
+        """Gradients that do not point against the last ones are no turn."""
+        return {"grad_cos": (self.turn, math.inf)}
 
     def check(self, window: Window) -> Iterator[Finding]:
         """Fire when gradients flip persistently and nothing is gained."""

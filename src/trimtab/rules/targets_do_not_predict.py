@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from statistics import fmean, stdev
 from typing import ClassVar
 
+from trimtab.core.screen import Bounds
 from trimtab.core.types import Finding, Severity
 from trimtab.core.window import Window, found
 
@@ -43,6 +45,10 @@ class TargetsDoNotPredict:
     moving: float = 3e-4
     same: float = 0.1
     surely: float = 3.0
+
+    def silent_while(self, window: Window) -> Bounds:
+        """Of a run that was clearly better than guessing once it is not said: its best level never rises."""
+        return {"chance": (max(window.level("loss").best, 0.0) / (1.0 - 6.0 * self.gain) * (1.0 + 1e-9), math.inf)}
 
     def check(self, window: Window) -> Iterator[Finding]:
         """Fire when effort and movement lead nowhere but to chance."""

@@ -10,6 +10,7 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
+from trimtab.core.screen import LEAST_NORM, Bounds
 from trimtab.core.types import Column, Finding, Kind, Severity
 from trimtab.core.window import Window, found
 
@@ -43,6 +44,16 @@ class VanishingGradient:
     ratio: float = 1e-4
     persist: int = 3
     min_elements: int = 64
+
+    def silent_while(self, window: Window) -> Bounds | None:
+        """No step with a larger norm than this, and no row so far behind another."""
+        norm = window.level("grad_norm")
+        least = self.ratio * norm.start
+        return (
+            {"grad_norm": (least, math.inf), LEAST_NORM: (50.0 * self.ratio * (1.0 + 1e-6), math.inf)}
+            if norm.least > least
+            else None
+        )
 
     def check(self, window: Window) -> Iterator[Finding]:
         """Fire when the first layers get next to nothing, or everything does."""

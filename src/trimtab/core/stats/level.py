@@ -52,6 +52,11 @@ class Level:
             self.best_noise = self.noise if self._num > 3 * SHORT else 0.0
 
     @property
+    def least(self) -> float:
+        """The smallest of the last values, of which `now` is the median; NaN before the first."""
+        return min(self._recent, default=math.nan)
+
+    @property
     def calm_noise(self) -> float:
         """The noise when the level was best, or all there is where it was best before the noise was known."""
         return max(self.best_noise, 0.3 * self.noise) if self.best_noise > 0 else self.noise

@@ -41,6 +41,12 @@ class RowRuns:
         self.real += real
         self.calm = not (absent.any() or zero.any())
 
+    def push_real(self, names: tuple[str, ...], num: int) -> None:
+        """Take in steps in which every row had a gradient, as in the one before them."""
+        if names is not self.names and names != self.names:
+            self._rename(names)
+        self.real += num
+
     def _rename(self, names: tuple[str, ...]) -> None:
         known = {n: i for i, n in enumerate(self.names)}
         places = [known.get(n, -1) for n in names]
