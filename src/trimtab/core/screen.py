@@ -50,6 +50,9 @@ def _tighten(bounds: dict[str, tuple[float, float]], more: Bounds) -> None:
         bounds[name] = max(low, known[0]), min(high, known[1])
 
 
+_FLOATS = {float}
+
+
 class _Plan(NamedTuple):
     """What has to be looked at in a step with one set of facts."""
 
@@ -74,7 +77,7 @@ class Screen:
         self.bounds = common_bounds(rules)
         self._plans: dict[tuple[str, ...], _Plan] = {}
         self._while: dict[str, Bounds | None] = {}  # by the code of the rule, since the window last changed
-        self._left = 0
+        self.left = 0  # how many more steps may wait, before those that do must be absorbed
         self._stale = self._has_loss = True
         self._loss = self._norm = self._size = -math.inf
         self._rates: tuple[float, ...] = ()
@@ -94,7 +97,7 @@ class Screen:
         """Whether no rule would speak of this training step, whatever the steps that wait before it were."""
         if self._stale:
             self._renew()
-        if not self._left:
+        if not self.left:
             return False
         facts = tuple(scalars)
         plan = self._plans.get(facts)
@@ -103,20 +106,21 @@ class Screen:
         for every in plan.loud:
             if step % every == 0:
                 return False
+        if set(map(type, scalars.values())) != _FLOATS:
+            return False
         get = scalars.get
         loss, norm, size, mark = get("loss"), get("grad_norm"), get("in_rms"), get("in_print")
-        if loss.__class__ is float:
-            if not (loss <= self._loss and loss != 0):
+        if loss is None:
+            if self._has_loss:
                 return False
-        elif loss is not None or self._has_loss:
+        elif not (loss <= self._loss and loss != 0):
             return False
-        if norm.__class__ is not float or not 0 < norm <= self._norm or get("lr/0") != self._rate:
+        if norm is None or not 0 < norm <= self._norm or get("lr/0") != self._rate:
             return False
-        if size is not None and not (size.__class__ is float and size <= self._size):
+        if size is not None and not size <= self._size:
             return False
         for name, low, high in plan.bounds:
-            value = scalars[name]
-            if value.__class__ is not float or not low < value < high:
+            if not low < scalars[name] < high:
                 return False
         if mark is not None and mark == self._mark:
             return False
@@ -129,7 +133,7 @@ class Screen:
         for every, rule in plan.asked:
             if step % every == 0 and not self._is_silent(rule, scalars, norms):
                 return False
-        self._left -= 1
+        self.left -= 1
         self._mark = mark
         return True
 
@@ -141,7 +145,7 @@ class Screen:
             return False
         for name, (low, high) in bounds.items():
             value = float(norms.min() / norms.max()) if name is LEAST_NORM else scalars.get(name)
-            if value is not None and not (value.__class__ is float and low < value < high):
+            if value is not None and not low < value < high:
                 return False
         return True
 
@@ -172,7 +176,7 @@ class Screen:
         self._while.clear()
         window = self._window
         past, drift, schedule = window.past, window.drift, window.schedule
-        self._left = 0
+        self.left = 0
         if (
             len(past) < MIN_CALM
             or not window.runs.calm
@@ -182,7 +186,7 @@ class Screen:
         ):
             return
         # The sum can grow by so much in a step: until it may be alarmed, nobody needs to look at it.
-        self._left = min(MAX_WAITING, int((LIMIT - drift.total) / (CAP - SLACK)))
+        self.left = min(MAX_WAITING, int((LIMIT - drift.total) / (CAP - SLACK)))
         self._loss, self._norm, self._size = (
             window.history(name).max_after(MAX_WAITING) for name in ("loss", "grad_norm", "in_rms")
         )

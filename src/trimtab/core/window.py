@@ -223,8 +223,8 @@ class Window:
             past.append(scalars)
             self._drift(sample)
             for name, level in levels:
-                if (value := scalars.get(name)) is not None:
-                    level.push(value)
+                if (one := scalars.get(name)) is not None:
+                    level.push(one)
             if sample.step % ROWS_EVERY == 0 and sample.layout.has_grad_norms:
                 self.gradients.push(sample.names(Kind.GRAD), sample.col(Kind.GRAD, Column.L2))
         self.runs.push_real(samples[-1].names(Kind.GRAD), len(samples))

@@ -113,6 +113,8 @@ class Guard:
             check_optimizer(one, self._model, label)
         self._all = list(self._optimizers.values())
         self._choice = len(self._all) > 1 or needs_closure(self._all[0])  # else there is nothing to choose or refuse
+        # Of the one optimizer of a plain loop nothing is asked in a step but to make it.
+        self._plain = None if self._choice or scaler is not None else self._all[0]
         self._contained, self._observed, self._journal = Contained(), Observed(), Journal()
         self._lines = IncidentLines()
         self._closed = self._stopping = False
@@ -167,6 +169,14 @@ class Guard:
         """
         if self._closed:
             raise InputError("this guard is closed; build a new one, or call optimizer.step() yourself")
+        if self._plain is not None and optimizer is None and loss.__class__ is Tensor:
+            if not self._disabled:
+                self._contained.call("reading the loss", self._observed.told, loss, batch, NOTHING, True)
+            self._plain.step()
+            if self._healthy is None:
+                return self._verdict
+            verdict: Verdict | None = self._contained.call("making the verdict", self._newest, default=self._verdict)
+            return verdict
         closure = None if isinstance(loss, Tensor) or not callable(loss) else loss
         chosen = self._all
         if self._choice or optimizer is not None:
@@ -278,7 +288,7 @@ class Guard:
     def _newest(self) -> Verdict | None:
         if (sample := self._healthy) is not None:
             self._healthy = None
-            self._verdict = Verdict(step=sample.step, seen_at=sample.step, optimizer=sample.optimizer)
+            self._verdict = Verdict(step=sample.step, seen_at=sample.step, optimizer=sample.layout.optimizer)
         return self._verdict
 
     def flush(self) -> None:

@@ -115,25 +115,16 @@ class StepHooks:
         self._closures = ClosureGuard(optimizer, contained)
         self._undo: list[Callable[[], None]] = []
         self._depth = 0  # of calls of `step` under way
-        self._pre_outside, self._post_outside = outside_graphs(self._before), outside_graphs(self._after)
+        self._pre_outside, self._post_outside = outside_graphs(self._pre), outside_graphs(self._post)
         if isinstance(optimizer, Optimizer) and hasattr(optimizer, "_optimizer_step_pre_hooks"):
             self._undo.append(own_hook(optimizer.register_step_pre_hook(self._pre)).remove)
             self._undo.append(own_hook(optimizer.register_step_post_hook(self._post)).remove)
         else:
             self._undo.append(wrap_method_of(optimizer, "step", self._step))
 
-    def _pre(self, optimizer: object, args: tuple[object, ...], kwargs: dict[str, Any]) -> Any:
+    def _pre(self, optimizer: object, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if torch.compiler.is_compiling():  # nothing of ours becomes part of a compiled step
-            return self._pre_outside(args, kwargs)
-        return self._before(args, kwargs)
-
-    def _post(self, optimizer: object, args: tuple[object, ...], kwargs: dict[str, Any]) -> None:
-        if torch.compiler.is_compiling():
-            self._post_outside()
-        else:
-            self._after()
-
-    def _before(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            return self._pre_outside(optimizer, args, kwargs)
         try:
             # PyTorch wraps `step` of every class that was ever instantiated, so a subclass that calls `super().step()`
             # runs the hooks twice. A step that raised left its depth behind, but nothing on the stack.
@@ -152,12 +143,17 @@ class StepHooks:
             self._failed("measuring a step", error)
             return None
 
-    def _after(self) -> None:
+    def _post(self, optimizer: object, args: tuple[object, ...], kwargs: dict[str, Any]) -> None:
+        if torch.compiler.is_compiling():
+            self._post_outside(optimizer, args, kwargs)
+            return
         try:
-            self._depth = max(self._depth - 1, 0)
-            if self._depth:
+            if self._depth > 1:
+                self._depth -= 1
                 return
-            self._closures.finish(self._observer)
+            self._depth = 0
+            if self._closures.owned is not None:
+                self._closures.finish(self._observer)
             self._observer.after()
         except TrimtabError:
             raise
@@ -240,14 +236,14 @@ class ClosureGuard:
         kind = type(optimizer)
         self._calls_once = kind.__module__.startswith("torch.optim") and "LBFGS" not in kind.__name__
         self._learning = not self._calls_once and "LBFGS" not in kind.__name__
-        self._owned: Owned | None = None
+        self.owned: Owned | None = None  # what a step with a closure may have to be put back
         self._calls = 0
         self._moved_first = False
 
     def wrap(self, closure: Callable[[], Any], observer: StepObserver) -> Callable[[], Any]:
         """The closure the optimizer gets to call."""
         params = params_of(self._optimizer)
-        self._owned = None if self._calls_once else Owned(self._optimizer, params)
+        self.owned = None if self._calls_once else Owned(self._optimizer, params)
         self._calls, self._moved_first = 0, False
         versions = [p._version for p in params] if self._learning else []
 
@@ -273,7 +269,7 @@ class ClosureGuard:
 
     def finish(self, observer: StepObserver) -> None:
         """After the step: put everything back if it ended in non-finite weights, and learn how the class behaves."""
-        owned, self._owned = self._owned, None
+        owned, self.owned = self.owned, None
         if owned is None:
             return
         rejected = observer.release()

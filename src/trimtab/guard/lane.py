@@ -13,7 +13,7 @@ from torch import Tensor
 
 from trimtab.core.config import Config
 from trimtab.core.screen import Screen
-from trimtab.core.types import Decision, Layout, Sample, Verdict
+from trimtab.core.types import F32, Decision, Layout, Sample, Verdict
 from trimtab.guard.batches import Batches
 from trimtab.guard.buffers import BufferShadow
 from trimtab.guard.protect import Judge, Withheld, told_by_device
@@ -85,7 +85,7 @@ class Lane:
         # Steps that are certain to be found healthy may wait for the next to be judged: on the host, where a verdict
         # is due at once, and where nothing is done by it.
         self._screen = screen if lag == 0 and config.mode in ("observe", "advise") else None
-        self._judged_s = 0.0
+        self._waits_since_s = 0.0
         self._waiting: list[Sample] = []  # on record, but not yet absorbed by the brain
 
     # -- called by the seam --------------------------------------------------------------------------------------
@@ -117,7 +117,8 @@ class Lane:
         step = self._open
         if step is None:
             return
-        self.release()
+        if step.withheld is not None:
+            self.release()
         if len(self._shadow):
             self._settle_buffers(step)
         if step.captured:
@@ -135,6 +136,10 @@ class Lane:
             self.together.share_loss(step, self._rows.params[0].device)
         if self.batches is not None:
             self.batches.step_done(step.number)
+        self._tap.step_done()
+        if self._screen is not None and step.norms is not None and self._is_calm(step, self._screen):
+            self._pass_on(step, step.norms)
+            return
         self._delayed.post(
             step.number,
             step.layout,
@@ -146,10 +151,6 @@ class Lane:
         )
         if step.multiplied:
             self.multiplier.recover()
-        self._tap.step_done()
-        if self._may_wait(step):
-            self._pass_on(step.number)
-            return
         branch = self._branches.now
         self.judge(step.number)
         if self.together is not None:
@@ -157,32 +158,41 @@ class Lane:
         if self._memory is not None and self._branches.now == branch:
             self._memory.after(self.label, step)
 
-    def _may_wait(self, step: Step) -> bool:
+    def _is_calm(self, step: Step, screen: Screen) -> bool:
+        """Whether this step is certain to be found healthy, and need not be judged."""
+        if step.look is not None or step.rejected or step.multiplied or step.notes or step.frozen:
+            return False
         if (step.number + 1) % STATE_EVERY == 0:
             return False  # what the brain knows goes on record right behind it
-        if self._screen is None or step.look is not None or step.rejected or step.notes or step.frozen:
-            return False
-        if step.norms is None or time.monotonic() - self._judged_s >= WAIT_S:
-            return False
-        return self._screen.passes(step.number, step.scalars, step.norms)
+        if "norm_before" in step.scalars:
+            if step.scalars["norm_before"].__class__ is not float:
+                return False
+            step.scalars = before_their_clipping(step.scalars)
+        if self._waiting and (not screen.left or time.monotonic() - self._waits_since_s >= WAIT_S):
+            self._absorb_waiting()
+        return screen.passes(step.number, step.scalars, step.norms)  # type: ignore[arg-type]
 
-    def _pass_on(self, number: int) -> None:
+    def _pass_on(self, step: Step, norms: F32) -> None:
         """A step that is known to be healthy: it goes on record at once, whatever ends the process next."""
-        for sample in self._delayed.due(number):
-            self.last_rejected, self.last_step = False, sample.step
-            self.applied += 1
-            marked = self._branches.marked(sample) if self._went_back else sample
-            self._waiting.append(marked)
-            self._passed(marked)
+        table = norms.reshape(-1, 1)
+        table.setflags(write=False)
+        sample = Sample(step=step.number, layout=step.layout, table=table, scalars=step.scalars, notes=step.notes)  # type: ignore[arg-type]
+        if self._went_back:
+            sample = self._branches.marked(sample)
+        self.last_rejected, self.last_step = False, step.number
+        self.applied += 1
+        if not self._waiting:
+            self._waits_since_s = time.monotonic()
+        self._waiting.append(sample)
+        self._passed(sample)
 
     def _absorb_waiting(self) -> None:
-        waiting, self._waiting = self._waiting, []
-        if waiting:
+        if self._waiting:
+            waiting, self._waiting = self._waiting, []
             self._absorb(self, waiting)
 
     def judge(self, step: int) -> None:
         """Hand over every sample that is due after this step."""
-        self._judged_s = time.monotonic() if self._screen is not None else 0.0
         self._absorb_waiting()
         for sample in self._delayed.due(step):
             self._hand_over(sample)
@@ -228,7 +238,9 @@ class Lane:
         for g, group in enumerate(self.optimizer.param_groups):
             if "lr" in group:
                 lr = group["lr"]
-                step.scalars[f"lr/{g}"] = lr.clone() if isinstance(lr, Tensor) else lr  # schedulers write into a tensor
+                if lr.__class__ is not float:
+                    lr = lr.clone() if isinstance(lr, Tensor) else float(lr)  # schedulers write into a tensor
+                step.scalars[f"lr/{g}" if g else "lr/0"] = lr
         step.multiplied = self.multiplier.active
         if step.multiplied and (multiplier := self.multiplier.now) != 1.0:
             step.scalars["lr_multiplier"] = multiplier
@@ -265,11 +277,11 @@ class Lane:
 
     def _add_look(self, step: Step, look: FullLook) -> None:
         """Use the full scan instead of the step's own table; the device's decisions stay behind it."""
-        values = step.table[-len(step.device_names) :] if step.device_names else None
+        measured = step.table
         step.layout, step.table, more = look.finish()
         step.scalars |= more
-        if values is not None:
-            step.table = torch.cat([step.table.reshape(-1), values])
+        if step.device_names and isinstance(measured, Tensor):
+            step.table = torch.cat([step.table.reshape(-1), measured[-len(step.device_names) :]])
 
     def abandon(self) -> None:
         """Leave nothing temporary behind, whether the step ended well or raised."""

@@ -86,13 +86,14 @@ class Judge:
             self._unscale(rows)
         live, plain, present = _gradients(rows, step)
         parts = measure.norms(plain)
-        step.norms = to_host(parts) if present is None else None
+        step.norms = to_host(parts).astype(np.float32, copy=False) if present is None else None
         loss = None if step.loss is None else number(step.loss)
         judged = judge(number(measure.total(parts)), plain, self._config)
         bad = self._shadow.bad() if len(self._shadow) and self._shadow.suspicious() else []
-        step.table = (
-            parts.unsqueeze(1) if present is None else measure.scatter(parts.unsqueeze(1), present, len(rows.params))
-        )
+        if step.norms is not None:
+            step.table = step.norms.reshape(-1, 1)
+        else:
+            step.table = measure.scatter(parts.unsqueeze(1), present, len(rows.params))
         wrong = self.suspicion.looks_wrong(math.nan if judged.nonfinite else judged.norm, loss)
         if wrong or bad or step.cadence:
             grads = measure.scatter(measure.full(plain), present, len(rows.params))

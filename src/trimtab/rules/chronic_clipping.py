@@ -9,6 +9,7 @@ from typing import ClassVar
 
 from trimtab.core.harm import is_fixed_objective
 from trimtab.core.schedule import rates_of
+from trimtab.core.screen import Bounds
 from trimtab.core.types import Finding, Severity
 from trimtab.core.window import Window, found
 
@@ -51,12 +52,11 @@ class ChronicClipping:
     needs: ClassVar[tuple[str, ...]] = ("clip_coef", "handed")
     hold: ClassVar[int] = 20
     every: ClassVar[int] = 5
-    calm: ClassVar[bool] = True
     severity: Severity = Severity.WARN
     coef: float = 0.02
     span: int = 20
 
-    def silent_between(self) -> dict[str, tuple[float, float]]:
+    def silent_while(self, window: Window) -> Bounds:
         """A step that both, the guard and the loop, leave this much of its gradient is not clipped hard."""
         least = math.sqrt(10.0 * self.coef) * (1.0 + 1e-9)
         return {"handed": (least, math.inf), "clip_coef": (least, math.inf)}

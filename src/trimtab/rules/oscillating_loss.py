@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
+from trimtab.core.screen import Bounds
 from trimtab.core.types import Finding, Severity
 from trimtab.core.window import Window, found
 
@@ -34,13 +35,12 @@ class OscillatingLoss:
     needs: ClassVar[tuple[str, ...]] = ("grad_cos",)
     hold: ClassVar[int] = 20
     every: ClassVar[int] = 4
-    calm: ClassVar[bool] = True
     severity: Severity = Severity.WARN
     turn: float = -0.4
     span: int = 24
     looks: int = 12
 
-    def silent_between(self) -> dict[str, tuple[float, float]]:
+    def silent_while(self, window: Window) -> Bounds:
         """Gradients that do not point against the last ones are no turn."""
         return {"grad_cos": (self.turn, math.inf)}
 

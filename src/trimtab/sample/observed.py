@@ -17,7 +17,7 @@ def scalar_loss(loss: object, *, strict: bool) -> Tensor | float:
     """The loss as one detached number; `strict` wants a tensor, as `guard.step` does."""
     if isinstance(loss, Tensor):
         if loss.is_cpu and loss.is_floating_point() and loss.numel() == 1:
-            return float(loss.detach())  # now: what a loop does to the tensor afterwards is none of this step
+            return float(loss.item())  # now: what a loop does to the tensor afterwards is none of this step
         if loss.numel() != 1:
             raise InputError(
                 f"the loss has shape {tuple(loss.shape)}; expected one number. "
@@ -107,7 +107,7 @@ def _mean(losses: list[Tensor | float]) -> Tensor | float | None:
     return sum(float(loss) for loss in losses) / len(losses)
 
 
-def before_their_clipping(scalars: dict[str, float]) -> dict[str, float]:
+def before_their_clipping(scalars: dict[str, Any]) -> dict[str, Any]:
     """The loop clips by itself, and told the norm before: that is the gradient's, and both clippings count as one."""
     before, after = scalars.pop("norm_before"), scalars.get("grad_norm", math.nan)
     scalars.pop("handed", None)  # the same thing, estimated

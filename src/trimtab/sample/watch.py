@@ -180,7 +180,7 @@ class Step:
     layout: Layout
     loss: Tensor | float | None
     scalars: dict[str, float | Tensor]
-    table: Tensor = NO_TABLE
+    table: Tensor | F32 = NO_TABLE
     norms: F32 | None = None  # its only column, where it is on the host
     device_names: tuple[str, ...] = ()  # of the values that stand behind the table in one device buffer
     look: FullLook | None = None

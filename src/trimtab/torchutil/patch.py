@@ -43,18 +43,13 @@ _ATTRIBUTES = ("__reduce_ex__", "copy", "values")
 def native(hook: Callable[..., Any]) -> Callable[..., Any]:
     """The entry of a forward hook that always runs as plain Python.
 
-    A compiler that follows the call into it is sent back at once. Older releases of PyTorch (2.6 and 2.7 were seen to)
-    do not follow it under `torch.export`: they compile each Python frame below the model by itself, hooks included, and
-    then refuse the model for not being one graph. So their compiler is told to leave the entry alone, and is switched
-    off for what the entry calls.
+    A compiler that follows the call into it is sent back at once: the hook must begin by asking whether it is only
+    traced. Older releases of PyTorch (2.6 and 2.7 were seen to) do not follow it under `torch.export`: they compile
+    each Python frame below the model by itself, hooks included, and then refuse the model for not being one graph. So
+    their compiler is told to leave the entry alone, and is switched off for what the entry calls.
     """
     if _FOLLOWS_HOOKS:
-
-        @functools.wraps(hook)
-        def call(*args: Any, **kwargs: Any) -> Any:
-            return None if torch.compiler.is_compiling() else hook(*args, **kwargs)
-
-        return call
+        return hook
 
     @functools.wraps(hook)
     def entry(*args: object, **kwargs: object) -> Any:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass
+from math import sqrt
 from typing import Any
+from zlib import crc32
 
 import numpy as np
 import torch
@@ -96,12 +97,12 @@ class BatchProbe:
 
     def inputs(self, args: tuple[object, ...], kwargs: Mapping[str, object]) -> None:
         """Look at what a forward was called with."""
-        if len(args) == 1 and not kwargs and type(args[0]) is Tensor and args[0].layout is torch.strided:
-            found = [args[0]]  # the usual case
-            self._ids.add(args[0].data_ptr())
-        else:
-            found = list(tensors_in((args, dict(kwargs) if kwargs else ())))[:NUM_TENSORS]
-            self._ids.update(tensor.data_ptr() for tensor in found)
+        if len(args) == 1 and not kwargs and args[0].__class__ is Tensor and args[0].layout is torch.strided:
+            self._ids.add(args[0].data_ptr())  # the usual case
+            self._look(args)  # type: ignore[arg-type]
+            return
+        found = list(tensors_in((args, dict(kwargs) if kwargs else ())))[:NUM_TENSORS]
+        self._ids.update(tensor.data_ptr() for tensor in found)
         if found:
             self._look(found)
 
@@ -130,30 +131,30 @@ class BatchProbe:
             out["chance"] = chance
         return out
 
-    def _look(self, found: list[Tensor]) -> None:
-        facts = self._facts
-        main = found[0]
-        if main.numel() == 0:
+    def _look(self, found: Sequence[Tensor]) -> None:
+        facts, main = self._facts, found[0]
+        num = main.numel()
+        if num == 0:
             facts["in_empty"] = 1.0
             return
         if not main.is_cpu:
             self._look_on_device(main)
             return
         values = _leading(main)
-        mark = zlib.crc32(values[:MARKED].data)
+        mark = crc32(values[:MARKED].data)
         facts["in_print"] = float(mark)  # of the last forward: a line search calls the model as often as it likes
         if self.epoch.length is not None and (row := self.epoch.saw(mark)):
             facts["replayed"] = float(row)
-        size = 0.0
-        if main.is_floating_point():  # this product does not warn of what is looked for
-            size = math.sqrt(np.vdot(values, values) / values.size)
-            if size > float(facts.get("in_rms", 0.0)):
+        size, floating = 0.0, main.is_floating_point()
+        if floating:  # this product does not warn of what is looked for
+            size = sqrt(np.vdot(values, values) / values.size)
+            if size > facts.get("in_rms", 0.0):
                 facts["in_rms"] = size
         # What was looked at is sound if its size is: only the rest has to be searched.
-        rest = found[1:] if math.isfinite(size) and main.numel() == values.size else found
-        for tensor in rest if len(found) > 1 or main.is_floating_point() else ():
-            if tensor.is_floating_point() and tensor.is_cpu and tensor.numel() and _nonfinite(tensor):
-                facts["in_bad"] = float(facts.get("in_bad", 0.0)) + 1.0
+        if len(found) > 1 or (floating and (num > SLICE or not size < math.inf)):
+            for tensor in found[1:] if size < math.inf and num == values.size else found:
+                if tensor.is_floating_point() and tensor.is_cpu and tensor.numel() and _nonfinite(tensor):
+                    facts["in_bad"] = float(facts.get("in_bad", 0.0)) + 1.0
         if main.dim() > 1 and _same_rows(main, values):
             facts["in_flat"] = 1.0
 
@@ -263,7 +264,7 @@ def _same_rows(tensor: Tensor, lead: NDArray[Any]) -> bool:
     if tensor.dim() < 2 or tensor.shape[0] < MIN_ROWS:
         return False
     width = tensor.numel() // tensor.shape[0]
-    if width < lead.size and lead[0] != lead[width]:
+    if width < lead.size and lead.item(0) != lead.item(width):
         return False  # the first two differ in their first value: nearly always the whole answer
     if 2 * width <= lead.size and not (lead[:width] == lead[width : 2 * width]).all():
         return False

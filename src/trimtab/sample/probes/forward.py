@@ -25,15 +25,13 @@ from trimtab.torchutil.patch import native, own_hook
 KIND_EVERY, BOUNDED_EVERY = 50, 5
 """Told losses between two looks at the loss function."""
 _TYPES = {torch.float16: 1.0, torch.bfloat16: 2.0}
+_tracing_state, _transformations = torch._C._get_tracing_state, torch._C._functorch.peek_interpreter_stack
+_grad_enabled, _autocast_enabled = torch.is_grad_enabled, torch.is_autocast_enabled
 
 
 def only_traced() -> bool:
     """Whether this call computes nothing: it is compiled, traced, or under a transformation of `torch.func`."""
-    return (
-        torch.compiler.is_compiling()
-        or torch._C._get_tracing_state() is not None
-        or torch._C._functorch.peek_interpreter_stack() is not None
-    )
+    return torch.compiler.is_compiling() or _tracing_state() is not None or _transformations() is not None
 
 
 def inert() -> tuple[Callable[..., Any], tuple[Any, ...]]:
@@ -69,7 +67,7 @@ class ForwardTap:
         try:
             if only_traced():
                 return
-            if not torch.is_grad_enabled():
+            if not _grad_enabled():
                 self._num_blind += module.training
                 return
             self._seen = True
@@ -80,15 +78,17 @@ class ForwardTap:
                     self._renew()
             elif self._modal and not any(m.training for m in self._modal):
                 self._num_eval += 1
-            on = torch.is_autocast_enabled(self._device)
-            self._autocast = _TYPES.get(torch.get_autocast_dtype(self._device), 0.0) if on else 0.0
+            if _autocast_enabled(self._device):
+                self._autocast = _TYPES.get(torch.get_autocast_dtype(self._device), 0.0)
+            else:
+                self._autocast = 0.0
             self.batch.inputs(args, kwargs)
         except Exception as error:
             self.failed(error)
 
     def left(self, output: object) -> None:
         """Runs after it."""
-        if torch.is_grad_enabled() and not only_traced():
+        if not only_traced() and _grad_enabled():
             self.output.look(output)
 
     def failed(self, error: Exception) -> None:
@@ -114,10 +114,12 @@ class ForwardTap:
 
         Of several models side by side none is looked at: which of them answers for all cannot be known.
         """
-        self.output.listen, self.output.wanted = listen, spread
-        if (listen or spread) and self._exit_handle is None:
-            self._exit_handle = own_hook(self._model.register_forward_hook(_Exit(self)), listed=False)
-        elif not (listen or spread) and self._exit_handle is not None:
+        if listen or spread:
+            self.output.listen, self.output.wanted = listen, spread
+            if self._exit_handle is None:
+                self._exit_handle = own_hook(self._model.register_forward_hook(_Exit(self)), listed=False)
+        elif self._exit_handle is not None:
+            self.output.listen = self.output.wanted = False
             self.remove()
 
     def remove(self) -> None:
@@ -132,6 +134,11 @@ class ForwardTap:
 
     def take(self) -> dict[str, float | Tensor]:
         """What was seen since the last step that asked; each forward is told once."""
+        # With the first loss told, and as often as other facts come: in the steps between, nothing but values is new.
+        due = self._told % BOUNDED_EVERY == 1
+        if self._num and not (due or self._num_blind or self._num_eval or self._detached or self._autocast):
+            self._num = 0
+            return {"autocast": 0.0}  # the usual case
         out: dict[str, float | Tensor] = {}
         if self._num_blind and not self._num:
             out["no_grad_forward"] = 1.0
@@ -141,8 +148,6 @@ class ForwardTap:
             out["eval_forward"] = 1.0
         if self._autocast is not None and self._num:
             out["autocast"] = self._autocast
-        # With the first loss told, and as often as other facts come: in the steps between, nothing but values is new.
-        due = self._told % BOUNDED_EVERY == 1
         if self._bounded and due:
             out["bounded"] = 1.0
         # A model that is also asked without gradients, in training, may set its own targets or collect its own data.
