@@ -52,7 +52,7 @@ def with_waiting(samples: list[Sample]) -> tuple[list[Verdict], str, list[int]]:
     passed = []
     for sample in samples:
         plain = sample.phase == "train" and not sample.notes and sample.layout.columns == NORM_COLUMNS
-        if plain and brain.screen.passes(sample.step, sample.scalars, sample.table[:, 0]):
+        if plain and brain.screen.passes(sample.step, sample.scalars, sample.table, float(sample.table.min())):
             waiting.append(sample)
             passed.append(sample.step)
             assert len(waiting) <= MAX_WAITING
@@ -165,4 +165,4 @@ def test_a_longer_start_to_be_looked_at_lets_nothing_pass() -> None:
 def test_without_history_nothing_passes() -> None:
     brain = Brain.from_config(resolve(None))
     assert isinstance(brain.screen, Screen)
-    assert not brain.screen.passes(1, {"loss": 1.0, "grad_norm": 1.0}, np.ones(2, np.float32))
+    assert not brain.screen.passes(1, {"loss": 1.0, "grad_norm": 1.0}, np.ones((2, 1), np.float32), 1.0)

@@ -12,8 +12,6 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from trimtab.core.schedule import rates_of
 from trimtab.core.stats.level import CAP, LIMIT, SLACK
 from trimtab.core.types import F32, Rule
@@ -93,8 +91,11 @@ class Screen:
         self._stale = True
         self._plans.clear()
 
-    def passes(self, step: int, scalars: Mapping[str, Any], norms: F32) -> bool:
-        """Whether no rule would speak of this training step, whatever the steps that wait before it were."""
+    def passes(self, step: int, scalars: Mapping[str, Any], norms: F32, least: float) -> bool:
+        """Whether no rule would speak of this training step, whatever the steps that wait before it were.
+
+        `norms` are those of all rows, `least` is the smallest.
+        """
         if self._stale:
             self._renew()
         if not self.left:
@@ -128,23 +129,23 @@ class Screen:
             return False
         if plan.has_size and scalars["batch_size"] != self._window.schedule.batch_size:
             return False
-        if not norms.size or not np.minimum.reduce(norms) > 0:
+        if not least > 0:
             return False
         for every, rule in plan.asked:
-            if step % every == 0 and not self._is_silent(rule, scalars, norms):
+            if step % every == 0 and not self._is_silent(rule, scalars, norms, least):
                 return False
         self.left -= 1
         self._mark = mark
         return True
 
-    def _is_silent(self, rule: Any, scalars: Mapping[str, Any], norms: F32) -> bool:
+    def _is_silent(self, rule: Any, scalars: Mapping[str, Any], norms: F32, least: float) -> bool:
         if rule.code not in self._while:
             self._while[rule.code] = rule.silent_while(self._window)
         bounds = self._while[rule.code]
         if bounds is None:
             return False
         for name, (low, high) in bounds.items():
-            value = float(norms.min() / norms.max()) if name is LEAST_NORM else scalars.get(name)
+            value = float(least / norms.max()) if name is LEAST_NORM else scalars.get(name)
             if value is not None and not low < value < high:
                 return False
         return True

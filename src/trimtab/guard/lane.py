@@ -13,7 +13,7 @@ from torch import Tensor
 
 from trimtab.core.config import Config
 from trimtab.core.screen import Screen
-from trimtab.core.types import F32, Decision, Layout, Sample, Verdict
+from trimtab.core.types import Decision, Layout, Sample, Verdict
 from trimtab.guard.batches import Batches
 from trimtab.guard.buffers import BufferShadow
 from trimtab.guard.protect import Judge, Withheld, told_by_device
@@ -137,8 +137,8 @@ class Lane:
         if self.batches is not None:
             self.batches.step_done(step.number)
         self._tap.step_done()
-        if self._screen is not None and step.norms is not None and self._is_calm(step, self._screen):
-            self._pass_on(step, step.norms)
+        if self._screen is not None and step.least_norm is not None and self._is_calm(step, self._screen):
+            self._pass_on(step)
             return
         self._delayed.post(
             step.number,
@@ -170,13 +170,14 @@ class Lane:
             step.scalars = before_their_clipping(step.scalars)
         if self._waiting and (not screen.left or time.monotonic() - self._waits_since_s >= WAIT_S):
             self._absorb_waiting()
-        return screen.passes(step.number, step.scalars, step.norms)  # type: ignore[arg-type]
+        return screen.passes(step.number, step.scalars, step.table, step.least_norm)  # type: ignore[arg-type]
 
-    def _pass_on(self, step: Step, norms: F32) -> None:
+    def _pass_on(self, step: Step) -> None:
         """A step that is known to be healthy: it goes on record at once, whatever ends the process next."""
-        table = norms.reshape(-1, 1)
+        table: Any = step.table
         table.setflags(write=False)
-        sample = Sample(step=step.number, layout=step.layout, table=table, scalars=step.scalars, notes=step.notes)  # type: ignore[arg-type]
+        scalars: Any = step.scalars
+        sample = Sample(step=step.number, layout=step.layout, table=table, scalars=scalars, notes=step.notes)
         if self._went_back:
             sample = self._branches.marked(sample)
         self.last_rejected, self.last_step = False, step.number

@@ -19,6 +19,7 @@ from trimtab.core.types import FULL_COLUMNS, Kind
 from trimtab.guard.buffers import BufferShadow
 from trimtab.sample.measure import reference as measure
 from trimtab.sample.measure.meter import Meter
+from trimtab.sample.measure.native import native
 from trimtab.sample.measure.reference import GLOBALS, Limits
 from trimtab.sample.rows import Rows
 from trimtab.sample.thorough import FullLook, Scope, Suspicion
@@ -46,6 +47,12 @@ class Judge:
         self._scope: Scope | None = None
         self._metered: Rows | None = None
         self._clip_rate = 0.0
+        self._clipped = False  # whether the last step was
+        self._most = self._most_now()
+        # Otherwise than by the norm of all gradients together.
+        self._clips_otherwise = self._clips and (
+            config.clip.per_group or config.clip.value is not None or self._units is not None
+        )
 
     def decide(self, step: Step, rows: Rows) -> None:
         """Look at the gradients, and let the update through or not."""
@@ -84,17 +91,20 @@ class Judge:
     def _on_host(self, step: Step, rows: Rows) -> None:
         if getattr(self._optimizer, "grad_scale", None) is not None:
             self._unscale(rows)
+        loss = None if step.loss is None else number(step.loss)
+        if native is not None and not self._clipped and self._let_through(step, rows, loss):
+            return
         live, plain, present = _gradients(rows, step)
         parts = measure.norms(plain)
-        step.norms = to_host(parts).astype(np.float32, copy=False) if present is None else None
-        loss = None if step.loss is None else number(step.loss)
         judged = judge(number(measure.total(parts)), plain, self._config)
+        step.table = measure.scatter(parts.unsqueeze(1), present, len(rows.params))
+        if present is None and live:
+            step.table = to_host(step.table).astype(np.float32, copy=False)
+            step.least_norm = float(step.table.min())
+        size = math.nan if judged.nonfinite else judged.norm
+        wrong = self.suspicion.looks_wrong(size, loss)
+        self.suspicion.note(size)
         bad = self._shadow.bad() if len(self._shadow) and self._shadow.suspicious() else []
-        if step.norms is not None:
-            step.table = step.norms.reshape(-1, 1)
-        else:
-            step.table = measure.scatter(parts.unsqueeze(1), present, len(rows.params))
-        wrong = self.suspicion.looks_wrong(math.nan if judged.nonfinite else judged.norm, loss)
         if wrong or bad or step.cadence:
             grads = measure.scatter(measure.full(plain), present, len(rows.params))
             step.look = FullLook(self._scope_of(rows), grads)
@@ -103,8 +113,39 @@ class Judge:
             members = rows.members(present)
             clip_host(judged, self._clip_now(), live, parts, self._optimizer.param_groups, members)
             step.scalars["clip_coef"] = judged.coef
+            self._clipped = judged.coef < 1.0
             if self._units is not None and live:
                 step.scalars["clip_coef"] = number(clip_units(rows.params, self._units, wide=judged.norm > HUGE))
+
+    def _let_through(self, step: Step, rows: Rows, loss: float | None) -> bool:
+        """The usual step, by the compiled readings: every gradient there, plain, finite, of a usual size, not clipped.
+
+        For any other nothing is noted, and PyTorch measures again: what is clipped has every bit of `clip_grad_norm_`.
+        """
+        if step.cadence or self._clips_otherwise or len(self._shadow):
+            return False
+        table = np.empty((len(rows.params), 1), np.float32)
+        whole = native.grad_norms(rows.params, table)
+        if whole is None or not whole[0] < (self._most if self._follow is None else self._most_now()):
+            return False
+        norm, step.least_norm = whole
+        if self.suspicion.looks_wrong(norm, loss):
+            return False
+        self.suspicion.note(norm)
+        step.table = table
+        self._settle(step, rows, Judged(norm, nonfinite=False, reject=False), loss, [])
+        if self._clips:
+            step.scalars["clip_coef"] = 1.0
+        return True
+
+    def _most_now(self) -> float:
+        """The norm below which an update is surely neither rejected nor clipped."""
+        reject, clip = math.inf, math.inf
+        if self._config.mode != "observe" and self._config.reject_above is not None:
+            reject = self._config.reject_above
+        if self._clips and (limit := self._clip_now()).norm is not None:
+            clip = max(limit.norm, limit.above or 0.0)
+        return min(reject, clip) * (1.0 - 1e-5)
 
     # -- on an accelerator, with an optimizer that only the host can stop --------------------------------
 
@@ -124,7 +165,7 @@ class Judge:
         judged = Judged(norm, bool(nonfinite), bool(reject))
         step.table = torch.from_numpy(values[:table].reshape(measured.num_rows, measured.num_columns))
         _name_rows(step, rows, measured)
-        self.suspicion.looks_wrong(math.nan if nonfinite else norm, loss_value)
+        self.suspicion.note(math.nan if nonfinite else norm)
         if step.cadence or bad or nonfinite:
             step.look = FullLook(self._scope_of(rows), self._full_gradients(measured, plain, present))
         self._settle(step, rows, judged, loss_value, bad)

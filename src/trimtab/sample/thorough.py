@@ -127,13 +127,16 @@ class Suspicion:
         self._norms: deque[float] = deque(maxlen=64)
 
     def looks_wrong(self, norm: float, loss: float | None) -> bool:
-        """Judge one step, then remember its norm."""
-        if not math.isfinite(norm) or (loss is not None and not math.isfinite(loss)):
+        """Judge one step."""
+        if not norm < math.inf or (loss is not None and not -math.inf < loss < math.inf):
             return True
         known = self._norms
-        wrong = len(known) >= MIN_HISTORY and norm > RATIO * max(known)
-        known.append(norm)
-        return wrong
+        return len(known) >= MIN_HISTORY and norm > RATIO * known[-1] and norm > RATIO * max(known)
+
+    def note(self, norm: float) -> None:
+        """Remember the norm of a step that was judged."""
+        if norm < math.inf:
+            self._norms.append(norm)
 
     def state_dict(self) -> dict[str, Any]:
         """Plain data."""

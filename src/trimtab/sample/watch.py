@@ -181,7 +181,7 @@ class Step:
     loss: Tensor | float | None
     scalars: dict[str, float | Tensor]
     table: Tensor | F32 = NO_TABLE
-    norms: F32 | None = None  # its only column, where it is on the host
+    least_norm: float | None = None  # where the table is on the host, with a gradient in every row
     device_names: tuple[str, ...] = ()  # of the values that stand behind the table in one device buffer
     look: FullLook | None = None
     withheld: Any = None

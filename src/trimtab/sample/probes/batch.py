@@ -14,6 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from trimtab.sample.measure.native import native
 from trimtab.sample.transfer import to_host
 
 SLICE = 2048
@@ -140,22 +141,20 @@ class BatchProbe:
         if not main.is_cpu:
             self._look_on_device(main)
             return
-        values = _leading(main)
-        mark = crc32(values[:MARKED].data)
-        facts["in_print"] = float(mark)  # of the last forward: a line search calls the model as often as it likes
-        if self.epoch.length is not None and (row := self.epoch.saw(mark)):
+        read = native and native.leading(main, SLICE, MARKED)
+        num_read, square, mark, alike = read or _read(main)
+        facts["in_print"] = mark  # of the last forward: a line search calls the model as often as it likes
+        if self.epoch.length is not None and (row := self.epoch.saw(int(mark))):
             facts["replayed"] = float(row)
-        size, floating = 0.0, main.is_floating_point()
-        if floating:  # this product does not warn of what is looked for
-            size = sqrt(np.vdot(values, values) / values.size)
-            if size > facts.get("in_rms", 0.0):
-                facts["in_rms"] = size
+        size = sqrt(square) if square is not None else 0.0
+        if square is not None and size > facts.get("in_rms", 0.0):
+            facts["in_rms"] = size
         # What was looked at is sound if its size is: only the rest has to be searched.
-        if len(found) > 1 or (floating and (num > SLICE or not size < math.inf)):
-            for tensor in found[1:] if size < math.inf and num == values.size else found:
+        if len(found) > 1 or (square is not None and (num > SLICE or not size < math.inf)):
+            for tensor in found[1:] if size < math.inf and num == num_read else found:
                 if tensor.is_floating_point() and tensor.is_cpu and tensor.numel() and _nonfinite(tensor):
                     facts["in_bad"] = float(facts.get("in_bad", 0.0)) + 1.0
-        if main.dim() > 1 and _same_rows(main, values):
+        if alike and _same_rows(main):
             facts["in_flat"] = 1.0
 
     def _look_on_device(self, main: Tensor) -> None:
@@ -252,6 +251,18 @@ def _leading(tensor: Tensor) -> NDArray[Any]:
     return to_host(flat)
 
 
+def _read(tensor: Tensor) -> tuple[int, float | None, float, bool]:
+    """What `native.leading` reads of a plain tensor, of any; no squares where it holds no floats."""
+    values = _leading(tensor)
+    # This product does not warn of what is looked for.
+    square = float(np.vdot(values, values)) / values.size if tensor.is_floating_point() else None
+    alike = False
+    if tensor.dim() > 1:
+        width = tensor.numel() // tensor.shape[0]
+        alike = width >= values.size or values.item(0) == values.item(width)
+    return values.size, square, float(crc32(values[:MARKED].data)), alike
+
+
 def _nonfinite(tensor: Tensor) -> bool:
     flat = tensor.detach().reshape(-1)[:LARGE]
     values = to_host(flat) if flat.dtype in (torch.float32, torch.float64) else to_host(flat.float())
@@ -259,14 +270,11 @@ def _nonfinite(tensor: Tensor) -> bool:
     return not math.isfinite(np.vdot(values, values)) and not np.isfinite(values).all()
 
 
-def _same_rows(tensor: Tensor, lead: NDArray[Any]) -> bool:
-    """Whether every sample of a batch is the same, or a single one is one value all over."""
+def _same_rows(tensor: Tensor) -> bool:
+    """Whether every sample of a batch is the same: asked only where the first two begin alike."""
     if tensor.dim() < 2 or tensor.shape[0] < MIN_ROWS:
         return False
-    width = tensor.numel() // tensor.shape[0]
-    if width < lead.size and lead.item(0) != lead.item(width):
-        return False  # the first two differ in their first value: nearly always the whole answer
-    if 2 * width <= lead.size and not (lead[:width] == lead[width : 2 * width]).all():
+    if tensor[0].numel() <= SLICE and not torch.equal(tensor[0], tensor[1]):
         return False
     rows = to_host(tensor) if tensor.dtype is not torch.bfloat16 else to_host(tensor.float())
     first = rows[0]

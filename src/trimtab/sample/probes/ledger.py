@@ -19,6 +19,7 @@ from torch import Tensor
 
 from trimtab.core.contain import Contained
 from trimtab.sample.measure import reference as measure
+from trimtab.sample.measure.native import native
 from trimtab.sample.transfer import to_host
 from trimtab.torchutil.averaged_weights import averaged_weights
 from trimtab.torchutil.patch import own_hook
@@ -59,7 +60,8 @@ class Part:
         self.on_host = all(t.is_cpu for t in tensors)
         self._views: list[NDArray[Any]] = []
         self._at: list[int] = []
-        self._fast = True
+        # The same for the compiled readings; empty where the tensors are not what these can read.
+        self._plain: tuple[list[Tensor], NDArray[np.int64], NDArray[np.int64]] | None = None
 
     def __add__(self, other: Part) -> Part:
         """Both in one, which is read at once."""
@@ -89,6 +91,28 @@ class Part:
         pairs = list(zip(self.tensors, self._counts, strict=True))
         fast = all(t.is_cpu and t.dtype is torch.float32 and t.is_contiguous() and t.numel() >= n for t, n in pairs)
         self._views = [to_host(t).reshape(-1)[:n] for t, n in pairs] if fast else []
+        arrays = np.array(at, np.int64), np.array(self._counts, np.int64)
+        self._plain = (self.tensors, *arrays) if fast and native is not None else None
+
+    def same(self, kept: NDArray[np.float32], room: NDArray[np.float32]) -> bool:
+        """Whether the tensors still hold what is kept of them; if not, what they hold now is in `room`."""
+        if self._plain is not None and native.same(*self._plain, kept):
+            return True
+        self.read(room)
+        return np.array_equal(room, kept)
+
+    def keep(self, kept: NDArray[np.float32], room: NDArray[np.float32], *, moved: bool) -> tuple[float, float]:
+        """Copy what the tensors hold now: the sum of its squares, and of those of what was added to what was kept.
+
+        `moved`: new storage may be under one since. Neither products nor PyTorch warn of what is looked for.
+        """
+        if self._plain is not None and (sums := native.keep(*self._plain, kept)) is not None:
+            return sums  # type: ignore[no-any-return]
+        self.read(room, moved=moved)
+        size = float(np.vdot(room, room))
+        change = torch.from_numpy(room).sub(torch.from_numpy(kept)).numpy()
+        kept[:] = room
+        return size, float(np.vdot(change, change))
 
     def _read_one_by_one(self, out: NDArray[np.float32]) -> None:
         for tensor, count, start in zip(self.tensors, self._counts, self.bounds, strict=False):
@@ -97,19 +121,14 @@ class Part:
 
 
 class Kept:
-    """Copied weights and moments in one array, which NumPy fills and PyTorch computes with: that does not warn."""
+    """Copied weights and moments in one array."""
 
     def __init__(self, num_weights: int, num_moments: int = 0, num_counters: int = 0) -> None:
         ends = num_weights, num_weights + num_moments
         values = np.zeros(ends[1] + num_counters, np.float32)
         self.weights, self.moments, self.counters = np.split(values, ends)
         self.state = values[num_weights:]
-        flat = torch.from_numpy(values)
-        self.flat_weights, self.flat_moments, self.flat_state = (
-            flat[: ends[0]],
-            flat[ends[0] : ends[1]],
-            flat[ends[0] :],
-        )
+        self.flat_moments = torch.from_numpy(values)[ends[0] : ends[1]]
 
 
 class Ledger:
@@ -123,11 +142,12 @@ class Ledger:
         self._state = self._moments  # and the counters: what is read at once
         self._slots: list[tuple[Mapping[str, Any], str]] = []
         self._held: list[Tensor] = []
-        self._versions: list[int] = []  # of what is held, after the last step
+        self._versions: list[int] | NDArray[np.int64] = []  # of what is held, after the last step
         self._num_state = -1
         self._squares: Tensor | None = None
         self._counter: float | None = None  # where it is a plain number
-        self._kept, self._now, self._delta = (Kept(self._weights.size) for _ in range(3))
+        # What was there after the last step, and after `before` what this one begins with; and room to read into.
+        self._kept, self._now = Kept(self._weights.size), Kept(self._weights.size)
         self._step = 0
         self._valid = False
         self._declared = False
@@ -160,18 +180,28 @@ class Ledger:
         self._step += 1
         replaced = self._repoint()
         now, kept = self._now, self._kept
-        self._weights.read(now.weights)
         if self._valid and not self._declared:
             self._lost(facts)
-            by_value = not self._writes_in_place or self._step % EVERY == 0
-            state = by_value or replaced or [t._version for t in self._held] != self._versions
-            if state and now.state.size:
-                self._state.read(now.state)
-                state = not torch.equal(now.flat_state, kept.flat_state)
-            if state or not torch.equal(now.flat_weights, kept.flat_weights):
-                self._compare(facts, notes, state=state)
+            state = replaced or not self._writes_in_place or self._step % EVERY == 0 or not self._is_same_version()
+            state = state and now.state.size > 0 and not self._state.same(kept.state, now.state)
+            weights = not self._weights.same(kept.weights, now.weights)
+            if state or weights:
+                self._compare(facts, notes, state=state, weights=weights)
+            if weights:
+                kept.weights[:] = now.weights
+        else:
+            self._weights.read(kept.weights)
         self._declared = False
         return facts, notes
+
+    def _is_same_version(self) -> bool:
+        """Whether no operation of PyTorch wrote to the moments since the last step."""
+        if isinstance(self._versions, np.ndarray):
+            if len(self._versions) != len(self._held):
+                return False
+            same: bool = native.versions(self._held, self._versions)
+            return same
+        return [t._version for t in self._held] == self._versions
 
     def after(self) -> tuple[dict[str, float], dict[str, tuple[str, ...]]]:
         """After it: how far it moved the weights, relative to their size."""
@@ -183,21 +213,21 @@ class Ledger:
             self._refresh()
         elif self._counter is not None:
             self._counter = self._count()
-        kept, delta = self._kept, self._delta
-        self._weights.read(kept.weights, moved=not self._writes_in_place)
+        kept, now, elsewhere = self._kept, self._now, not self._writes_in_place
+        size, moved = self._weights.keep(kept.weights, now.weights, moved=elsewhere)
         self._valid = True
-        torch.sub(kept.flat_weights, self._now.flat_weights, out=delta.flat_weights)
-        size = float(np.vdot(kept.weights, kept.weights))  # this product does not warn of what is looked for
-        moved = float(np.vdot(delta.weights, delta.weights))
         if size < math.inf and moved < math.inf:
             facts["update_ratio"] = math.sqrt(moved / max(size, 1e-30))
         else:
             self._count_bad(facts, notes, "weights_bad", kept.weights, self._weights)
-        self._versions = [t._version for t in self._held]
-        if kept.state.size:
-            self._state.read(kept.state, moved=not self._writes_in_place)
-            if not np.vdot(kept.moments, kept.moments) < math.inf:
-                self._count_bad(facts, notes, "state_bad", kept.moments, self._moments)
+        if native is None:
+            self._versions = [t._version for t in self._held]
+        elif len(self._versions) == len(self._held) and isinstance(self._versions, np.ndarray):
+            native.versions(self._held, self._versions)
+        else:
+            self._versions = np.array([t._version for t in self._held], np.int64)
+        if kept.state.size and not self._state.keep(kept.state, now.state, moved=elsewhere)[0] < math.inf:
+            self._count_bad(facts, notes, "state_bad", kept.moments, self._moments)
         return facts, notes
 
     def _count_bad(
@@ -216,6 +246,8 @@ class Ledger:
 
     def _repoint(self) -> bool:
         """Look at the moments that are there now, where somebody replaced the old ones; whether that is so."""
+        if native is not None and native.held(self._slots, self._held):
+            return False
         now = [entries.get(key) for entries, key in self._slots]
         if not any(map(operator.is_not, now, self._held)):
             return False
@@ -302,14 +334,16 @@ class Ledger:
             facts["state_lost"] = self._counter - count
             self._num_state = -1
 
-    def _compare(self, facts: dict[str, float], notes: dict[str, tuple[str, ...]], *, state: bool) -> None:
-        kept, now = self._kept, self._now
+    def _compare(
+        self, facts: dict[str, float], notes: dict[str, tuple[str, ...]], *, state: bool, weights: bool
+    ) -> None:
+        kept, now, none = self._kept, self._now, np.zeros(0)
         with np.errstate(all="ignore"):
-            weights = _changes(kept.weights, now.weights, self._weights.bounds)
-            moments = _changes(kept.moments, now.moments, self._moments.bounds) if state else np.zeros(0)
-        if weights.size and weights.max() > 0:
-            facts["outside"] = float(weights.max())
-            notes["outside"] = _top(weights, self._weights.names)
+            changes = _changes(kept.weights, now.weights, self._weights.bounds) if weights else none
+            moments = _changes(kept.moments, now.moments, self._moments.bounds) if state else none
+        if changes.size and changes.max() > 0:
+            facts["outside"] = float(changes.max())
+            notes["outside"] = _top(changes, self._weights.names)
         if moments.size and moments.max() > 0:
             facts["state_outside"] = float(moments.max())
             notes["state_outside"] = _top(moments, self._moments.names)

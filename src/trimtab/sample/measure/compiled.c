@@ -1,0 +1,404 @@
+/* The readings of a healthy step in a few calls, where a compiler was there when trimtab was installed.
+ *
+ * Between two steps the processor's caches are filled with the training itself: every function of Python, NumPy and
+ * PyTorch that a step enters then costs several times what it costs in a loop of its own. What is read here could be
+ * read with them, and is (sample/probes, sample/measure/reference.py) wherever this module is missing or says None:
+ * for anything that is not a plain, contiguous float32 tensor on the CPU.
+ */
+#define PY_SSIZE_T_CLEAN
+#define Py_LIMITED_API 0x030B0000
+#include <Python.h>
+#include <math.h>
+#include <stdint.h>
+#include <string.h>
+
+#define VERSION 1 /* of what the functions take and return: native.py uses no other */
+
+#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__) && defined(__GLIBC__)
+#define FOR_THIS_CPU __attribute__((target_clones("avx512f", "avx2", "default")))
+#else
+#define FOR_THIS_CPU
+#endif
+
+#define LANES 32
+#define CHUNK 2048 /* elements that are summed in float before the sum is widened: keeps its error below 1e-6 */
+
+static PyObject *tensor_type, *float32, *name_grad, *name_dtype, *name_is_cpu, *name_is_contiguous, *name_data_ptr,
+    *name_numel, *name_dim, *name_stride, *name_version, *zero;
+
+/* -- sums ---------------------------------------------------------------------------------------------------------- */
+
+FOR_THIS_CPU static float square_lanes(const float *x, Py_ssize_t n) {
+    float lanes[LANES] = {0};
+    Py_ssize_t i = 0;
+    for (; i + LANES <= n; i += LANES)
+        for (int k = 0; k < LANES; k++) lanes[k] += x[i + k] * x[i + k];
+    for (int k = 0; i < n; i++, k++) lanes[k] += x[i] * x[i];
+    float sum = 0;
+    for (int k = 0; k < LANES; k++) sum += lanes[k];
+    return sum;
+}
+
+static double squares(const float *x, Py_ssize_t n) {
+    double sum = 0;
+    for (Py_ssize_t start = 0; start < n; start += CHUNK) {
+        Py_ssize_t num = n - start < CHUNK ? n - start : CHUNK;
+        float part = square_lanes(x + start, num);
+        if (isfinite(part) && part > 1e-30f) {
+            sum += part;
+        } else { /* squares that float32 cannot hold, or a value that is not finite: only a wide sum tells */
+            for (Py_ssize_t i = start; i < start + num; i++) sum += (double)x[i] * (double)x[i];
+        }
+    }
+    return sum;
+}
+
+/* Squares of what is new and of how far it is from what is kept; what is new is kept. */
+FOR_THIS_CPU static void moved_lanes(const float *restrict now, float *restrict kept, Py_ssize_t n, double *size,
+                                     double *moved) {
+    double sizes[8] = {0}, moves[8] = {0};
+    Py_ssize_t i = 0;
+    for (; i + 8 <= n; i += 8)
+        for (int k = 0; k < 8; k++) {
+            double value = now[i + k], by = now[i + k] - kept[i + k];
+            sizes[k] += value * value;
+            moves[k] += by * by;
+            kept[i + k] = now[i + k];
+        }
+    for (int k = 0; i < n; i++, k++) {
+        double value = now[i], by = now[i] - kept[i];
+        sizes[k] += value * value;
+        moves[k] += by * by;
+        kept[i] = now[i];
+    }
+    for (int k = 0; k < 8; k++) {
+        *size += sizes[k];
+        *moved += moves[k];
+    }
+}
+
+static uint32_t crc_table[8][256];
+
+static void make_crc_table(void) {
+    for (uint32_t i = 0; i < 256; i++) {
+        uint32_t crc = i;
+        for (int k = 0; k < 8; k++) crc = crc & 1 ? (crc >> 1) ^ 0xEDB88320u : crc >> 1;
+        crc_table[0][i] = crc;
+    }
+    for (int t = 1; t < 8; t++)
+        for (uint32_t i = 0; i < 256; i++)
+            crc_table[t][i] = (crc_table[t - 1][i] >> 8) ^ crc_table[0][crc_table[t - 1][i] & 0xFF];
+}
+
+/* The checksum of zlib: what is on record must not depend on which of the two was used. */
+static uint32_t crc32_of(const unsigned char *bytes, Py_ssize_t n) {
+    uint32_t crc = 0xFFFFFFFFu;
+    for (; n >= 8; n -= 8, bytes += 8) {
+        uint32_t a = crc ^ ((uint32_t)bytes[0] | (uint32_t)bytes[1] << 8 | (uint32_t)bytes[2] << 16 |
+                            (uint32_t)bytes[3] << 24);
+        crc = crc_table[7][a & 0xFF] ^ crc_table[6][a >> 8 & 0xFF] ^ crc_table[5][a >> 16 & 0xFF] ^
+              crc_table[4][a >> 24] ^ crc_table[3][bytes[4]] ^ crc_table[2][bytes[5]] ^ crc_table[1][bytes[6]] ^
+              crc_table[0][bytes[7]];
+    }
+    for (; n > 0; n--, bytes++) crc = (crc >> 8) ^ crc_table[0][(crc ^ *bytes) & 0xFF];
+    return crc ^ 0xFFFFFFFFu;
+}
+
+/* -- tensors ------------------------------------------------------------------------------------------------------- */
+
+/* A number that a method returns; -1 with an error set where it does not. */
+static long long asked(PyObject *tensor, PyObject *method) {
+    PyObject *answer = PyObject_CallMethodObjArgs(tensor, method, NULL);
+    if (answer == NULL) return -1;
+    long long value = PyLong_AsLongLong(answer);
+    Py_DECREF(answer);
+    return value;
+}
+
+static int says(PyObject *tensor, PyObject *attribute, PyObject *wanted) {
+    PyObject *value = PyObject_GetAttr(tensor, attribute);
+    if (value == NULL) return 0;
+    int same = value == wanted;
+    Py_DECREF(value);
+    return same;
+}
+
+/* The values of a plain tensor and their number; 0, perhaps with an error set, for any other. */
+static int find_values(PyObject *tensor, const float **values, Py_ssize_t *num) {
+    if ((PyObject *)Py_TYPE(tensor) != tensor_type) return 0;
+    if (!says(tensor, name_dtype, float32) || !says(tensor, name_is_cpu, Py_True)) return 0;
+    PyObject *straight = PyObject_CallMethodObjArgs(tensor, name_is_contiguous, NULL);
+    if (straight == NULL) return 0;
+    Py_DECREF(straight);
+    if (straight != Py_True) return 0;
+    long long size = asked(tensor, name_numel), at = asked(tensor, name_data_ptr);
+    if (PyErr_Occurred() || (size && !at)) return 0; /* memory that was given back, as sharding does between steps */
+    *num = (Py_ssize_t)size;
+    *values = (const float *)(intptr_t)at;
+    return 1;
+}
+
+static PyObject *not_for_this(void) {
+    PyErr_Clear();
+    Py_RETURN_NONE;
+}
+
+static int floats_in(PyObject *array, Py_buffer *view, Py_ssize_t num) {
+    if (PyObject_GetBuffer(array, view, PyBUF_WRITABLE | PyBUF_C_CONTIGUOUS) < 0) return 0;
+    if (view->len != num * (Py_ssize_t)sizeof(float)) {
+        PyBuffer_Release(view);
+        PyErr_Format(PyExc_ValueError, "got room for %zd bytes, expected %zd", view->len,
+                     num * (Py_ssize_t)sizeof(float));
+        return 0;
+    }
+    return 1;
+}
+
+static PyObject *pair(double first, double second) {
+    return Py_BuildValue("dd", first, second);
+}
+
+PyDoc_STRVAR(grad_norms_doc, "grad_norms(params, out)\n--\n\n"
+             "Fill `out` (float32) with the norm of each parameter's gradient. Returns the norm of all and the smallest\n"
+             "one; None where a gradient is missing or not plain.");
+
+static PyObject *grad_norms(PyObject *module, PyObject *const *args, Py_ssize_t num_args) {
+    if (num_args != 2 || !PyList_Check(args[0])) {
+        PyErr_SetString(PyExc_TypeError, "expected a list of parameters and an array");
+        return NULL;
+    }
+    Py_ssize_t num = PyList_Size(args[0]);
+    Py_buffer room;
+    if (!floats_in(args[1], &room, num)) return NULL;
+    float *out = room.buf;
+    double whole = 0, least = INFINITY;
+    for (Py_ssize_t i = 0; i < num; i++) {
+        PyObject *grad = PyObject_GetAttr(PyList_GetItem(args[0], i), name_grad);
+        Py_ssize_t size = 0;
+        const float *values = NULL;
+        int plain = grad != NULL && find_values(grad, &values, &size);
+        double square = plain ? squares(values, size) : 0;
+        Py_XDECREF(grad);
+        if (!plain) {
+            PyBuffer_Release(&room);
+            return not_for_this();
+        }
+        out[i] = (float)sqrt(square);
+        whole += square;
+        least = out[i] < least ? out[i] : least;
+    }
+    PyBuffer_Release(&room);
+    return pair(sqrt(whole), least);
+}
+
+/* -- parts of tensors, copied ------------------------------------------------------------------------------------- */
+
+typedef struct {
+    PyObject *tensors;
+    const int64_t *at, *counts;
+    float *kept;
+    Py_ssize_t num;
+    Py_buffer at_view, counts_view, kept_view;
+} Part;
+
+static void release(Part *part) {
+    PyBuffer_Release(&part->at_view);
+    PyBuffer_Release(&part->counts_view);
+    PyBuffer_Release(&part->kept_view);
+}
+
+/* Arguments (tensors, at, counts, kept): where the values of each lie as far as is known, how many of them are kept. */
+static int read_part(PyObject *const *args, Py_ssize_t num_args, Part *part) {
+    if (num_args != 4 || !PyList_Check(args[0])) {
+        PyErr_SetString(PyExc_TypeError, "expected a list of tensors and three arrays");
+        return 0;
+    }
+    part->tensors = args[0];
+    part->num = PyList_Size(args[0]);
+    if (PyObject_GetBuffer(args[1], &part->at_view, PyBUF_C_CONTIGUOUS) < 0) return 0;
+    if (PyObject_GetBuffer(args[2], &part->counts_view, PyBUF_C_CONTIGUOUS) < 0) {
+        PyBuffer_Release(&part->at_view);
+        return 0;
+    }
+    if (PyObject_GetBuffer(args[3], &part->kept_view, PyBUF_WRITABLE | PyBUF_C_CONTIGUOUS) < 0) {
+        PyBuffer_Release(&part->at_view);
+        PyBuffer_Release(&part->counts_view);
+        return 0;
+    }
+    part->at = part->at_view.buf, part->counts = part->counts_view.buf, part->kept = part->kept_view.buf;
+    Py_ssize_t bytes = part->num * (Py_ssize_t)sizeof(int64_t), total = 0;
+    if (part->at_view.len == bytes && part->counts_view.len == bytes) {
+        for (Py_ssize_t i = 0; i < part->num; i++) total += part->counts[i];
+        if (part->kept_view.len == total * (Py_ssize_t)sizeof(float)) return 1;
+    }
+    release(part);
+    PyErr_SetString(PyExc_ValueError, "the arrays do not belong to these tensors");
+    return 0;
+}
+
+static int is_still_there(const Part *part, Py_ssize_t i) {
+    return asked(PyList_GetItem(part->tensors, i), name_data_ptr) == part->at[i];
+}
+
+PyDoc_STRVAR(same_doc, "same(tensors, at, counts, kept)\n--\n\n"
+             "Whether the leading values of the tensors are what is kept of them; None where one lies elsewhere now.");
+
+static PyObject *same(PyObject *module, PyObject *const *args, Py_ssize_t num_args) {
+    Part part;
+    if (!read_part(args, num_args, &part)) return NULL;
+    const float *kept = part.kept;
+    int equal = 1;
+    for (Py_ssize_t i = 0; i < part.num; kept += part.counts[i], i++) {
+        if (!is_still_there(&part, i)) {
+            release(&part);
+            return not_for_this();
+        }
+        equal = equal && memcmp((const float *)(intptr_t)part.at[i], kept, part.counts[i] * sizeof(float)) == 0;
+    }
+    release(&part);
+    return PyBool_FromLong(equal);
+}
+
+PyDoc_STRVAR(keep_doc, "keep(tensors, at, counts, kept)\n--\n\n"
+             "Copy the leading values of the tensors to `kept`. Returns the sum of their squares, and that of their\n"
+             "distances from what was kept; None, and nothing changed, where one lies elsewhere now.");
+
+static PyObject *keep(PyObject *module, PyObject *const *args, Py_ssize_t num_args) {
+    Part part;
+    if (!read_part(args, num_args, &part)) return NULL;
+    for (Py_ssize_t i = 0; i < part.num; i++)
+        if (!is_still_there(&part, i)) {
+            release(&part);
+            return not_for_this();
+        }
+    double size = 0, moved = 0;
+    float *kept = part.kept;
+    for (Py_ssize_t i = 0; i < part.num; kept += part.counts[i], i++)
+        moved_lanes((const float *)(intptr_t)part.at[i], kept, part.counts[i], &size, &moved);
+    release(&part);
+    return pair(size, moved);
+}
+
+PyDoc_STRVAR(versions_doc, "versions(tensors, known)\n--\n\n"
+             "Whether the version counters of the tensors are the known ones (int64), which are replaced if not.");
+
+static PyObject *versions(PyObject *module, PyObject *const *args, Py_ssize_t num_args) {
+    if (num_args != 2 || !PyList_Check(args[0])) {
+        PyErr_SetString(PyExc_TypeError, "expected a list of tensors and an array");
+        return NULL;
+    }
+    Py_buffer view;
+    if (PyObject_GetBuffer(args[1], &view, PyBUF_WRITABLE | PyBUF_C_CONTIGUOUS) < 0) return NULL;
+    Py_ssize_t num = PyList_Size(args[0]);
+    int64_t *known = view.buf;
+    int equal = view.len == num * (Py_ssize_t)sizeof(int64_t);
+    if (!equal) PyErr_SetString(PyExc_ValueError, "the array does not belong to these tensors");
+    for (Py_ssize_t i = 0; i < num && !PyErr_Occurred(); i++) {
+        PyObject *version = PyObject_GetAttr(PyList_GetItem(args[0], i), name_version);
+        if (version == NULL) break;
+        int64_t now = PyLong_AsLongLong(version);
+        Py_DECREF(version);
+        equal = equal && now == known[i];
+        known[i] = now;
+    }
+    PyBuffer_Release(&view);
+    return PyErr_Occurred() ? NULL : PyBool_FromLong(equal);
+}
+
+PyDoc_STRVAR(held_doc, "held(slots, held)\n--\n\n"
+             "Whether each slot, a dict and a key, holds the very object that is listed; None where one is no dict.");
+
+static PyObject *held(PyObject *module, PyObject *const *args, Py_ssize_t num_args) {
+    if (num_args != 2 || !PyList_Check(args[0]) || !PyList_Check(args[1]) ||
+        PyList_Size(args[0]) != PyList_Size(args[1])) {
+        PyErr_SetString(PyExc_TypeError, "expected two lists of the same length");
+        return NULL;
+    }
+    for (Py_ssize_t i = 0; i < PyList_Size(args[0]); i++) {
+        PyObject *slot = PyList_GetItem(args[0], i);
+        if (!PyTuple_Check(slot) || PyTuple_Size(slot) != 2 || !PyDict_Check(PyTuple_GetItem(slot, 0)))
+            return not_for_this();
+        PyObject *there = PyDict_GetItemWithError(PyTuple_GetItem(slot, 0), PyTuple_GetItem(slot, 1));
+        if (there == NULL && PyErr_Occurred()) return NULL;
+        if (there != PyList_GetItem(args[1], i)) Py_RETURN_FALSE;
+    }
+    Py_RETURN_TRUE;
+}
+
+/* -- an input ------------------------------------------------------------------------------------------------------ */
+
+PyDoc_STRVAR(leading_doc, "leading(tensor, slice, marked)\n--\n\n"
+             "Of the first `slice` values of a plain tensor: their number, the mean of their squares, the checksum of the\n"
+             "first `marked`, and whether its first two rows begin alike. None for any other tensor.");
+
+static PyObject *leading(PyObject *module, PyObject *const *args, Py_ssize_t num_args) {
+    if (num_args != 3) {
+        PyErr_SetString(PyExc_TypeError, "expected a tensor and two numbers");
+        return NULL;
+    }
+    Py_ssize_t slice = PyLong_AsSsize_t(args[1]), marked = PyLong_AsSsize_t(args[2]), num = 0;
+    if (PyErr_Occurred()) return NULL;
+    const float *values = NULL;
+    if (!find_values(args[0], &values, &num) || num == 0) return not_for_this();
+    num = num < slice ? num : slice;
+    int alike = 0;
+    if (asked(args[0], name_dim) > 1) {
+        PyObject *stride = PyObject_CallMethodObjArgs(args[0], name_stride, zero, NULL);
+        Py_ssize_t width = stride == NULL ? -1 : PyLong_AsSsize_t(stride);
+        Py_XDECREF(stride);
+        if (width < 0) return not_for_this();
+        alike = width >= num || values[0] == values[width];
+    }
+    double square = squares(values, num) / (double)num;
+    uint32_t mark = crc32_of((const unsigned char *)values, (num < marked ? num : marked) * sizeof(float));
+    return Py_BuildValue("nddO", num, square, (double)mark, alike ? Py_True : Py_False);
+}
+
+/* -- the module ---------------------------------------------------------------------------------------------------- */
+
+PyDoc_STRVAR(begin_doc, "begin(tensor_type, float32)\n--\n\nSay what a plain tensor is: its class and its dtype.");
+
+static PyObject *begin(PyObject *module, PyObject *const *args, Py_ssize_t num_args) {
+    if (num_args != 2) {
+        PyErr_SetString(PyExc_TypeError, "expected a class and a dtype");
+        return NULL;
+    }
+    Py_XDECREF(tensor_type);
+    Py_XDECREF(float32);
+    tensor_type = Py_NewRef(args[0]);
+    float32 = Py_NewRef(args[1]);
+    Py_RETURN_NONE;
+}
+
+static PyMethodDef methods[] = {
+    {"begin", (PyCFunction)(void (*)(void))begin, METH_FASTCALL, begin_doc},
+    {"grad_norms", (PyCFunction)(void (*)(void))grad_norms, METH_FASTCALL, grad_norms_doc},
+    {"same", (PyCFunction)(void (*)(void))same, METH_FASTCALL, same_doc},
+    {"keep", (PyCFunction)(void (*)(void))keep, METH_FASTCALL, keep_doc},
+    {"versions", (PyCFunction)(void (*)(void))versions, METH_FASTCALL, versions_doc},
+    {"held", (PyCFunction)(void (*)(void))held, METH_FASTCALL, held_doc},
+    {"leading", (PyCFunction)(void (*)(void))leading, METH_FASTCALL, leading_doc},
+    {NULL, NULL, 0, NULL},
+};
+
+static struct PyModuleDef definition = {
+    PyModuleDef_HEAD_INIT, "compiled", "The readings of a healthy step in a few calls.", -1, methods, NULL, NULL, NULL, NULL,
+};
+
+PyMODINIT_FUNC PyInit_compiled(void) {
+    make_crc_table();
+    const struct {
+        PyObject **name;
+        const char *text;
+    } names[] = {
+        {&name_grad, "grad"},         {&name_dtype, "dtype"},       {&name_is_cpu, "is_cpu"},
+        {&name_numel, "numel"},       {&name_data_ptr, "data_ptr"}, {&name_is_contiguous, "is_contiguous"},
+        {&name_version, "_version"},  {&name_dim, "dim"},           {&name_stride, "stride"},
+    };
+    for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++)
+        if ((*names[i].name = PyUnicode_InternFromString(names[i].text)) == NULL) return NULL;
+    if ((zero = PyLong_FromLong(0)) == NULL) return NULL;
+    PyObject *module = PyModule_Create(&definition);
+    if (module != NULL && PyModule_AddIntMacro(module, VERSION) < 0) Py_CLEAR(module);
+    return module;
+}
