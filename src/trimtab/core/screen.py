@@ -114,7 +114,7 @@ class Screen:
         if loss is None:
             if self._has_loss:
                 return False
-        elif not (loss <= self._loss and loss != 0):
+        elif not (-math.inf < loss <= self._loss and loss != 0):
             return False
         if norm is None or not 0 < norm <= self._norm or get("lr/0") != self._rate:
             return False

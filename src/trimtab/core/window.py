@@ -76,6 +76,14 @@ class _Ends:
         if not value >= self.lowest:
             self.lowest, self.lowest_step = value, step
 
+    def push_all(self, values: list[tuple[float, int]]) -> None:
+        if self.first_step < 0:
+            self.first, self.first_step = values[0]
+        self.last, self.last_step = values[-1]
+        value, step = min(values)  # of equal ones the first, as one by one
+        if not value >= self.lowest:
+            self.lowest, self.lowest_step = value, step
+
     def state_dict(self) -> dict[str, Any]:
         return asdict(self)
 
@@ -159,7 +167,7 @@ class Window:
         if loss is None:
             if len(self._levels["loss"]):  # else nobody ever tells it
                 return False
-        elif not (loss <= series["loss"].recent_max and loss != 0):
+        elif not (-math.inf < loss <= series["loss"].recent_max and loss != 0):
             return False
         if not 0 < norm <= series["grad_norm"].recent_max:
             return False
@@ -200,31 +208,29 @@ class Window:
             self.gradients.push(sample.names(Kind.GRAD), sample.col(Kind.GRAD, Column.L2))
 
     def absorb_calm(self, samples: list[Sample]) -> None:
-        """The same for steps that the screen let pass, together: finite, every row with a gradient, rates unchanged."""
+        """The same for steps that the screen let pass, together: every row with a gradient, rates unchanged."""
         self._now, self._left_out = samples[-1], 0
         steps, facts = [sample.step for sample in samples], [sample.scalars for sample in samples]
         for name, series in self._series.items():
-            known = [(step, v) for step, s in zip(steps, facts, strict=True) if (v := s.get(name)) is not None]
-            if not known or not all(isfinite(v) for _, v in known):
-                known = [(step, v) for step, v in known if isfinite(v)]
-                if not known:
-                    continue
-            if name not in self._ends:
-                self._ends[name] = _Ends()
-            ends = self._ends[name]
-            for step, value in known:
-                ends.push(value, step)
-                series.push(value)
-        past, levels = self.past, list(self._levels.items())
+            known = [(v, step) for step, s in zip(steps, facts, strict=True) if isfinite(v := s.get(name, math.nan))]
+            if known:
+                if name not in self._ends:
+                    self._ends[name] = _Ends()
+                self._ends[name].push_all(known)
+                series.push_all([value for value, _ in known])
         self.schedule.absorb_same(len(samples), sized=any("batch_size" in scalars for scalars in facts))
-        for sample, scalars in zip(samples, facts, strict=True):
+        loss_level, norm_level = self._levels["loss"], self._levels["grad_norm"]
+        for step, scalars in zip(steps, facts, strict=True):
             if not all(map(isfinite, scalars.values())):
                 scalars = {name: value for name, value in scalars.items() if isfinite(value)}
-            past.append(scalars)
-            self._drift(sample)
-            for name, level in levels:
-                if (one := scalars.get(name)) is not None:
-                    level.push(one)
+            self.past.append(scalars)
+            if (loss := scalars.get("loss")) is not None:
+                if len(loss_level) >= MIN_DRIFT and isfinite(loss_level.best):
+                    self._climb(loss, loss_level, step)
+                loss_level.push(loss)
+            if (norm := scalars.get("grad_norm")) is not None:
+                norm_level.push(norm)
+        for sample in samples:
             if sample.step % ROWS_EVERY == 0 and sample.layout.has_grad_norms:
                 self.gradients.push(sample.names(Kind.GRAD), sample.col(Kind.GRAD, Column.L2))
         self.runs.push_real(samples[-1].names(Kind.GRAD), len(samples))
@@ -259,8 +265,11 @@ class Window:
         if sample.step == schedule.raised_at:
             level.rebase()
             self.drift.reset()
+        self._climb(loss, level, sample.step)
+
+    def _climb(self, loss: float, level: Level, step: int) -> None:
         noise = max(level.calm_noise, 1e-3 * abs(level.best), 1e-12)
-        self.drift.push((loss - level.best) / noise, sample.step)
+        self.drift.push((loss - level.best) / noise, step)
 
     def state_dict(self) -> dict[str, Any]:
         """Everything needed to go on exactly here, as plain data."""

@@ -28,6 +28,8 @@ from trimtab.sample.watch import Step
 from trimtab.torchutil.undo import tensor_values
 
 NUM_GLOBALS = len(GLOBALS)
+NEARLY = 1.0 - 1e-5
+"""Of a limit: closer to it PyTorch's own norm decides, which may differ from another in its last digits."""
 OFTEN = 0.5
 """Share of clipped steps above which `grad_scale` is the cheaper way to clip."""
 
@@ -47,8 +49,8 @@ class Judge:
         self._scope: Scope | None = None
         self._metered: Rows | None = None
         self._clip_rate = 0.0
-        self._clipped = False  # whether the last step was
-        self._most = self._most_now()
+        rejects = config.mode != "observe" and config.reject_above is not None
+        self._reject_above = (config.reject_above or 0.0) * NEARLY if rejects else math.inf
         # Otherwise than by the norm of all gradients together.
         self._clips_otherwise = self._clips and (
             config.clip.per_group or config.clip.value is not None or self._units is not None
@@ -92,7 +94,7 @@ class Judge:
         if getattr(self._optimizer, "grad_scale", None) is not None:
             self._unscale(rows)
         loss = None if step.loss is None else number(step.loss)
-        if native is not None and not self._clipped and self._let_through(step, rows, loss):
+        if native is not None and self._let_through(step, rows, loss):
             return
         live, plain, present = _gradients(rows, step)
         parts = measure.norms(plain)
@@ -113,39 +115,38 @@ class Judge:
             members = rows.members(present)
             clip_host(judged, self._clip_now(), live, parts, self._optimizer.param_groups, members)
             step.scalars["clip_coef"] = judged.coef
-            self._clipped = judged.coef < 1.0
             if self._units is not None and live:
                 step.scalars["clip_coef"] = number(clip_units(rows.params, self._units, wide=judged.norm > HUGE))
 
     def _let_through(self, step: Step, rows: Rows, loss: float | None) -> bool:
-        """The usual step, by the compiled readings: every gradient there, plain, finite, of a usual size, not clipped.
+        """The usual step, by the compiled readings: every gradient there, plain, finite and of a usual size.
 
-        For any other nothing is noted, and PyTorch measures again: what is clipped has every bit of `clip_grad_norm_`.
+        Of any other nothing is noted: False.
         """
         if step.cadence or self._clips_otherwise or len(self._shadow):
             return False
         table = np.empty((len(rows.params), 1), np.float32)
         whole = native.grad_norms(rows.params, table)
-        if whole is None or not whole[0] < (self._most if self._follow is None else self._most_now()):
+        if whole is None or not whole[0] < self._reject_above or self.suspicion.looks_wrong(whole[0], loss):
             return False
         norm, step.least_norm = whole
-        if self.suspicion.looks_wrong(norm, loss):
-            return False
-        self.suspicion.note(norm)
         step.table = table
-        self._settle(step, rows, Judged(norm, nonfinite=False, reject=False), loss, [])
+        coef = 1.0
         if self._clips:
-            step.scalars["clip_coef"] = 1.0
+            clip = self._clip_now()
+            if clip.norm is not None and norm > max(clip.norm, clip.above or 0.0) * NEARLY:
+                # What is clipped has every bit of `clip_grad_norm_`, so PyTorch measures it.
+                grads = [p.grad for p in rows.params if p.grad is not None]
+                whole = measure.total(torch.stack(torch._foreach_norm(grads, 2.0)))
+                norm, factor = number(whole), clip.norm / (whole + SAFE_EPS)
+                if (coef := number(factor)) < 1.0 and norm > (clip.above or 0.0):
+                    scale_by(grads, factor, coef)
+                else:
+                    coef = 1.0
+            step.scalars["clip_coef"] = coef
+        self.suspicion.note(norm)
+        self._settle(step, rows, Judged(norm, nonfinite=False, reject=False), loss, [])
         return True
-
-    def _most_now(self) -> float:
-        """The norm below which an update is surely neither rejected nor clipped."""
-        reject, clip = math.inf, math.inf
-        if self._config.mode != "observe" and self._config.reject_above is not None:
-            reject = self._config.reject_above
-        if self._clips and (limit := self._clip_now()).norm is not None:
-            clip = max(limit.norm, limit.above or 0.0)
-        return min(reject, clip) * (1.0 - 1e-5)
 
     # -- on an accelerator, with an optimizer that only the host can stop --------------------------------
 
@@ -176,7 +177,7 @@ class Judge:
                 clip_host(judged, self._config.clip, everyone, parts, self._optimizer.param_groups, members)
                 coef = judged.coef
             elif coef < 1.0:
-                scale_by(live, measured.scalar("clip_coef"), coef)
+                scale_by([measure.stored(g) for g in live], measured.scalar("clip_coef"), coef)
             step.scalars["clip_coef"] = coef
             if self._units is not None and live:
                 step.scalars["clip_coef"] = clip_units(rows.params, self._units)
@@ -357,13 +358,12 @@ def _scale(grads: Sequence[Tensor], norm: Tensor, max_norm: float, above: float 
     coef = number(factor)
     if not coef < 1.0 or (above is not None and number(norm) <= above):
         return 1.0
-    scale_by(grads, factor, coef)
+    scale_by([measure.stored(g) for g in grads], factor, coef)
     return coef
 
 
-def scale_by(grads: Sequence[Tensor], factor: Tensor, coef: float) -> None:
-    """Multiply in place by a factor whose value the host knows to be `coef`."""
-    values = [measure.stored(g) for g in grads]
+def scale_by(values: list[Tensor], factor: Tensor, coef: float) -> None:
+    """Multiply stored values in place by a factor whose value the host knows to be `coef`."""
     if coef < 1e-30:
         # A factor that small is a denormal float32 and would lose its digits: go there in two strides.
         torch._foreach_mul_(values, 1e-20)

@@ -61,9 +61,10 @@ class Watch:
         if rows is not self._rows:
             self._forget(rows)
         facts, tap, number = step.scalars, self._tap, step.number
-        facts |= tap.take()
-        facts |= tap.batch.take()
-        facts |= tap.output.take()
+        facts.update(tap.take())
+        facts.update(tap.batch.take())
+        if tap.output.has_news:
+            facts.update(tap.output.take())
         if (
             number % CHANCE_EVERY == 0
             and "chance" not in facts
@@ -71,9 +72,10 @@ class Watch:
             and tap.output.num_answers > 1
         ):
             facts["chance"] = math.log(tap.output.num_answers)  # no targets were told: any answer is as likely
-        facts |= self._sentinel.before(number, 1.0 if scale is None else scale)
-        if facts.get("carried") == 0.0:
-            del facts["carried"]  # nothing was: not worth a line in the record, nor a question to a rule
+        if heard := self._sentinel.before(number, 1.0 if scale is None else scale):
+            facts.update(heard)
+            if facts.get("carried") == 0.0:
+                del facts["carried"]  # nothing was: not worth a line in the record, nor a question to a rule
         if scale is None and facts.get("autocast") == 0.0:
             del facts["autocast"]
         if self._ledger is not None:
@@ -92,12 +94,15 @@ class Watch:
             _merge(step, self._averaged.look())
         if (factor := facts.get("loss_factor")) is not None and self._optimizer.param_groups[0].get("maximize"):
             facts["loss_factor"] = -factor
-        several = facts.get("backwards", 1.0)
-        self._heard += isinstance(several, float) and several > 1
+        if "backwards" in facts:
+            several = facts["backwards"]
+            self._heard += isinstance(several, float) and several > 1
         # The next step's forwards: the first ones, the first that add up several, and now and then.
         coming = number + 1
         listen = number < LISTEN or coming % LISTEN_EVERY == 0 or 0 < self._heard < LISTEN
-        tap.look_at_output(listen=listen, spread=number == 0 or coming % SPREAD_EVERY == 0)
+        spread = number == 0 or coming % SPREAD_EVERY == 0
+        if listen or spread or tap.looks_at_output:
+            tap.look_at_output(listen=listen, spread=spread)
 
     def after(self, step: Step, rows: Rows) -> None:
         """After the step."""
@@ -106,7 +111,8 @@ class Watch:
         self._sentinel.after()
         if self._ledger is not None:
             _merge(step, self._ledger.after())
-            self._lag(step, self._ledger)
+            if self._ledger.due:
+                self._lag(step, self._ledger)
 
     def _lag(self, step: Step, ledger: Ledger) -> None:
         """How far this gradient is above what Adam expects of it: the second moment lags behind a burst."""

@@ -49,6 +49,19 @@ class Series:
         if len(self._first) < NUM_FIRST:
             self._first.append(value)
 
+    def push_all(self, values: list[float]) -> None:
+        """Take in several finite values."""
+        since = self._num % SPAN
+        if len(self._first) < NUM_FIRST or since == 0 or since + len(values) > SPAN:
+            for value in values:
+                self.push(value)
+            return
+        self._values.extend(values)
+        self._num += len(values)
+        self.recent_max = max(self._values)
+        if (most := max(values)) > self._highest:
+            self._highest = most
+
     def __len__(self) -> int:
         return len(self._values)
 

@@ -125,9 +125,9 @@ class BatchProbe:
         """Everything since the last step that asked."""
         out, self._facts = self._facts, {}
         self._ids.clear()
+        self._steps += 1
         if self.epoch.length is not None and (stuck := self.epoch.step_done()) > 1:
             out["stuck"] = float(stuck)
-        self._steps += 1
         if self._steps % CHANCE_EVERY == 1 and (chance := self._chance()) is not None:
             out["chance"] = chance
         return out

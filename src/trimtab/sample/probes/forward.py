@@ -109,6 +109,11 @@ class ForwardTap:
             self._fixed = is_fixed(loss)
         self._told += 1
 
+    @property
+    def looks_at_output(self) -> bool:
+        """Whether the next output is looked at, as things stand."""
+        return self._exit_handle is not None
+
     def look_at_output(self, *, listen: bool, spread: bool) -> None:
         """Say what the next output is wanted for. A hook costs even when it does nothing: it is there when needed.
 

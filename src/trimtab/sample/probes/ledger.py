@@ -307,9 +307,14 @@ class Ledger:
                 out[a:b] = tensor.numel() / (b - a)
         return out
 
+    @property
+    def due(self) -> bool:
+        """Whether this step is one after which second moments are summed."""
+        return self._squares is not None and self._step % EVERY == 0
+
     def second_moment(self) -> float | None:
         """The sum of Adam's second moments, corrected for its start; None for other optimizers, and between looks."""
-        if self._squares is None or self._step % EVERY:
+        if self._squares is None or not self.due:
             return None
         steps = float(self._kept.counters[0]) if self._counters.size else self._counter
         beta = self._optimizer.param_groups[0].get("betas", (0.9, 0.999))[1]

@@ -31,6 +31,7 @@ class OutputProbe:
         self._num_towers = 0
         self._factor: float | None = None
         self.listen = self.wanted = False
+        self.has_news = False  # whether anything was seen since the last step that asked
         self.loss_kind = ""
         self.num_answers = 0
 
@@ -39,7 +40,7 @@ class OutputProbe:
         if self.listen:
             self._listen(output)
         if self.wanted:
-            self.wanted = False  # once a step: micro-batches look alike
+            self.wanted, self.has_news = False, True  # once a step: micro-batches look alike
             self.num_answers = _answers(output)
             found = [t for t in tensors_in(output) if t.is_floating_point() and t.dim() >= 2 and t.shape[0] >= 4]
             spreads = [_spread(t.detach()) for t in found[:NUM_OUTPUTS] if t.numel()]
@@ -52,6 +53,7 @@ class OutputProbe:
     def take(self) -> dict[str, float | Tensor]:
         """What was seen since the last step that asked."""
         out: dict[str, float | Tensor] = {}
+        self.has_news = False
         if self._spread is not None:
             out["out_spread"] = self._spread
             self._spread = None
@@ -82,6 +84,7 @@ class OutputProbe:
         def arrived(grad: Tensor) -> None:
             with np.errstate(all="ignore"):
                 back = grad.detach()
+                self.has_news = True
                 self._factor = _bce_factor(logits, back) if kind == "bce" else _nll_factor(logits, back, classes)
 
         hook = unserializable_hook(self._contained.hook("listening to the output's gradient", arrived))  # type: ignore[no-untyped-call]

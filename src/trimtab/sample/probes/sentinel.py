@@ -82,15 +82,17 @@ class Sentinel:
     def before(self, step: int, scale: float | Tensor) -> dict[str, float | Tensor]:
         """At the step, before anything of ours changed the gradient: what it is made of."""
         out: dict[str, float | Tensor] = {}
-        param, arrived, num, heard = self._param, self._arrived, self._num, self._listening
-        self._arrived, self._num = None, 0
+        param, num, heard = self._param, self._num, self._listening
         if param is None:
+            self._arrived, self._num = None, 0
             return out
         self._listening = step + 1 < EARLY or (step + 1) % EVERY < RUN
+        self._num = 0
         if not heard:
             self._before = None  # the next one heard has none right before it
             if num == 1:
                 return out
+        arrived, self._arrived = self._arrived, None
         if num != 1:
             out["backwards"] = float(num)
         grad = param.grad
@@ -117,8 +119,13 @@ class Sentinel:
     def after(self) -> None:
         """After the step: remember what is left in the gradient, and that it was used."""
         grad = self._param.grad if self._param is not None else None
-        self._mark = None if grad is None else (weakref.ref(grad), grad._version)
-        self._left = _leading(grad) + 0 if grad is not None and self._listening else None
+        self._left = None
+        if grad is None:
+            self._mark = None
+            return
+        self._mark = weakref.ref(grad), grad._version
+        if self._listening:
+            self._left = _leading(grad) + 0
 
 
 def resolved(scalars: dict[str, float]) -> dict[str, float]:
