@@ -17,7 +17,7 @@ from trimtab.core.stats.level import CAP, LIMIT, SLACK
 from trimtab.core.types import F32, Rule
 from trimtab.core.window import MIN_CALM, Window
 
-MAX_WAITING = 8
+MAX_WAITING = 16
 """Steps that may wait to be absorbed."""
 MAX_FACT_SETS = 256
 
@@ -78,7 +78,9 @@ class Screen:
         self.left = 0  # how many more steps may wait, before those that do must be absorbed
         self._stale = self._has_loss = True
         self._loss = self._norm = self._size = -math.inf
+        self._best, self._noise, self._drift = -math.inf, 1.0, 0.0
         self._rates: tuple[float, ...] = ()
+        self._has_groups = False
         self._rate: float | None = None
         self._mark: float | None = None
 
@@ -125,7 +127,7 @@ class Screen:
                 return False
         if mark is not None and mark == self._mark:
             return False
-        if plan.has_groups and rates_of(scalars) != self._rates:
+        if (plan.has_groups or self._has_groups) and rates_of(scalars) != self._rates:
             return False
         if plan.has_size and scalars["batch_size"] != self._window.schedule.batch_size:
             return False
@@ -134,6 +136,13 @@ class Screen:
         for every, rule in plan.asked:
             if step % every == 0 and not self._is_silent(rule, scalars, norms, least):
                 return False
+        if loss is not None:
+            # What the sum of climbs can be at most once this step is absorbed, as it begins to be alarmed.
+            drift = max(0.0, self._drift + min((loss - self._best) / self._noise, CAP) - SLACK)
+            if drift > LIMIT:
+                self.left = 0
+                return False
+            self._drift, self._best = drift, min(self._best, loss)
         self.left -= 1
         self._mark = mark
         return True
@@ -186,11 +195,13 @@ class Screen:
             or schedule.jumped_at >= 0
         ):
             return
-        # The sum can grow by so much in a step: until it may be alarmed, nobody needs to look at it.
-        self.left = min(MAX_WAITING, int((LIMIT - drift.total) / (CAP - SLACK)))
+        self.left = MAX_WAITING
+        level = window.level("loss")
+        self._drift, self._best = drift.total, min(level.best, level.least)
+        self._noise = max(level.least_noise(MAX_WAITING), 1e-12)
         self._loss, self._norm, self._size = (
             window.history(name).max_after(MAX_WAITING) for name in ("loss", "grad_norm", "in_rms")
         )
         last = past[-1]
-        self._has_loss = len(window.level("loss")) > 0
+        self._has_loss, self._has_groups = len(level) > 0, len(schedule.rates) > 1
         self._rates, self._rate, self._mark = schedule.rates, last.get("lr/0"), last.get("in_print")

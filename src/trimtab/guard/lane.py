@@ -170,7 +170,11 @@ class Lane:
             step.scalars = before_their_clipping(step.scalars)
         if self._waiting and (not screen.left or time.monotonic() - self._waits_since_s >= WAIT_S):
             self._absorb_waiting()
-        return screen.passes(step.number, step.scalars, step.table, step.least_norm)  # type: ignore[arg-type]
+        passes = screen.passes(step.number, step.scalars, step.table, step.least_norm)  # type: ignore[arg-type]
+        if not passes and not screen.left and self._waiting:
+            self._absorb_waiting()
+            passes = screen.passes(step.number, step.scalars, step.table, step.least_norm)  # type: ignore[arg-type]
+        return passes
 
     def _pass_on(self, step: Step) -> None:
         """A step that is known to be healthy: it goes on record at once, whatever ends the process next."""

@@ -17,6 +17,7 @@ import os
 import struct
 import zlib
 from collections.abc import Mapping
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
@@ -163,27 +164,28 @@ def layout_line(layout: Layout, seq: int) -> bytes:
 
 def sample_line(sample: Sample, seq: int, layout: int) -> bytes:
     """A sample's scalars, and how many floats its entry in the tables file holds."""
-    scalars: dict[str, float | None] = {}
-    flags: dict[str, str] = {}
+    # By hand, because most of a record is this: what `json` makes of it, in a third of the time.
+    parts, flags = [], {}
     for name, value in sample.scalars.items():
         number = float(value)
         if math.isfinite(number):
-            scalars[name] = number
+            parts.append(f"{_key(name)}{number!r}")
         else:
-            scalars[name], flags[name] = None, repr(number)
-    body = {
-        "step": sample.step,
-        "branch": sample.branch,
-        "layout": layout,
-        "phase": sample.phase,
-        "tab": int(sample.table.size),
-        "scalars": scalars,
-    }
-    if flags:
-        body["nf"] = flags
+            parts.append(f"{_key(name)}null")
+            flags[name] = repr(number)
+    more = f',"nf":{_encode(flags)}' if flags else ""
     if sample.notes:
-        body["notes"] = {name: list(texts) for name, texts in sample.notes.items()}
-    return _encode({"t": "sample", "seq": seq, **body}).encode() + b"\n"
+        notes = {name: list(texts) for name, texts in sample.notes.items()}
+        more += f',"notes":{_encode(notes)}'
+    return (
+        f'{{"t":"sample","seq":{seq},"step":{sample.step},"branch":{sample.branch},"layout":{layout},'
+        f'"phase":{_key(sample.phase)[:-1]},"tab":{sample.table.size},"scalars":{{{",".join(parts)}}}{more}}}\n'
+    ).encode()
+
+
+@lru_cache(maxsize=512)
+def _key(name: str) -> str:
+    return _encode(name) + ":"
 
 
 def thinned_line(total: Thinned, seq: int) -> bytes:

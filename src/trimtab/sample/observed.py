@@ -64,9 +64,9 @@ class Observed:
         The same loss object told twice for one step (observed, then stepped on) counts once.
         """
         value = None if loss is None and not strict else scalar_loss(loss, strict=strict)
-        extra = {key: scalar_loss(v, strict=False) for key, v in scalars.items()} if scalars else {}
+        extra = {key: scalar_loss(v, strict=False) for key, v in scalars.items()} if scalars else None
         if batch is not None and (size := batch_size(batch)) is not None:
-            extra["batch_size"] = float(size)
+            extra = {**(extra or {}), "batch_size": float(size)}
         if self._used:
             self._losses, self._scalars, self._used, self._last = [], {}, False, None
             self._round += 1

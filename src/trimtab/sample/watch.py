@@ -49,7 +49,7 @@ class Watch:
         self._wiring = Wiring(model, optimizers) if first else None
         self._averaged = AveragedProbe(ema) if first and ema is not None else None
         self._temperature: TemperatureProbe | None = None
-        self._has_float16 = self._has_bfloat16 = False
+        self._has_float16 = self._has_bfloat16 = self._has_more = False
         self._heard = 0
         self._undo = [
             own_hook(one.register_load_state_dict_post_hook(_OnLoad(self))).remove  # type: ignore[no-untyped-call]
@@ -82,16 +82,8 @@ class Watch:
             _merge(step, self._ledger.before())
         if self._wiring is not None and is_due(number):
             _merge(step, self._wiring.look(number, rows))
-        if self._temperature is not None:
-            _merge(step, self._temperature.look(number))
-        if self._activations is not None:
-            _merge(step, self._activations.take())
-        if self._has_float16:
-            facts["float16"] = 1.0
-        if self._has_bfloat16:
-            facts["bfloat16"] = 1.0
-        if self._averaged is not None:
-            _merge(step, self._averaged.look())
+        if self._has_more:
+            self._look_at_more(step)
         if (factor := facts.get("loss_factor")) is not None and self._optimizer.param_groups[0].get("maximize"):
             facts["loss_factor"] = -factor
         if "backwards" in facts:
@@ -114,6 +106,19 @@ class Watch:
             if self._ledger.due:
                 self._lag(step, self._ledger)
 
+    def _look_at_more(self, step: Step) -> None:
+        """What only some models have."""
+        if self._temperature is not None:
+            _merge(step, self._temperature.look(step.number))
+        if self._activations is not None:
+            _merge(step, self._activations.take())
+        if self._has_float16:
+            step.scalars["float16"] = 1.0
+        if self._has_bfloat16:
+            step.scalars["bfloat16"] = 1.0
+        if self._averaged is not None:
+            _merge(step, self._averaged.look())
+
     def _lag(self, step: Step, ledger: Ledger) -> None:
         """How far this gradient is above what Adam expects of it: the second moment lags behind a burst."""
         norm, expected = step.scalars.get("grad_norm"), ledger.second_moment()
@@ -134,6 +139,8 @@ class Watch:
         self._temperature = temperature if temperature.found else None
         kinds = {p.dtype for p in rows.params}
         self._has_float16, self._has_bfloat16 = torch.float16 in kinds, torch.bfloat16 in kinds
+        more = self._temperature, self._activations, self._averaged
+        self._has_more = self._has_float16 or self._has_bfloat16 or any(probe is not None for probe in more)
 
     def renew(self) -> None:
         """Other weights were put in place on purpose: loaded, or gone back to."""

@@ -61,6 +61,12 @@ class Level:
         """The noise when the level was best, or all there is where it was best before the noise was known."""
         return max(self.best_noise, 0.3 * self.noise) if self.best_noise > 0 else self.noise
 
+    def least_noise(self, num: int) -> float:
+        """No less than this is `calm_noise` after `num` more values, whatever they are."""
+        weight = max(1.0 - NOISE_DECAY, 1.0 / max(self._num - SHORT + 1, 1))
+        left = self.noise * (1.0 - weight) ** num
+        return min(left, self.best_noise) if self.best_noise > 0 else left
+
     def rebase(self) -> None:
         """Forget the best level: the loop changed what it means."""
         self.best, self.best_noise = self.now, self.noise

@@ -37,7 +37,7 @@ class Sentinel:
     def __init__(self, contained: Contained) -> None:
         self._contained = contained
         self._param: Tensor | None = None
-        self._hook: Any = None
+        self._hook: Any = None  # there while it listens: a hook costs even when it does nothing
         self._arrived: Any = None
         self._left: Any = None
         self._before: Any = None
@@ -52,9 +52,8 @@ class Sentinel:
         wide = [p for p in fit if p.numel() >= 4 * MIN_SIZE] or [p for p in fit if p.dim() >= 2] or fit
         if wide:
             self._param = wide[-1]
-            # Marked, or else saving a plain tensor would warn of it.
-            hook = unserializable_hook(self._contained.hook("listening to a gradient", self._on_gradient))  # type: ignore[no-untyped-call]
-            self._hook = own_hook(self._param.register_hook(hook))  # type: ignore[no-untyped-call]
+            if self._listening:
+                self._listen(wide[-1])
 
     @property
     def chosen(self) -> bool:
@@ -67,10 +66,14 @@ class Sentinel:
             self._hook.remove()
         self._param = self._hook = None
 
+    def _listen(self, param: Tensor) -> None:
+        if self._hook is None:
+            # Marked, or else saving a plain tensor would warn of it.
+            hook = unserializable_hook(self._contained.hook("listening to a gradient", self._on_gradient))  # type: ignore[no-untyped-call]
+            self._hook = own_hook(param.register_hook(hook))  # type: ignore[no-untyped-call]
+
     def _on_gradient(self, grad: Tensor) -> None:
         self._num += 1
-        if not self._listening:
-            return
         part = _leading(grad)
         # A copy: the engine may hand this very memory on and add to it.
         if self._arrived is None:
@@ -82,27 +85,24 @@ class Sentinel:
     def before(self, step: int, scale: float | Tensor) -> dict[str, float | Tensor]:
         """At the step, before anything of ours changed the gradient: what it is made of."""
         out: dict[str, float | Tensor] = {}
-        param, num, heard = self._param, self._num, self._listening
+        param, num, heard = self._param, self._num, self._hook is not None
+        arrived, self._arrived, self._num = self._arrived, None, 0
         if param is None:
-            self._arrived, self._num = None, 0
             return out
         self._listening = step + 1 < EARLY or (step + 1) % EVERY < RUN
-        self._num = 0
+        grad = param.grad
+        # By the object: a gradient made by hand may lie where the last one did.
+        if self._mark is not None and self._mark[0]() is grad and grad is not None and self._mark[1] == grad._version:
+            out["same_gradients"] = 1.0  # a backward would have written to it
         if not heard:
             self._before = None  # the next one heard has none right before it
-            if num == 1:
-                return out
-        arrived, self._arrived = self._arrived, None
+            return out
         if num != 1:
             out["backwards"] = float(num)
-        grad = param.grad
         if grad is None or grad.layout is not param.layout:
             self._before = self._left = None
             return out
-        # By the object: a gradient made by hand may lie where the last one did.
-        if num == 0 and self._mark is not None and self._mark[0]() is grad and self._mark[1] == grad._version:
-            out["same_gradients"] = 1.0
-        if heard and arrived is not None:
+        if arrived is not None:
             now = _leading(grad)
             old = [None if v is None or v.shape != now.shape else v for v in (self._left, self._before)]
             with np.errstate(all="ignore"):  # huge and non-finite values may well be in it
@@ -126,6 +126,10 @@ class Sentinel:
         self._mark = weakref.ref(grad), grad._version
         if self._listening:
             self._left = _leading(grad) + 0
+            self._listen(self._param)  # type: ignore[arg-type]
+        elif self._hook is not None:
+            self._hook.remove()
+            self._hook = None
 
 
 def resolved(scalars: dict[str, float]) -> dict[str, float]:
