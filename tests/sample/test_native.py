@@ -113,6 +113,37 @@ def test_rooms_of_another_size_and_other_arguments_are_refused() -> None:
         native.held([], params)
 
 
+@settings(max_examples=60, deadline=None)
+@given(
+    sizes=SIZES,
+    scale=SCALES,
+    seed=st.integers(0, 99),
+    odd=st.lists(
+        st.tuples(st.integers(0, 4199), st.sampled_from([math.nan, math.inf, -math.inf, 0.0, 1e-9])), max_size=6
+    ),
+)
+def test_all_columns_are_those_of_numpy(
+    sizes: list[int], scale: float, seed: int, odd: list[tuple[int, float]]
+) -> None:
+    tensors = [p.grad for p in params_of(sizes, scale, seed) if p.grad is not None]
+    for at, value in odd:
+        for t in tensors:
+            if at < t.numel():
+                t[at] = value
+    got = np.empty((len(tensors), 7), np.float32)
+    assert native.columns(tensors, measure.FP16_SMALLEST, got)
+    want = measure.full_on_cpu([t.numpy() for t in tensors])
+    with np.errstate(all="ignore"):  # squares of tiny numbers are lost in float32
+        want[:, 0] = [math.nan if t.isnan().any() else t.double().norm().item() for t in tensors]
+    assert got[:, [0, 1, 3, 4, 5, 6]] == pytest.approx(want[:, [0, 1, 3, 4, 5, 6]], rel=1e-6, abs=1e-44, nan_ok=True)
+    # A mean of values of both signs is as exact as their size allows.
+    for mine, theirs, t in zip(got[:, 2], want[:, 2], tensors, strict=True):
+        assert mine == pytest.approx(
+            theirs, abs=1e-6 * float(t[t.isfinite()].abs().max() if t.numel() else 0.0), nan_ok=True
+        )
+    assert native.columns([*tensors, torch.ones(2).double()], 1.0, np.empty((len(tensors) + 1, 7), np.float32)) is None
+
+
 @settings(max_examples=40, deadline=None)
 @given(shape=st.lists(st.integers(1, 40), min_size=1, max_size=3), seed=st.integers(0, 9), same=st.booleans())
 def test_an_input_is_read_as_numpy_reads_it(shape: list[int], seed: int, same: bool) -> None:
@@ -125,6 +156,9 @@ def test_an_input_is_read_as_numpy_reads_it(shape: list[int], seed: int, same: b
     assert square == pytest.approx(float((values.astype(np.float64) ** 2).mean()), rel=1e-6)
     assert mark == zlib.crc32(values[:MARKED].tobytes())
     assert not (same and x.dim() > 1) or alike
+    tokens = (100 * x).long()
+    numbers = tokens.numpy().reshape(-1)[:SLICE]
+    assert native.leading(tokens, SLICE, MARKED)[:3] == (numbers.size, None, zlib.crc32(numbers[:MARKED].tobytes()))
     for other in (x.double(), x.int(), x.bfloat16()):
         assert native.leading(other, SLICE, MARKED) is None
 

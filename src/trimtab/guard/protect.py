@@ -49,6 +49,7 @@ class Judge:
         self._scope: Scope | None = None
         self._metered: Rows | None = None
         self._clip_rate = 0.0
+        self._clipped = False  # whether the last step was
         rejects = config.mode != "observe" and config.reject_above is not None
         self._reject_above = (config.reject_above or 0.0) * NEARLY if rejects else math.inf
         # Otherwise than by the norm of all gradients together.
@@ -123,30 +124,51 @@ class Judge:
 
         Of any other nothing is noted: False.
         """
-        if step.cadence or self._clips_otherwise or len(self._shadow):
+        if step.cadence or self._clips_otherwise or (len(self._shadow) and self._shadow.suspicious()):
             return False
+        if self._clipped:  # then this step most likely is, too, and is measured in the other way
+            return self._clip_plain(step, rows, loss)
         table = np.empty((len(rows.params), 1), np.float32)
         whole = native.grad_norms(rows.params, table)
-        if whole is None or not whole[0] < self._reject_above or self.suspicion.looks_wrong(whole[0], loss):
+        if whole is None or not whole[0] < self._reject_above:
             return False
-        norm, step.least_norm = whole
-        step.table = table
-        coef = 1.0
+        norm, least = whole
         if self._clips:
             clip = self._clip_now()
             if clip.norm is not None and norm > max(clip.norm, clip.above or 0.0) * NEARLY:
-                # What is clipped has every bit of `clip_grad_norm_`, so PyTorch measures it.
-                grads = [p.grad for p in rows.params if p.grad is not None]
-                whole = measure.total(torch.stack(torch._foreach_norm(grads, 2.0)))
-                norm, factor = number(whole), clip.norm / (whole + SAFE_EPS)
-                if (coef := number(factor)) < 1.0 and norm > (clip.above or 0.0):
-                    scale_by(grads, factor, coef)
-                else:
-                    coef = 1.0
-            step.scalars["clip_coef"] = coef
+                return self._clip_plain(step, rows, loss)
+            step.scalars["clip_coef"] = 1.0
+        if self.suspicion.looks_wrong(norm, loss):
+            return False
+        step.table, step.least_norm = table, least
+        self._pass(step, rows, norm, loss)
+        return True
+
+    def _clip_plain(self, step: Step, rows: Rows, loss: float | None) -> bool:
+        """The same for one that may be clipped: PyTorch measures it, so that every bit is that of `clip_grad_norm_`."""
+        grads = [g for p in rows.params if (g := p.grad) is not None]
+        clip, self._clipped = self._clip_now(), False
+        if not grads or len(grads) != len(rows.params) or rows.plain(grads) is not grads or clip.norm is None:
+            return False
+        parts = torch.stack(torch._foreach_norm(grads, 2.0))
+        whole = measure.total(parts)
+        norm = number(whole)
+        if parts.dtype is not torch.float32 or not norm < self._reject_above or self.suspicion.looks_wrong(norm, loss):
+            return False
+        factor = clip.norm / (whole + SAFE_EPS)
+        coef = number(factor)
+        if coef < 1.0 and norm > (clip.above or 0.0):
+            scale_by(grads, factor, coef)
+            self._clipped = True
+        table = to_host(parts).reshape(-1, 1)
+        step.scalars["clip_coef"] = coef if self._clipped else 1.0
+        step.table, step.least_norm = table, float(table.min())
+        self._pass(step, rows, norm, loss)
+        return True
+
+    def _pass(self, step: Step, rows: Rows, norm: float, loss: float | None) -> None:
         self.suspicion.note(norm)
         self._settle(step, rows, Judged(norm, nonfinite=False, reject=False), loss, [])
-        return True
 
     # -- on an accelerator, with an optimizer that only the host can stop --------------------------------
 

@@ -12,7 +12,7 @@
 #include <stdint.h>
 #include <string.h>
 
-#define VERSION 1 /* of what the functions take and return: native.py uses no other */
+#define VERSION 3 /* of what the functions take and return: native.py uses no other */
 
 #if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__) && defined(__GLIBC__)
 #define FOR_THIS_CPU __attribute__((target_clones("avx512f", "avx2", "default")))
@@ -23,7 +23,7 @@
 #define LANES 32
 #define CHUNK 2048 /* elements that are summed in float before the sum is widened: keeps its error below 1e-6 */
 
-static PyObject *tensor_type, *float32, *name_grad, *name_dtype, *name_is_cpu, *name_is_contiguous, *name_data_ptr,
+static PyObject *tensor_type, *float32, *int64, *name_grad, *name_dtype, *name_is_cpu, *name_is_contiguous, *name_data_ptr,
     *name_numel, *name_dim, *name_stride, *name_version, *zero;
 
 /* -- sums ---------------------------------------------------------------------------------------------------------- */
@@ -91,7 +91,8 @@ static void make_crc_table(void) {
 }
 
 /* The checksum of zlib: what is on record must not depend on which of the two was used. */
-static uint32_t crc32_of(const unsigned char *bytes, Py_ssize_t n) {
+static uint32_t crc32_of(const void *values, Py_ssize_t n) {
+    const unsigned char *bytes = values;
     uint32_t crc = 0xFFFFFFFFu;
     for (; n >= 8; n -= 8, bytes += 8) {
         uint32_t a = crc ^ ((uint32_t)bytes[0] | (uint32_t)bytes[1] << 8 | (uint32_t)bytes[2] << 16 |
@@ -123,10 +124,10 @@ static int says(PyObject *tensor, PyObject *attribute, PyObject *wanted) {
     return same;
 }
 
-/* The values of a plain tensor and their number; 0, perhaps with an error set, for any other. */
-static int find_values(PyObject *tensor, const float **values, Py_ssize_t *num) {
+/* The values of a plain tensor of this type and their number; 0, perhaps with an error set, for any other. */
+static int find_values(PyObject *tensor, PyObject *dtype, const void **values, Py_ssize_t *num) {
     if ((PyObject *)Py_TYPE(tensor) != tensor_type) return 0;
-    if (!says(tensor, name_dtype, float32) || !says(tensor, name_is_cpu, Py_True)) return 0;
+    if (!says(tensor, name_dtype, dtype) || !says(tensor, name_is_cpu, Py_True)) return 0;
     PyObject *straight = PyObject_CallMethodObjArgs(tensor, name_is_contiguous, NULL);
     if (straight == NULL) return 0;
     Py_DECREF(straight);
@@ -134,7 +135,7 @@ static int find_values(PyObject *tensor, const float **values, Py_ssize_t *num) 
     long long size = asked(tensor, name_numel), at = asked(tensor, name_data_ptr);
     if (PyErr_Occurred() || (size && !at)) return 0; /* memory that was given back, as sharding does between steps */
     *num = (Py_ssize_t)size;
-    *values = (const float *)(intptr_t)at;
+    *values = (const void *)(intptr_t)at;
     return 1;
 }
 
@@ -175,8 +176,8 @@ static PyObject *grad_norms(PyObject *module, PyObject *const *args, Py_ssize_t 
     for (Py_ssize_t i = 0; i < num; i++) {
         PyObject *grad = PyObject_GetAttr(PyList_GetItem(args[0], i), name_grad);
         Py_ssize_t size = 0;
-        const float *values = NULL;
-        int plain = grad != NULL && find_values(grad, &values, &size);
+        const void *values = NULL;
+        int plain = grad != NULL && find_values(grad, float32, &values, &size);
         double square = plain ? squares(values, size) : 0;
         Py_XDECREF(grad);
         if (!plain) {
@@ -189,6 +190,96 @@ static PyObject *grad_norms(PyObject *module, PyObject *const *args, Py_ssize_t 
     }
     PyBuffer_Release(&room);
     return pair(sqrt(whole), least);
+}
+
+/* -- all columns --------------------------------------------------------------------------------------------------- */
+
+typedef struct {
+    float sum, largest;
+    int tiny, zero;
+} Shares;
+
+FOR_THIS_CPU static Shares look_at(const float *x, Py_ssize_t n, float smallest) {
+    float sums[LANES] = {0}, most[LANES] = {0};
+    int tiny[LANES] = {0}, zero[LANES] = {0};
+    Py_ssize_t i = 0;
+    for (; i + LANES <= n; i += LANES)
+        for (int k = 0; k < LANES; k++) {
+            float value = x[i + k], size = fabsf(value);
+            sums[k] += value;
+            most[k] = size > most[k] ? size : most[k];
+            tiny[k] += size < smallest;
+            zero[k] += size == 0;
+        }
+    for (int k = 0; i < n; i++, k++) {
+        float value = x[i], size = fabsf(value);
+        sums[k] += value;
+        most[k] = size > most[k] ? size : most[k];
+        tiny[k] += size < smallest;
+        zero[k] += size == 0;
+    }
+    Shares all = {0, 0, 0, 0};
+    for (int k = 0; k < LANES; k++) {
+        all.sum += sums[k];
+        all.largest = most[k] > all.largest ? most[k] : all.largest;
+        all.tiny += tiny[k];
+        all.zero += zero[k];
+    }
+    return all;
+}
+
+static void columns_of(const float *x, Py_ssize_t n, float smallest, float *row) {
+    double square = squares(x, n), sum = 0, largest = 0, tiny = 0, zero = 0, nan = 0, inf = 0;
+    for (Py_ssize_t start = 0; start < n; start += CHUNK) {
+        Py_ssize_t num = n - start < CHUNK ? n - start : CHUNK;
+        Shares part = look_at(x + start, num, smallest);
+        if (isfinite(part.sum)) {
+            sum += part.sum;
+        } else {
+            for (Py_ssize_t i = start; i < start + num; i++) {
+                sum += x[i];
+                nan += isnan(x[i]) != 0;
+                inf += isinf(x[i]) != 0;
+            }
+        }
+        largest = part.largest > largest ? part.largest : largest;
+        tiny += part.tiny;
+        zero += part.zero;
+    }
+    row[0] = nan ? NAN : (float)sqrt(square);
+    row[1] = nan ? NAN : (float)largest;
+    row[2] = n ? (float)(sum / n) : 0;
+    row[3] = (float)nan;
+    row[4] = (float)inf;
+    row[5] = n ? (float)(zero / n) : 0;
+    row[6] = n ? (float)((tiny - zero) / n) : 0;
+}
+
+PyDoc_STRVAR(columns_doc, "columns(tensors, smallest, out)\n--\n\n"
+             "Fill a row of seven for each tensor: norm, largest magnitude, mean, numbers of NaN and Inf, shares of zeros\n"
+             "and of values nearer to 0 than `smallest`. None where a tensor is not plain.");
+
+static PyObject *columns(PyObject *module, PyObject *const *args, Py_ssize_t num_args) {
+    if (num_args != 3 || !PyList_Check(args[0])) {
+        PyErr_SetString(PyExc_TypeError, "expected a list of tensors, a number and an array");
+        return NULL;
+    }
+    double smallest = PyFloat_AsDouble(args[1]);
+    if (PyErr_Occurred()) return NULL;
+    Py_ssize_t num = PyList_Size(args[0]);
+    Py_buffer room;
+    if (!floats_in(args[2], &room, 7 * num)) return NULL;
+    for (Py_ssize_t i = 0; i < num; i++) {
+        const void *values = NULL;
+        Py_ssize_t size = 0;
+        if (!find_values(PyList_GetItem(args[0], i), float32, &values, &size)) {
+            PyBuffer_Release(&room);
+            return not_for_this();
+        }
+        columns_of(values, size, (float)smallest, (float *)room.buf + 7 * i);
+    }
+    PyBuffer_Release(&room);
+    Py_RETURN_TRUE;
 }
 
 /* -- parts of tensors, copied ------------------------------------------------------------------------------------- */
@@ -329,7 +420,8 @@ static PyObject *held(PyObject *module, PyObject *const *args, Py_ssize_t num_ar
 
 PyDoc_STRVAR(leading_doc, "leading(tensor, slice, marked)\n--\n\n"
              "Of the first `slice` values of a plain tensor: their number, the mean of their squares, the checksum of the\n"
-             "first `marked`, and whether its first two rows begin alike. None for any other tensor.");
+             "first `marked`, and whether its first two rows begin alike. Of integers (int64) there are no squares. None\n"
+             "for any other tensor.");
 
 static PyObject *leading(PyObject *module, PyObject *const *args, Py_ssize_t num_args) {
     if (num_args != 3) {
@@ -338,8 +430,12 @@ static PyObject *leading(PyObject *module, PyObject *const *args, Py_ssize_t num
     }
     Py_ssize_t slice = PyLong_AsSsize_t(args[1]), marked = PyLong_AsSsize_t(args[2]), num = 0;
     if (PyErr_Occurred()) return NULL;
-    const float *values = NULL;
-    if (!find_values(args[0], &values, &num) || num == 0) return not_for_this();
+    const void *values = NULL;
+    int is_float = find_values(args[0], float32, &values, &num);
+    if (!is_float && (PyErr_Occurred() || !find_values(args[0], int64, &values, &num))) return not_for_this();
+    if (num == 0) return not_for_this();
+    const float *floats = values;
+    const int64_t *numbers = values;
     num = num < slice ? num : slice;
     int alike = 0;
     if (asked(args[0], name_dim) > 1) {
@@ -347,32 +443,35 @@ static PyObject *leading(PyObject *module, PyObject *const *args, Py_ssize_t num
         Py_ssize_t width = stride == NULL ? -1 : PyLong_AsSsize_t(stride);
         Py_XDECREF(stride);
         if (width < 0) return not_for_this();
-        alike = width >= num || values[0] == values[width];
+        alike = width >= num || (is_float ? floats[0] == floats[width] : numbers[0] == numbers[width]);
     }
-    double square = squares(values, num) / (double)num;
-    uint32_t mark = crc32_of((const unsigned char *)values, (num < marked ? num : marked) * sizeof(float));
-    return Py_BuildValue("nddO", num, square, (double)mark, alike ? Py_True : Py_False);
+    double mark = crc32_of(values, (num < marked ? num : marked) * (is_float ? sizeof(float) : sizeof(int64_t)));
+    if (is_float) return Py_BuildValue("nddO", num, squares(floats, num) / num, mark, alike ? Py_True : Py_False);
+    return Py_BuildValue("nOdO", num, Py_None, mark, alike ? Py_True : Py_False);
 }
 
 /* -- the module ---------------------------------------------------------------------------------------------------- */
 
-PyDoc_STRVAR(begin_doc, "begin(tensor_type, float32)\n--\n\nSay what a plain tensor is: its class and its dtype.");
+PyDoc_STRVAR(begin_doc, "begin(tensor_type, float32, int64)\n--\n\nSay what a plain tensor is: its class and its dtypes.");
 
 static PyObject *begin(PyObject *module, PyObject *const *args, Py_ssize_t num_args) {
-    if (num_args != 2) {
-        PyErr_SetString(PyExc_TypeError, "expected a class and a dtype");
+    if (num_args != 3) {
+        PyErr_SetString(PyExc_TypeError, "expected a class and two dtypes");
         return NULL;
     }
     Py_XDECREF(tensor_type);
     Py_XDECREF(float32);
+    Py_XDECREF(int64);
     tensor_type = Py_NewRef(args[0]);
     float32 = Py_NewRef(args[1]);
+    int64 = Py_NewRef(args[2]);
     Py_RETURN_NONE;
 }
 
 static PyMethodDef methods[] = {
     {"begin", (PyCFunction)(void (*)(void))begin, METH_FASTCALL, begin_doc},
     {"grad_norms", (PyCFunction)(void (*)(void))grad_norms, METH_FASTCALL, grad_norms_doc},
+    {"columns", (PyCFunction)(void (*)(void))columns, METH_FASTCALL, columns_doc},
     {"same", (PyCFunction)(void (*)(void))same, METH_FASTCALL, same_doc},
     {"keep", (PyCFunction)(void (*)(void))keep, METH_FASTCALL, keep_doc},
     {"versions", (PyCFunction)(void (*)(void))versions, METH_FASTCALL, versions_doc},

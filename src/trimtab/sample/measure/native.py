@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 log = logging.getLogger("trimtab")
-VERSION = 1
+VERSION = 3
 """Of what the compiled functions take and return."""
 
 
@@ -27,7 +27,7 @@ def _load() -> Any:
     if module.VERSION != VERSION:  # built from another state of the source, and not installed again since
         log.debug("the compiled readings are of version %d, not %d; they are not used", module.VERSION, VERSION)
         return None
-    module.begin(Tensor, torch.float32)
+    module.begin(Tensor, torch.float32, torch.int64)
     return module
 
 

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from trimtab.core.types import ABSENT, F32, Column
+from trimtab.sample.measure.native import native
 from trimtab.sample.transfer import number, to_host, upload
 
 GLOBALS = ("grad_norm", "nonfinite_grads", "rejected", "clip_coef", "inverse_coef")
@@ -158,6 +159,12 @@ def full(tensors: Sequence[Tensor], *, fractions: bool = True) -> Tensor:
         return torch.zeros(0, len(Column), dtype=torch.float32, device="cpu")
     device = tensors[0].device
     if device.type == "cpu":
+        if native is not None:
+            table = np.empty((len(tensors), len(Column)), np.float32)
+            if native.columns(list(tensors), FP16_SMALLEST, table):
+                if not fractions:
+                    table[:, 5:] = np.nan
+                return torch.from_numpy(table)
         return torch.from_numpy(full_on_cpu([to_host(t) for t in tensors], fractions=fractions))
     return torch.stack([reference_row(t, fractions).to(device, non_blocking=True) for t in tensors])
 
