@@ -54,7 +54,7 @@ GROUP = 16
 START = 0.3
 """What it takes to start a program, in tiles."""
 
-__all__ = ["available", "reduce_tuples", "supports"]
+__all__ = ["available", "block_of", "reduce_tuples", "supports"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -268,8 +268,7 @@ def _weigh(
     sums = (torch.zeros_like(left.base), torch.zeros_like(right.base)) if form.add else (left.base, right.base)
     moments = torch.zeros_like(left.base) if form.add else left.base
     parts, column_parts = left.base.unsqueeze(0), right.base
-    large = left.count * right.count >= LARGE
-    high, wide = (_evenly(side.count, n) for side, n in zip((left, right), BLOCKS[large], strict=True))
+    high, wide = block_of(left.count, right.count)
     memory = left.rows.new_empty(high, wide)
     x_rows, y_rows = _rows_of(left.rows, tiles.bm, tiles.bk), _rows_of(right.rows, tiles.bn, tiles.bk)
     w_rows = _rows_of(memory, tiles.bm, tiles.bn // tiles.parts)
@@ -300,6 +299,12 @@ def _weigh(
             _add_product(weights, long[j], tall_out[i], precision, first=q == 0, turned=False)
             _add_product(weights, upright, long_out[j], precision, first=p == 0, turned=True)
     return raw, sums, moments
+
+
+def block_of(left: int, right: int) -> tuple[int, int]:
+    """Super-rows of both sides whose weights are in memory at a time, of so many super-rows."""
+    high, wide = BLOCKS[left * right >= LARGE]
+    return _evenly(left, high), _evenly(right, wide)
 
 
 def _evenly(count: int, most: int) -> int:
