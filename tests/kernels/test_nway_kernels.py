@@ -30,11 +30,12 @@ if os.environ.get("TRITON_INTERPRET") != "1" or find_spec("triton") is None:
         assert " passed" in done.stdout
 
     @missing
+    @pytest.mark.parametrize("precision", ["bf16", "tf32"])
     @pytest.mark.parametrize("kernel", ["forward", "weights"])
-    def test_kernels_compile_and_two_programs_fit_a_multiprocessor(
-        kernel: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    def test_kernels_compile_and_fit_a_multiprocessor(
+        kernel: str, precision: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        # The interpreter accepts what the compiler does not, and the speed rests on two programs side by side.
+        # The interpreter accepts what the compiler does not, and most of the speed rests on two programs side by side.
         monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
         monkeypatch.setenv("TRITON_DEFAULT_FP_FUSION", "1")
         import triton
@@ -42,21 +43,22 @@ if os.environ.get("TRITON_INTERPRET") != "1" or find_spec("triton") is None:
         from triton.compiler import ASTSource
 
         from trimtab.losses.triton import stream_kernels
-        from trimtab.losses.triton.stream_launcher import TILES
+        from trimtab.losses.triton.stream_launcher import HOPPER, TILES
 
-        tiles = TILES[kernel, "bf16"]
+        tiles = HOPPER.get((kernel, precision), TILES[kernel, precision])
+        dtype = {"bf16": "bf16", "tf32": "fp32"}[precision]
         constants: dict[str, Any] = {"D": 512, "ADD": False, "ROOT": False, "MASKED": False}
         constants |= {"PRECISION": "tf32", "FLAT": tiles.flat, "BM": tiles.bm, "BN": tiles.bn, "BK": tiles.bk}
         constants |= {"row_keep": None, "column_keep": None}
         if kernel == "forward":
             function, extra = stream_kernels.forward_tiles, {"WARPS": tiles.warps, "FAST": True}
         else:
-            function, extra = stream_kernels.weight_tiles, {"HALVES": tiles.halves}
+            function, extra = stream_kernels.weight_tiles, {"PARTS": tiles.parts}
         constants |= extra
         kinds = {
-            "x_rows": f"tensordesc<bf16[{tiles.bm}, {tiles.bk}]>",
-            "y_rows": f"tensordesc<bf16[{tiles.bn}, {tiles.bk}]>",
-            "weights": f"tensordesc<bf16[{tiles.bm}, {tiles.bn // tiles.halves}]>",
+            "x_rows": f"tensordesc<{dtype}[{tiles.bm}, {tiles.bk}]>",
+            "y_rows": f"tensordesc<{dtype}[{tiles.bn}, {tiles.bk}]>",
+            "weights": f"tensordesc<{dtype}[{tiles.bm}, {tiles.bn // tiles.parts}]>",
         }
         whole = ("num_rows", "num_columns", "begin_row", "P", "begin_column", "Q", "shift", "SL", "SR")
         whole += ("num_blocks", "num_strips", "strip", "group")
@@ -69,7 +71,8 @@ if os.environ.get("TRITON_INTERPRET") != "1" or find_spec("triton") is None:
         )
         options = {"num_warps": tiles.warps, "num_stages": tiles.stages}
         made = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
-        assert 2 * (made.metadata.shared + 1024) <= 228 * 1024
+        assert tiles.beside * (made.metadata.shared + 1024) <= 228 * 1024
+        assert ("tf32.tf32" if precision == "tf32" else "bf16.bf16") in made.asm["ptx"]  # on the matrix units
 
 else:
     from tests.losses.negatives import close, compare, cotangent, gradients, inputs
@@ -84,7 +87,7 @@ else:
     @pytest.fixture(autouse=True)
     def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
         """Several tiles, strips, blocks and launches of everything at sizes the interpreter can do."""
-        tiles = stream_launcher.Tiles(bm=32, bn=16, bk=64, warps=2, stages=1, strip=2, halves=2)
+        tiles = stream_launcher.Tiles(bm=32, bn=16, bk=64, warps=2, stages=1, strip=2, parts=2)
         monkeypatch.setattr(stream_launcher, "TILES", dict.fromkeys(stream_launcher.TILES, tiles))
         monkeypatch.setattr(stream_launcher, "BLOCKS", ((256, 512), (256, 256)))
         monkeypatch.setattr(stream_launcher, "LARGE", 2**12)
@@ -184,6 +187,13 @@ else:
         want = torch.autograd.grad((dense.reduce_tuples(whole, "lse") * cotangent(3, 4)).sum(), [*wide, one])
         close(found[-1], want[-1], 1e-5)
         assert all(float(g.abs().max()) < 1e-15 for g in found[:-1])
+
+    @pytest.mark.parametrize(("n", "b"), [(2, 33), (5, 3), (6, 3)])
+    def test_tf32_is_the_definition_up_to_its_rounding(n: int, b: int) -> None:
+        def reduce(whole: Problem, kind: Kind) -> Tensor:
+            return stream_launcher.reduce_tuples(replace(whole, precision="tf32"), kind)
+
+        compare(reduce, single(n, b), "mip", "lse", tolerance=3e-3)
 
     @pytest.mark.parametrize("first", [True, False])
     def test_partial_sums_are_merged(first: bool) -> None:

@@ -317,14 +317,22 @@ def _estimate(
             kept, passes = num**2 * batch**2 + (batch + 4) * right + min(tuples, tile) * steps, tuples * steps
         else:
             flops = 8 * tuples * width
-            kept, passes = 3 * rows + (min(tuples, tile) * 7 if backend == "stream" else 2.0**26), 8 * tuples
+            kept, passes = 3 * rows + min(tuples, tile) * 7, 8 * tuples
             if backend == "triton":
-                passes = tuples
+                kept, passes = 3 * rows + _weights(left, right, precision), tuples
                 if family == "additive" and 4 <= num <= 7:  # without the width
                     flops, kept = 3 * batch**2 * width * num**2, num * batch * right
     machine = machine_of(device, {"fp32": "ieee", "auto": "ieee"}.get(precision, precision))
     time_s = flops / machine.flops + passes / machine.elements
     return Estimate(backend=backend, tuples=tuples, flops=flops, bytes=4 * kept, time_s=time_s)
+
+
+def _weights(left: float, right: float, precision: str) -> float:
+    """Numbers of 4 bytes that the kernels keep at a time: a block of weights, or what small problems take beside it."""
+    from trimtab.losses.triton.stream_launcher import block_of
+
+    high, wide = block_of(int(left), int(right))
+    return max(2.0**26, high * wide * (0.5 if precision == "bf16" else 1.0))
 
 
 def _times(one: Estimate, work: float, memory: float) -> Estimate:

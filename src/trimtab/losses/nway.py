@@ -252,13 +252,17 @@ def _softmax(
     permutations: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Values ``[N, B]``, positives ``[B]`` and reduced negatives ``[N, B]`` of a softmax objective."""
-    positive = positives(problem.xs, problem.similarity)
     offset: Tensor | None = None
     if shift:
+        positive = positives(problem.xs, problem.similarity)
         offset = positive.detach().mean()
         problem, positive = replace(problem, offset=offset), positive - offset
+        negatives = reduce(problem, "lse")
+    else:
+        # The long kernels first: a card that has work does not wait while the host prepares the short ones.
+        negatives = reduce(problem, "lse")
+        positive = positives(problem.xs, problem.similarity)
     positive = problem.scale * positive
-    negatives = reduce(problem, "lse")
     values = excluded(negatives, positive)
     if smoothing > 0:
         count = None if permutations is None else sampled_count(problem, permutations)

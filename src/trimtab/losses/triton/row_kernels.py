@@ -20,6 +20,7 @@ def round_tf32(x):
 @triton.jit
 def build_rows(
     parts,
+    others,
     keep,
     rows,
     squares,
@@ -38,11 +39,13 @@ def build_rows(
 ):
     """Super-rows ``first ..``: products or sums of one row of each of K parts ``[K, B, D]``; their squared lengths.
 
-    The second dimension of the grid are sides whose parts and results lie one after the other.
+    The second dimension of the grid are sides: of the second one `others` are the parts, and its results come after
+    those of the first.
     """
     row = tl.program_id(0) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
     side = tl.program_id(1).to(tl.int64)
-    parts += side * K * B * D
+    if side == 1:
+        parts = others
     rows += side * count * width
     squares += side * count
     inside = row < count

@@ -95,11 +95,11 @@ def build(
     factor: int = 1,
 ) -> Side:
     """The super-rows ``span`` of ``xs``, rounded to the precision; those with an absent part are zero."""
-    parts = _together([x.detach() for x in xs]).unsqueeze(0)
+    parts = _together([x.detach() for x in xs])
     first, end = span
     keep = None if present is None else outer(list(present), product=True)[first:end].to(torch.uint8)
-    rows, squares = (t[0] for t in _build(parts, keep, form, span, precision, factor))
-    parts, base = parts[0], squares
+    rows, base = (t[0] for t in _build([parts], keep, form, span, precision, factor))
+    squares = base
     if form.less:
         base = squares - form.less * outer(list(parts.square().sum(-1)), product=False)[first:end]
     return Side(parts=parts, rows=rows, base=base, squares=squares, keep=keep, first=first, factor=factor)
@@ -107,10 +107,10 @@ def build(
 
 def build_pair(xs: Sequence[Tensor], form: Form, precision: Precision) -> tuple[Side, Side]:
     """All super-rows of both halves of an even number of ``xs``, in one launch: what `build` gives for each of them."""
-    together = _together([x.detach() for x in xs])
-    half, batch = len(xs) // 2, together.shape[1]
-    parts = together.view(2, half, *together.shape[1:])
-    rows, squares = _build(parts, None, form, (0, batch**half), precision, 1)
+    xs, half = [x.detach() for x in xs], len(xs) // 2
+    # Two modalities are large and read where they are; more of them are small, and one copy of all takes one launch.
+    parts = [_together([x]) for x in xs] if half == 1 else _together(xs).view(2, half, *xs[0].shape).unbind(0)
+    rows, squares = _build(parts, None, form, (0, parts[0].shape[1] ** half), precision, 1)
     left, right = (
         Side(parts=parts[i], rows=rows[i], base=squares[i], squares=squares[i], keep=None, first=0, factor=1)
         for i in range(2)
@@ -119,17 +119,17 @@ def build_pair(xs: Sequence[Tensor], form: Form, precision: Precision) -> tuple[
 
 
 def _build(
-    parts: Tensor, keep: Tensor | None, form: Form, span: tuple[int, int], precision: Precision, factor: int
+    sides: Sequence[Tensor], keep: Tensor | None, form: Form, span: tuple[int, int], precision: Precision, factor: int
 ) -> tuple[Tensor, Tensor]:
-    """Super-rows ``[S, count, D padded]`` and their squared lengths, of sides ``[S, K, B, D]``."""
+    """Super-rows ``[S, count, D padded]`` and their squared lengths, of one or two sides ``[K, B, D]``."""
     from trimtab.losses.triton import row_kernels
 
-    sides, k, batch, width = parts.shape
+    (k, batch, width), parts, others = sides[0].shape, sides[0], sides[-1]
     count, padded = span[1] - span[0], -(-width // 64) * 64
-    rows = parts.new_empty(sides, count, padded, dtype=torch.bfloat16 if precision == "bf16" else torch.float32)
-    squares = parts.new_empty(sides, count)
-    row_kernels.build_rows[(-(-count // 8), sides)](
-        parts, keep, rows, squares, span[0], count, batch, width, padded, float(factor),
+    kind = torch.bfloat16 if precision == "bf16" else torch.float32
+    rows, squares = parts.new_empty(len(sides), count, padded, dtype=kind), parts.new_empty(len(sides), count)
+    row_kernels.build_rows[(-(-count // 8), len(sides))](
+        parts, others, keep, rows, squares, span[0], count, batch, width, padded, float(factor),
         K=k, ADD=form.add, MASKED=keep is not None, TF32=precision == "tf32",
         BLOCK_ROWS=8, BLOCK_D=256 if padded > 128 else 64,
     )  # fmt: skip

@@ -160,6 +160,18 @@ def forward_tiles(
     tl.store(where + columns, result, mask=columns < Q)
 
 
+@triton.jit
+def _write(weights, e, row, column, PARTS: tl.constexpr):
+    """One tile to memory, in PARTS pieces: a piece waits in a buffer of its size, and shared memory is scarce."""
+    if PARTS == 1:
+        weights.store([row, column], e.to(weights.dtype))
+    else:
+        HALF: tl.constexpr = e.shape[1] // 2
+        left, right = tl.split(tl.permute(tl.reshape(e, [e.shape[0], 2, HALF]), [0, 2, 1]))
+        _write(weights, left, row, column, PARTS // 2)
+        _write(weights, right, row, column + HALF, PARTS // 2)
+
+
 @triton.jit(do_not_specialize=_ANY)
 def weight_tiles(
     x_rows,
@@ -194,7 +206,7 @@ def weight_tiles(
     MASKED: tl.constexpr,
     PRECISION: tl.constexpr,
     FLAT: tl.constexpr,
-    HALVES: tl.constexpr,
+    PARTS: tl.constexpr,
     BM: tl.constexpr,
     BN: tl.constexpr,
     BK: tl.constexpr,
@@ -246,12 +258,7 @@ def weight_tiles(
             tl.store(column_sums + t * (Q - begin_column) + columns - begin_column, tl.sum(e, 0), mask=columns < Q)
         if weights.dtype == tl.float32 and PRECISION == "tf32":
             e = round_tf32(e)
-        if HALVES == 2:
-            left, other = tl.split(tl.permute(tl.reshape(e, [BM, 2, BN // 2]), [0, 2, 1]))
-            weights.store([row - begin_row, column - begin_column], left.to(weights.dtype))
-            weights.store([row - begin_row, column - begin_column + BN // 2], other.to(weights.dtype))
-        else:
-            weights.store([row - begin_row, column - begin_column], e.to(weights.dtype))
+        _write(weights, e, row - begin_row, column - begin_column, PARTS)
 
 
 @triton.jit

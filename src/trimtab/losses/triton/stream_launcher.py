@@ -10,7 +10,7 @@ scheduling: equal inputs give equal bits.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Protocol
@@ -34,27 +34,27 @@ from trimtab.losses.triton.row_launcher import (
     marginal_sums,
     pulls,
 )
-from trimtab.losses.tuple_reduction import share_of
+from trimtab.losses.tuple_reduction import products_in, share_of
 
 if TYPE_CHECKING:
     from triton.tools.tensor_descriptor import TensorDescriptor
 
 SAFE_NATS = 60.0
 """Where ``|z|`` stays below this, ``exp(z)``, its sums and their reciprocals fit a float32 with room to spare."""
-BLOCKS = ((8192, 16384), (8192, 32768))
+BLOCKS = ((8192, 16384), (16384, 16384))
 """Super-rows of both sides whose weights are in memory at a time, of problems of common size and of large ones."""
 LARGE = 2**30
-"""Tuples beyond which a problem is large: the super-rows themselves take more memory than a larger block."""
+"""Tuples from which on a problem is large: the time counts then, not the memory of a larger block."""
 PARTS_BYTES = 2**26
 """Memory for partial row sums in the forward pass."""
-PROGRAMS = 264
-"""Programs that run at the same time on a large card: two on each of 132 multiprocessors."""
+PROGRAMS = 132
+"""Programs that run at the same time on a large card where each has a multiprocessor to itself."""
 GROUP = 16
 """Blocks of columns whose strips run at the same time: few enough to stay in the cache with the rows of the strips."""
 START = 0.3
 """What it takes to start a program, in tiles."""
 
-__all__ = ["available", "reduce_tuples", "supports"]
+__all__ = ["available", "block_of", "reduce_tuples", "supports"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,18 +70,30 @@ class Tiles:
     """One loop over all tiles of a program, so that the next tile is fetched during the end of this one."""
     strip: int = 16
     """Tiles of a program at most."""
-    halves: int = 1
-    """Parts a tile of weights is written in: half the buffer lets two programs share a multiprocessor."""
+    parts: int = 1
+    """Pieces a tile of weights is written in: smaller buffers leave room for one more stage or program."""
+    beside: int = 1
+    """Programs that share a multiprocessor."""
 
 
-TILES: dict[tuple[str, str], Tiles] = {
-    ("forward", "bf16"): Tiles(bm=128, bn=128, bk=64, warps=4, stages=3, flat=True, strip=32),
-    ("weights", "bf16"): Tiles(bm=128, bn=128, bk=64, warps=4, stages=3, flat=True, strip=32, halves=2),
-    ("forward", "fp32"): Tiles(bm=128, bn=128, bk=32, warps=8, stages=3),
-    ("weights", "fp32"): Tiles(bm=128, bn=128, bk=32, warps=8, stages=3),
-    ("product", "fp32"): Tiles(bm=128, bn=128, bk=32, warps=8, stages=3),
+_PAIRED = Tiles(bm=128, bn=128, bk=64, warps=4, stages=3, flat=True, strip=32, beside=2)
+_ALONE = Tiles(bm=128, bn=128, bk=32, warps=8, stages=3)
+TILES: dict[tuple[str, Precision], Tiles] = {
+    ("forward", "bf16"): _PAIRED,
+    ("weights", "bf16"): replace(_PAIRED, parts=2),
+    ("forward", "tf32"): _ALONE,
+    ("weights", "tf32"): _ALONE,
+    ("forward", "ieee"): _ALONE,
+    ("weights", "ieee"): _ALONE,
+    ("product", "ieee"): _ALONE,
 }
-"""By kernel and type of the super-rows: the fastest found on an H200 (benchmarks/results/)."""
+"""By kernel and precision, for any card."""
+HOPPER: dict[tuple[str, Precision], Tiles] = {
+    ("forward", "tf32"): Tiles(bm=256, bn=128, bk=32, warps=8, stages=4, flat=True, strip=64),
+    ("weights", "tf32"): replace(_PAIRED, bk=32, parts=8),
+}
+"""What is faster on an H100 or H200: other cards have less shared memory. The fastest of `benchmarks/gpu_nway_tune.py`;
+for bfloat16 that is what `TILES` has."""
 _DOT: dict[Precision, str] = {"bf16": "tf32", "tf32": "tf32", "ieee": "tf32x3"}
 
 
@@ -181,10 +193,21 @@ class _Stream(torch.autograd.Function):
         return None, moment, *(g for part in grads for g in part.unbind(0))
 
 
+def _tiles(kernel: str, precision: Precision, device: torch.device) -> Tiles:
+    """How `kernel` cuts its work on `device`."""
+    key = kernel, precision
+    return HOPPER[key] if key in HOPPER and _hopper(device) else TILES[key]
+
+
+@cache
+def _hopper(device: torch.device) -> bool:
+    return device.type == "cuda" and torch.cuda.get_device_capability(device)[0] == 9
+
+
 def _strips(tiles: Tiles, rows: int, columns: int) -> tuple[int, int, int]:
     """Blocks of columns, strips of row tiles, and tiles in a strip."""
     blocks, down = -(-columns // tiles.bn), -(-rows // tiles.bm)
-    strip = _strip(blocks, down, tiles.strip, PROGRAMS)
+    strip = _strip(blocks, down, tiles.strip, PROGRAMS * tiles.beside)
     return blocks, -(-down // strip), strip
 
 
@@ -213,7 +236,7 @@ def _sums(problem: Problem, left: Side, right: Side, settings: Tensor, rows: Ten
     """Base-2 log-sum-exps of all rows and all columns."""
     from trimtab.losses.triton import row_kernels, stream_kernels
 
-    tiles = TILES["forward", "bf16" if problem.precision == "bf16" else "fp32"]
+    tiles = _tiles("forward", problem.precision, left.rows.device)
     common = _common(form_of(problem.similarity, problem.num_modalities), problem.precision, left, tiles)
     span = max(1, PARTS_BYTES // (4 * left.count)) * tiles.bn
     x_rows, y_rows = _rows_of(left.rows, tiles.bm, tiles.bk), _rows_of(right.rows, tiles.bn, tiles.bk)
@@ -238,23 +261,23 @@ def _weigh(
     """Gradients of the super-rows of both sides, sums of the weights per super-row, sums of weight times similarity."""
     from trimtab.losses.triton import stream_kernels
 
-    tiles = TILES["weights", "bf16" if precision == "bf16" else "fp32"]
+    tiles = _tiles("weights", precision, left.rows.device)
     common = _common(form, precision, left, tiles)
     raw = left.base.new_empty(left.rows.shape), left.base.new_empty(right.rows.shape)
     # Only the additive similarities have something to add up beside the products.
     sums = (torch.zeros_like(left.base), torch.zeros_like(right.base)) if form.add else (left.base, right.base)
     moments = torch.zeros_like(left.base) if form.add else left.base
     parts, column_parts = left.base.unsqueeze(0), right.base
-    large = left.count * right.count > LARGE
-    high, wide = (_evenly(side.count, n) for side, n in zip((left, right), BLOCKS[large], strict=True))
+    high, wide = block_of(left.count, right.count)
     memory = left.rows.new_empty(high, wide)
     x_rows, y_rows = _rows_of(left.rows, tiles.bm, tiles.bk), _rows_of(right.rows, tiles.bn, tiles.bk)
-    w_rows = _rows_of(memory, tiles.bm, tiles.bn // tiles.halves)
+    w_rows = _rows_of(memory, tiles.bm, tiles.bn // tiles.parts)
     # Cut once: a view costs as much time as a small launch.
     tall, tall_out = ([x[p : p + high] for p in range(0, len(x), high)] for x in (left.rows, raw[0]))
     long, long_out = ([x[q : q + wide] for q in range(0, len(x), wide)] for x in (right.rows, raw[1]))
     for i, p in enumerate(range(0, left.count, high)):
         down = slice(p, min(p + high, left.count))
+        upright = _upright(tall[i]) if precision == "tf32" else tall[i]
         for j, q in enumerate(range(0, right.count, wide)):
             along = slice(q, min(q + wide, right.count))
             height, width = down.stop - p, along.stop - q
@@ -266,7 +289,7 @@ def _weigh(
                 x_rows, y_rows, w_rows, left.base, right.base, left.keep, right.keep, *pull, settings,
                 parts[0], parts[-1], column_parts, left.count, right.count, p, down.stop, q, along.stop,
                 left.first, left.stride, right.stride, blocks, strips, strip, GROUP,
-                HALVES=tiles.halves, **common,
+                PARTS=tiles.parts, **common,
             )  # fmt: skip
             if form.add:
                 sums[0][down] += parts[0].sum(0)
@@ -274,8 +297,14 @@ def _weigh(
                 sums[1][along] += column_parts.sum(0)
             weights = memory if (height, width) == (high, wide) else memory[:height, :width]
             _add_product(weights, long[j], tall_out[i], precision, first=q == 0, turned=False)
-            _add_product(weights, tall[i], long_out[j], precision, first=p == 0, turned=True)
+            _add_product(weights, upright, long_out[j], precision, first=p == 0, turned=True)
     return raw, sums, moments
+
+
+def block_of(left: int, right: int) -> tuple[int, int]:
+    """Super-rows of both sides whose weights are in memory at a time, of so many super-rows."""
+    high, wide = BLOCKS[left * right >= LARGE]
+    return _evenly(left, high), _evenly(right, wide)
 
 
 def _evenly(count: int, most: int) -> int:
@@ -284,18 +313,34 @@ def _evenly(count: int, most: int) -> int:
     return -(-count // (number * 256)) * 256
 
 
+def _upright(rows: Tensor) -> Tensor:
+    """`rows` with columns side by side in memory.
+
+    The units for TF32 read operands along the sum alone. ``W.T X`` has neither that way, and the library then takes
+    slow kernels, at 200 TFLOP/s on an H200 instead of 350 where it has one.
+    """
+    return rows.T.contiguous().T
+
+
 def _add_product(left: Tensor, right: Tensor, out: Tensor, precision: Precision, *, first: bool, turned: bool) -> None:
     """``out += left right`` (``left.T right`` if turned), summed in float32."""
+    x = left.T if turned else left
     if precision == "bf16" and left.is_cuda and hasattr(torch.ops.aten.addmm, "dtype_out"):
-        x = left.T if turned else left
         if first:
             torch.mm(x, right, out_dtype=torch.float32, out=out)
         else:
             torch.addmm(out, x, right, out_dtype=torch.float32, out=out)
         return
+    if precision == "tf32":
+        with products_in(precision, left.device):
+            if first:
+                torch.mm(x, right, out=out)
+            else:
+                torch.addmm(out, x, right, out=out)
+        return
     from trimtab.losses.triton import stream_kernels
 
-    tiles = TILES["product", "fp32"]
+    tiles = TILES["product", "ieee"]
     stream_kernels.add_product[(-(-out.shape[0] // tiles.bm), -(-out.shape[1] // tiles.bn))](
         _rows_of(left, tiles.bk, tiles.bm) if turned else _rows_of(left, tiles.bm, tiles.bk),
         _rows_of(right, tiles.bk, tiles.bn), out, *out.shape, out.stride(0), left.shape[0 if turned else 1],
