@@ -69,6 +69,7 @@ from trimtab.record.sinks import ConsoleSink
 from trimtab.run.auto_guard import AutoGuard
 
 ROOT = Path(__file__).resolve().parents[1]
+GPU_SCRIPT = Path(__file__).with_name("gpu_host.py")
 PARTS = ("steps", "tensors", "start", "disabled", "long", "gpu")
 CYCLE = 400
 """Steps after which everything has come round that the guard does every 4, 5, 8, 10, 16, 20, 50 steps."""
@@ -516,16 +517,19 @@ def measure_long(num_steps: int, cycles: int, parent: Path) -> tuple[list[str], 
         table(("after step", "memory of the process MB", "record MB"), rows),
         *([f"Findings: {', '.join(sorted(findings))}."] if findings else []),
     ]
-    percent = 100 * (aged.step_us / young.step_us - 1)
+    whole = 100 * (aged.step_us / young.step_us - 1)
+    added = 100 * (aged.adds_us / young.adds_us - 1)
     return text, [
-        Claim(what=f"step {num_steps:,} against step 1,000", value=percent, limit=5, unit=" %"),
+        Claim(what=f"whole step after {num_steps:,} steps, more than after 1,000", value=whole, limit=5, unit=" %"),
+        Claim(
+            what=f"what Guard adds after {num_steps:,} steps, more than after 1,000", value=added, limit=5, unit=" %"
+        ),
         Claim(what=f"memory gained after step {marks[1]:,}", value=grown, limit=5, unit=" MB"),
     ]
 
 
-def gpu_report(quick: bool) -> str:
-    """Host time of a step on the GPU: gpu_host.py measures it, and writes a results file of its own."""
-    script = Path(__file__).with_name("gpu_host.py")
+def gpu_report(quick: bool, script: Path = GPU_SCRIPT) -> str:
+    """Host time of a step on the GPU: another script measures it, and prints a table."""
     done = subprocess.run([sys.executable, script, *(["--quick"] if quick else [])], capture_output=True, text=True)
     sys.stderr.write(done.stderr)
     if done.returncode:
@@ -555,7 +559,7 @@ def header(commit: str) -> str:
     return (
         f"# What a guarded step costs\n\ntrimtab {__version__} at {commit}, torch {torch.__version__}, "
         f"Python {platform.python_version()}, {where}, {os.cpu_count()} cores, one torch thread.\n\n"
-        f"Command: `{' '.join(['python benchmarks/overhead.py', *sys.argv[1:]])}`.\n\n{METHOD}"
+        f"Command: `{' '.join(['python benchmarks/overhead.py', *sys.argv[1:]])}`."
     )
 
 
@@ -596,7 +600,7 @@ def main() -> None:
 
 def report(parts: Sequence[str], begin: str, folder: Path, *, quick: bool, out: Path | None, write: bool) -> None:
     """Measure, print, and write what is to be written."""
-    text, claims = [begin], list[Claim]()
+    text, claims = [begin, *([METHOD] if set(parts) - {"gpu"} else [])], list[Claim]()
     models, sizes, starts = list[Model](), list[Model](), list[Start]()
 
     def done(what: str) -> None:
@@ -649,10 +653,10 @@ def report(parts: Sequence[str], begin: str, folder: Path, *, quick: bool, out: 
     print(page)
     if out is not None:
         out.write_text(page, encoding="utf-8")
-    if write and models:
+    if write and models and out is not None:
         words = processor_words(processor())
         readme, docs = ROOT / "README.md", ROOT / "docs/explanation/performance.md"
-        source = results_file().relative_to(ROOT).as_posix()
+        source = out.resolve().relative_to(ROOT).as_posix()
         readme.write_text(with_row(readme.read_text("utf-8"), readme_row(models, words)), encoding="utf-8")
         block = docs_block(models, sizes, starts, words, source)
         docs.write_text(with_block(docs.read_text("utf-8"), block), encoding="utf-8")

@@ -6,6 +6,7 @@ Everything here is arithmetic and text; nothing is timed.
 from __future__ import annotations
 
 import re
+import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -317,10 +318,12 @@ def docs_block(
 ) -> str:
     """What docs/explanation/performance.md says of the CPU; every table is one of the results file."""
     mark = f"<!-- from: {source} -->"
-    out = [
+    told = (
         f"One thread of a {processor}: what a whole step costs *more*, in processor time, in steady state, recorded. "
-        "In brackets, the middle 90 % of bootstrap draws.",
-    ]
+        f"In brackets: the middle 90 % of bootstrap draws; [the results](../../{source}) say how the estimate is made. "
+        '"paired" is a second, simpler estimate: where the two are far apart, the machine was busy.'
+    )
+    out = ["\n".join(textwrap.wrap(told, 120, break_on_hyphens=False, break_long_words=False))]
     for model in models:
         out += [f"{model.title[0].upper()}{model.title[1:]}:", f"{mark}\n{cost_table(model.found)}"]
     if sizes:

@@ -184,13 +184,27 @@ def test_first_steps_and_the_switched_off_guard_are_measured(bench: ModuleType, 
 @pytest.mark.long
 def test_an_old_guard_is_compared_with_a_fresh_one(bench: ModuleType, tmp_path: Path) -> None:
     text, claims = bench.measure_long(2_000, 1, tmp_path)
-    assert len(claims) == 2
+    assert len(claims) == 3
     assert "Guard, after 2,000 steps" in "\n".join(text)
 
 
 def test_the_models_of_the_sweep_have_the_tensors_they_say(bench: ModuleType) -> None:
     for workload in bench.sweep()[:4]:
         assert f"{sum(1 for _ in workload.make().parameters()):,} tensors" == workload.name
+
+
+def test_on_a_gpu_the_results_hold_the_table_of_the_script_that_measures_there(
+    bench: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "NVIDIA H200")
+    assert bench.results_file().name.startswith("overhead_h200_")
+    script = tmp_path / "host.py"
+    script.write_text("import sys\nprint('| model |', sys.argv[1:])\n", encoding="utf-8")
+    assert bench.gpu_report(True, script).endswith("| model | ['--quick']")
+    script.write_text("raise SystemExit(3)", encoding="utf-8")
+    with pytest.raises(SystemExit, match="exit code 3"):
+        bench.gpu_report(False, script)
 
 
 @pytest.mark.parametrize(
