@@ -587,8 +587,10 @@ def main() -> None:
         parser.error(f"unknown parts: {', '.join(sorted(unknown))}; expected some of {', '.join(PARTS)}")
     if args.write and args.quick:
         parser.error("figures of a quick run are not for README.md and docs; leave out --quick or --write")
-    if args.write and "gpu" not in parts and not {"steps", "tensors", "start"} <= set(parts):
+    if args.write and set(parts) != {"gpu"} and not {"steps", "tensors", "start"} <= set(parts):
         parser.error("README.md and docs show the parts steps, tensors and start: measure all of them to write them")
+    if args.write and args.out is not None and not args.out.resolve().is_relative_to(ROOT):
+        parser.error(f"README.md and docs quote a file of this repository; expected --out below {ROOT}")
     torch.set_num_threads(1)
     random.seed(0)
     logging.getLogger("trimtab").setLevel(logging.CRITICAL)
@@ -654,12 +656,16 @@ def report(parts: Sequence[str], begin: str, folder: Path, *, quick: bool, out: 
     if out is not None:
         out.write_text(page, encoding="utf-8")
     if write and models and out is not None:
-        words = processor_words(processor())
-        readme, docs = ROOT / "README.md", ROOT / "docs/explanation/performance.md"
-        source = out.resolve().relative_to(ROOT).as_posix()
-        readme.write_text(with_row(readme.read_text("utf-8"), readme_row(models, words)), encoding="utf-8")
-        block = docs_block(models, sizes, starts, words, source)
-        docs.write_text(with_block(docs.read_text("utf-8"), block), encoding="utf-8")
+        write_pages(models, sizes, starts, out.resolve().relative_to(ROOT).as_posix())
+
+
+def write_pages(models: Sequence[Model], sizes: Sequence[Model], starts: Sequence[Start], source: str) -> None:
+    """Put the figures into README.md and docs."""
+    words = processor_words(processor())
+    readme, docs = ROOT / "README.md", ROOT / "docs/explanation/performance.md"
+    readme.write_text(with_row(readme.read_text("utf-8"), readme_row(models, words)), encoding="utf-8")
+    block = docs_block(models, sizes, starts, words, source)
+    docs.write_text(with_block(docs.read_text("utf-8"), block), encoding="utf-8")
 
 
 if __name__ == "__main__":

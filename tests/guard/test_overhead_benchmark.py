@@ -213,6 +213,7 @@ def test_on_a_gpu_the_results_hold_the_table_of_the_script_that_measures_there(
         (["--quick", "--write"], "leave out"),
         (["--parts", "nonsense"], "unknown parts"),
         (["--parts", "steps", "--write"], "measure all"),
+        (["--write", "--out", "/somewhere/else.md"], "below"),
     ],
 )
 def test_what_cannot_be_written_is_refused_before_measuring(
