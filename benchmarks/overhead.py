@@ -28,7 +28,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +67,7 @@ from trimtab import Guard, __version__
 from trimtab.guard.lane import STATE_EVERY
 from trimtab.record.sinks import ConsoleSink
 from trimtab.run.auto_guard import AutoGuard
+from trimtab.sample.measure.native import native
 
 ROOT = Path(__file__).resolve().parents[1]
 GPU_SCRIPT = Path(__file__).with_name("gpu_host.py")
@@ -556,9 +557,11 @@ def current_commit() -> str:
 
 def header(commit: str) -> str:
     where = torch.cuda.get_device_name() if torch.cuda.is_available() else processor()
+    read_by = "NumPy and PyTorch" if native is None else "the compiled module"
     return (
         f"# What a guarded step costs\n\ntrimtab {__version__} at {commit}, torch {torch.__version__}, "
-        f"Python {platform.python_version()}, {where}, {os.cpu_count()} cores, one torch thread.\n\n"
+        f"Python {platform.python_version()}, {where}, {os.cpu_count()} cores, one torch thread; "
+        f"healthy steps are read by {read_by}.\n\n"
         f"Command: `{' '.join(['python benchmarks/overhead.py', *sys.argv[1:]])}`."
     )
 
@@ -609,13 +612,14 @@ def report(parts: Sequence[str], begin: str, folder: Path, *, quick: bool, out: 
         print(f"{datetime.datetime.now():%H:%M:%S} {what}", file=sys.stderr, flush=True)
 
     def measured(workload: Workload) -> Model:
-        cycles, cycle = (2, SHORT_CYCLE) if quick else (workload.cycles, workload.cycle)
+        cycles, cycle = (2, 50) if quick else (workload.cycles, workload.cycle)
         model = measure(workload, cycles, cycle, folder)
         done(model.title)
         return model
 
     if "steps" in parts:
-        models = [measured(w) for w in (MODELS[:2] if quick else MODELS)]
+        short = [MODELS[0], replace(MODELS[1], arms=ALL_ARMS)]
+        models = [measured(w) for w in (short if quick else MODELS)]
         inside, whole = functions_entered(MODELS[0])
         claims += [c for m, w in zip(models, MODELS, strict=False) for c in claims_of(m.name, m.found, w.limit)]
         text += ["## Steady state", *(model.section() for model in models)]
@@ -628,7 +632,7 @@ def report(parts: Sequence[str], begin: str, folder: Path, *, quick: bool, out: 
     if "start" in parts:
         steady: dict[str, Model] = {model.name: model for model in models}
         for workload in MODELS[:2] if quick else MODELS:
-            starts.append(measure_start(workload, 2 if quick else workload.starts, folder, steady.get(workload.name)))
+            starts.append(measure_start(workload, 1 if quick else workload.starts, folder, steady.get(workload.name)))
             done(f"{workload.name}, first steps")
         told = "Main thread only, in a process that has trained before; a fresh model, optimizer and guard each time."
         text += ["## The first 100 steps", told, start_table(starts)]

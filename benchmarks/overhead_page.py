@@ -37,6 +37,7 @@ cycle of steps, in which all of that comes round. Of the blocks at one place the
 
 **The check.** "paired" takes no quiet blocks: it is the median, at each place, of the differences to the unguarded
 block of the same round, then the mean over all places. Where the two differ by more than the interval, believe neither.
+A ratio is n/a where the interval of {CLIP} reaches zero.
 """
 
 
@@ -105,6 +106,8 @@ def costs(arms: Sequence[Timed], seed: int = 0) -> dict[str, Cost]:
     both = main + behind
     paired = np.median(both - both[:1], axis=1).mean(axis=1) + rare - rare[0]
     unit = names.index(CLIP) if CLIP in names else None
+    if unit is not None and np.quantile(drawn[:, unit], 0.05) <= 0:
+        unit = None  # too noisy to be a unit
     out = {}
     for i, name in enumerate(names):
         ratio, ratios = np.nan, np.full(NUM_DRAWS, np.nan)
@@ -128,6 +131,11 @@ def costs(arms: Sequence[Timed], seed: int = 0) -> dict[str, Cost]:
     return out
 
 
+def ratio_words(c: Cost) -> str:
+    """The ratio to clipping, with its interval."""
+    return "n/a" if np.isnan(c.ratio) else f"{c.ratio:.2f}x ({c.ratio_low:.2f} to {c.ratio_high:.2f})"
+
+
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """A Markdown table."""
     lines = [head, ["---"] * len(head), *rows]
@@ -141,9 +149,9 @@ def cost_table(found: dict[str, Cost]) -> str:
             name,
             f"{c.adds_us:+,.0f} ({c.low_us:+,.0f} to {c.high_us:+,.0f})",
             f"{c.percent:+.1f}",
-            f"{c.ratio:.2f}x ({c.ratio_low:.2f} to {c.ratio_high:.2f})",
+            ratio_words(c),
             f"{c.background_us:+,.0f}",
-            f"{c.paired_us:+,.0f} ({c.paired_ratio:.2f}x)",
+            f"{c.paired_us:+,.0f}" + ("" if np.isnan(c.paired_ratio) else f" ({c.paired_ratio:.2f}x)"),
         )
         for name, c in found.items()
         if name != BARE
@@ -259,8 +267,8 @@ def sweep_table(models: Sequence[Model]) -> str:
             f"{m.num_tensors:,}",
             f"{m.found[BARE].step_us / 1e3:,.2f}",
             *(f"{c.adds_us:+,.0f} ({c.low_us:+,.0f} to {c.high_us:+,.0f})" for c in (m.found[CLIP], m.found[GUARD])),
-            f"{m.found[GUARD].ratio:.2f}x ({m.found[GUARD].ratio_low:.2f} to {m.found[GUARD].ratio_high:.2f})",
-            f"{m.found[GUARD].paired_ratio:.2f}x",
+            ratio_words(m.found[GUARD]),
+            "n/a" if np.isnan(m.found[GUARD].paired_ratio) else f"{m.found[GUARD].paired_ratio:.2f}x",
         )
         for m in models
     ]

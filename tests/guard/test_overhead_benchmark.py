@@ -83,6 +83,14 @@ def test_arms_that_are_disturbed_together_are_drawn_together(figures: ModuleType
     assert guard.ratio_low == pytest.approx(1.5)
 
 
+def test_a_unit_that_is_lost_in_noise_is_no_unit(figures: ModuleType) -> None:
+    chance = np.random.default_rng(2)
+    levels = {figures.BARE: 100.0, figures.CLIP: 100.5, figures.GUARD: 130.0}
+    found = figures.costs([timed(figures, name, us + chance.normal(0, 5, (8, 4))) for name, us in levels.items()])
+    assert "| n/a |" in figures.cost_table(found)
+    assert not figures.claims_of("MLP", found, 1.8)[0].holds
+
+
 def test_the_share_of_what_comes_once_in_a_thousand_steps(figures: ModuleType) -> None:
     assert figures.rare_share([100.0, 101.0, 99.0], [2_100.0, 2_100.0], 1_000) == pytest.approx(2.0)
     assert figures.rare_share([100.0], [], 1_000) == 0.0
