@@ -36,7 +36,8 @@ cycle of steps, in which all of that comes round. Of the blocks at one place the
 {NUM_DRAWS} bootstrap draws over blocks.
 
 **The check.** "paired" takes no quiet blocks: it is the median, at each place, of the differences to the unguarded
-block of the same round, then the mean over all places. Where the two differ by more than the interval, believe neither.
+block of the same round, then the mean over all places. A busy machine is slower, so its µs are usually more than in
+"adds": compare the ratios. Where the ratio of "paired" is outside of the interval of the other, believe neither.
 A ratio is n/a where the interval of {CLIP} reaches zero.
 """
 
@@ -329,7 +330,7 @@ def docs_block(
     told = (
         f"One thread of a {processor}: what a whole step costs *more*, in processor time, in steady state, recorded. "
         f"In brackets: the middle 90 % of bootstrap draws; [the results](../../{source}) say how the estimate is made. "
-        '"paired" is a second, simpler estimate: where the two are far apart, the machine was busy.'
+        '"paired" is a second estimate, not of a quiet machine: its µs are usually more, its ratios should agree.'
     )
     out = ["\n".join(textwrap.wrap(told, 120, break_on_hyphens=False, break_long_words=False))]
     for model in models:
