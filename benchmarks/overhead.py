@@ -1,40 +1,86 @@
-"""What guarding a step costs on the CPU, beside the ways people measure and clip today, all in one run.
+"""What guarding a step costs, beside `clip_grad_norm_` and other ways to watch gradients, all in one run.
 
-    python benchmarks/overhead.py [--quick] [--out benchmarks/results/overhead_cpu_2026-11-15.md]
+    python benchmarks/overhead.py --long --write    measures everything; writes the results file, README.md and docs
+    python benchmarks/overhead.py --quick           a minute, few repetitions: shows that everything works
+    python benchmarks/overhead.py --parts steps,tensors
 
-Every arm trains its own copy of the same model on the same batches. The arms take turns in short blocks, in rotating
-order, so that a noisy machine hits all of them alike; the record is written as in real use. Figures are processor
-time: of the part of a step behind the backward pass, where all arms but detect_anomaly do all their work, and of the
-guard's own threads wherever they ran; means of the paired differences to the unguarded arm with their standard error.
-The thorough look that the guard takes every 50 steps is measured by an arm that takes it in every step, and its 50th
-part is added: in a short run it would otherwise fall into too few blocks to be averaged, or be trimmed away.
+Parts: `steps` (three models in steady state, all arms), `tensors` (6 to 3,000 tensors), `start` (the first 100 steps
+of fresh guards), `disabled` (`TRIMTAB_DISABLE=1`), `long` (100,000 steps; only if asked for), and `gpu` (host time, by
+gpu_host.py). Where there is a GPU, `gpu` is the only part by default, else all others are. The results file says how
+the estimate is made; overhead_page.py makes it.
 """
 
 from __future__ import annotations
 
 import argparse
+import datetime
+import gc
+import logging
 import math
+import os
 import platform
 import random
+import re
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import torch
+from overhead_page import (
+    ATTACH,
+    BARE,
+    CLIP,
+    GUARD,
+    GUARD_CLIP,
+    METHOD,
+    RUN,
+    STEADY,
+    UNRECORDED,
+    Claim,
+    Model,
+    Start,
+    Timed,
+    claims_of,
+    costs,
+    docs_block,
+    processor_words,
+    rare_share,
+    readme_row,
+    start_table,
+    sweep_table,
+    table,
+    with_block,
+    with_row,
+)
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
-from trimtab import Config, Guard, __version__
+from trimtab import Guard, __version__
+from trimtab.guard.lane import STATE_EVERY
+from trimtab.record.sinks import ConsoleSink
+from trimtab.run.auto_guard import AutoGuard
+from trimtab.sample.measure.native import native
 
-LIMITS = {"MLP": 45.0, "GPT small": 4.0, "GPT large": 2.0}
-EXTRA_US = 150.0
-FULL_ARM = "guard, full look every step"
-EVERY = Config().full_every
+ROOT = Path(__file__).resolve().parents[1]
+GPU_SCRIPT = Path(__file__).with_name("gpu_host.py")
+PARTS = ("steps", "tensors", "start", "disabled", "long", "gpu")
+CYCLE = 400
+"""Steps after which everything has come round that the guard does every 4, 5, 8, 10, 16, 20, 50 steps."""
+SHORT_CYCLE = 100
+"""The same but for every 8 and 16 steps, where steps take long."""
+NUM_FIRST = 100
+ITEMS, ANOMALY = "`.item()` per tensor", "`detect_anomaly`"
+ALL_ARMS = (BARE, CLIP, GUARD, GUARD_CLIP, ATTACH, RUN, UNRECORDED)
+FEW_ARMS = (BARE, CLIP, GUARD)
+Batches = list[tuple[Tensor, Tensor]]
 
 
 class Block(nn.Module):
@@ -63,35 +109,134 @@ class GPT(nn.Module):
         return self.head(self.norm(self.blocks(self.token(x) + self.place.weight[: x.shape[1]])))
 
 
-@dataclass
-class Workload:
-    """A model, its batches, and how many steps make a block."""
-
-    name: str
-    what: str
-    make: Callable[[], nn.Module]
-    batch: Callable[[], tuple[Tensor, Tensor]]
-    block: int
-    rounds: int
-
-
 def mlp() -> nn.Module:
     return nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
 
 
-def tokens(batch: int, length: int, vocabulary: int) -> Callable[[], tuple[Tensor, Tensor]]:
+class Deep(nn.Module):
+    """A residual network of small layers: many tensors, few parameters."""
+
+    def __init__(self, num_tensors: int, width: int = 16) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(width, width) for _ in range(num_tensors // 2 - 1))
+        self.head = nn.Linear(width, 4)
+        self.scale = 1 / math.sqrt(len(self.layers))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = x + self.scale * torch.tanh(layer(x))
+        return self.head(x)
+
+
+def vectors(width: int, classes: int, batch: int = 32) -> Callable[[], tuple[Tensor, Tensor]]:
+    """Noisy labels of a fixed linear teacher: labels that cannot be learned are a finding, and cost the guard more."""
+    teacher = torch.randn(width, classes, generator=torch.Generator().manual_seed(5))
+
     def make() -> tuple[Tensor, Tensor]:
-        x = torch.randint(0, vocabulary, (batch, length + 1))
+        x = torch.randn(batch, width)
+        return x, (x @ teacher + 2.0 * torch.randn(batch, classes)).argmax(1)
+
+    return make
+
+
+def tokens(batch: int, length: int, vocabulary: int) -> Callable[[], tuple[Tensor, Tensor]]:
+    """Sequences in which four of five tokens follow from the one before them."""
+
+    def make() -> tuple[Tensor, Tensor]:
+        row = [torch.randint(0, vocabulary, (batch, 1))]
+        for _ in range(length):
+            other = torch.rand(batch, 1) < 0.2
+            row.append(torch.where(other, torch.randint(0, vocabulary, (batch, 1)), (row[-1] * 7 + 3) % vocabulary))
+        x = torch.cat(row, 1)
         return x[:, :-1], x[:, 1:]
 
     return make
 
 
-WORKLOADS = [
-    Workload("MLP", "batch 32", mlp, lambda: (torch.randn(32, 64), torch.randint(0, 10, (32,))), block=50, rounds=50),
-    Workload("GPT small", "batch 8 x 64 tokens", lambda: GPT(128, 96, 4, 4, 64), tokens(8, 64, 128), 10, 20),
-    Workload("GPT large", "batch 8 x 64 tokens", lambda: GPT(512, 256, 6, 4, 64), tokens(8, 64, 512), 4, 20),
+@dataclass(frozen=True, kw_only=True)
+class Workload:
+    """A model and its batches; `limit` is the most that a guard may cost, in units of `clip_grad_norm_`.
+
+    An arm's turn is `block` steps: with larger models few, so that the arms run close together, but always enough for
+    what the guard does every tenth of a second.
+    """
+
+    name: str
+    data: str
+    make: Callable[[], nn.Module]
+    batch: Callable[[], tuple[Tensor, Tensor]]
+    block: int
+    cycles: int
+    cycle: int = CYCLE
+    arms: tuple[str, ...] = ALL_ARMS
+    limit: float = math.inf
+    starts: int = 0
+
+
+MODELS = [
+    Workload(
+        name="MLP",
+        data="batch 32",
+        make=mlp,
+        batch=vectors(64, 10),
+        block=50,
+        cycles=30,
+        arms=(*ALL_ARMS, ITEMS, ANOMALY),
+        limit=1.8,
+        starts=30,
+    ),
+    Workload(
+        name="small GPT",
+        data="batch 4 x 32 tokens",
+        make=lambda: GPT(128, 96, 4, 4, 64),
+        batch=tokens(4, 32, 128),
+        block=10,
+        cycles=12,
+        limit=1.2,
+        starts=10,
+    ),
+    Workload(
+        name="larger GPT",
+        data="batch 4 x 32 tokens",
+        make=lambda: GPT(512, 256, 6, 4, 64),
+        batch=tokens(4, 32, 512),
+        block=5,
+        cycles=4,
+        limit=0.95,
+        starts=5,
+    ),
 ]
+
+
+def sweep() -> list[Workload]:
+    """Models of 6 to 3,000 small tensors; the largest with fewer repetitions."""
+    sizes = {6: (50, 12), 30: (50, 12), 100: (25, 8), 300: (10, 4), 1_000: (5, 4), 3_000: (5, 3)}
+    return [
+        Workload(
+            name=f"{num:,} tensors",
+            data="batch 32",
+            make=lambda num=num: Deep(num),  # type: ignore[misc]
+            batch=vectors(16, 4),
+            block=block,
+            cycles=cycles,
+            cycle=CYCLE if num < 1_000 else SHORT_CYCLE,
+            arms=FEW_ARMS,
+        )
+        for num, (block, cycles) in sizes.items()
+    ]
+
+
+@contextmanager
+def changed_environment(name: str, value: str) -> Iterator[None]:
+    before = os.environ.get(name)
+    os.environ[name] = value
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[name]
+        else:
+            os.environ[name] = before
 
 
 @dataclass
@@ -99,196 +244,430 @@ class Arm:
     """One way of stepping, with its own model."""
 
     name: str
-    step: Callable[[nn.Module, torch.optim.Optimizer, Tensor], None]
     model: nn.Module
     optimizer: torch.optim.Optimizer
-    whole_us: list[float] = field(default_factory=list)
-    phase_us: list[float] = field(default_factory=list)
+    step: Callable[[Tensor], object]
     guard: Guard | None = None
-    anomaly: bool = False
+    auto: AutoGuard | None = None
+    num_steps: int = 0
+    main: list[float] = field(default_factory=list)
+    background: list[float] = field(default_factory=list)
+    rare: list[float] = field(default_factory=list)
+
+    def run(self, batches: Batches, timings: bool = True) -> list[float]:
+        """Train on a block of batches: the main thread's µs of each step; kept as one block where `timings` is set."""
+        each = []
+        if self.auto is not None:
+            self.auto.start()  # only in its own turns: its hooks on classes would slow all other arms down
+        with torch.autograd.set_detect_anomaly(self.name == ANOMALY):
+            whole, mine = time.process_time(), time.thread_time()
+            for x, y in batches:
+                start = time.thread_time()
+                loss = F.cross_entropy(self.model(x).flatten(0, -2), y.flatten())
+                loss.backward()
+                self.step(loss)
+                self.optimizer.zero_grad()
+                each.append(1e6 * (time.thread_time() - start))
+            self._wait_for_records()
+            behind = 1e6 * (time.process_time() - whole - (time.thread_time() - mine))
+        if self.auto is not None:
+            self.auto.stop_watching()
+        if timings:
+            usual = [us for i, us in enumerate(each, self.num_steps + 1) if i % STATE_EVERY]
+            self.rare += [us for i, us in enumerate(each, self.num_steps + 1) if i % STATE_EVERY == 0]
+            self.main.append(statistics.fmean(usual))
+            self.background.append(behind / len(batches))
+        self.num_steps += len(batches)
+        return each
+
+    def _wait_for_records(self) -> None:
+        """So that the cost of writing is that of this arm. Not `Guard.flush`: it does work that steps have put off."""
+        trainings = [] if self.auto is None else self.auto.trainings
+        for recorder in (None if self.guard is None else self.guard.recorder, *(t.recorder for t in trainings)):
+            if recorder is not None:
+                recorder.flush()
+
+    def timed(self, places: int) -> Timed:
+        rare = rare_share(self.main, self.rare, STATE_EVERY) if self.guard is not None or self.auto is not None else 0
+        return Timed(
+            name=self.name,
+            main=np.array(self.main).reshape(-1, places),
+            background=np.array(self.background).reshape(-1, places),
+            rare=rare,
+        )
+
+    def close(self) -> tuple[str, ...]:
+        """End it; returns what was found, which should be nothing."""
+        if self.auto is not None:
+            found = tuple(sorted({code for training in self.auto.trainings for code in training.codes}))
+            self.auto.finish()
+            return found
+        if self.guard is None:
+            return ()
+        self.guard.close()
+        return tuple(sorted({finding.name for finding in self.guard.findings}))
 
 
-def bare(model: nn.Module, optimizer: torch.optim.Optimizer, loss: Tensor) -> None:
-    optimizer.step()
-
-
-def clipped(model: nn.Module, optimizer: torch.optim.Optimizer, loss: Tensor) -> None:
-    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-    optimizer.step()
-
-
-def item_by_item(model: nn.Module, optimizer: torch.optim.Optimizer, loss: Tensor) -> None:
-    """Seven statistics a parameter, each fetched on its own: how the source documents read gradients."""
+def item_by_item(model: nn.Module) -> None:
+    """Seven statistics a parameter, each fetched on its own: what programs that watch gradients often do."""
     for p in model.parameters():
         if (g := p.grad) is not None:
             g.norm().item(), g.mean().item(), g.std().item(), g.max().item(), g.min().item()
             g.isnan().any().item(), g.isinf().any().item()
-    optimizer.step()
 
 
-def arms_of(workload: Workload, folder: Path) -> list[Arm]:
-    def build(name: str, step: Callable[..., None] | None = None, **guard: object) -> Arm:
-        torch.manual_seed(0)
-        model = workload.make()
-        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-        if step is not None:
-            return Arm(name, step, model, optimizer, anomaly=name == "detect_anomaly")
-        watch = Guard(model, optimizer, run_dir=folder / f"{workload.name}-{name}", **guard)  # type: ignore[arg-type]
-        return Arm(name, lambda m, o, loss: watch.step(loss) and None, model, optimizer, guard=watch)
+def arm_of(workload: Workload, name: str, folder: Path) -> Arm:
+    auto = None
+    if name == RUN:
+        # What the command does in each step. Its handling of signals and child processes costs no step anything.
+        settings = {"run_dir": folder / "run"}
+        auto = AutoGuard(settings, lambda training: None, sinks=lambda: [ConsoleSink(stream=sys.stderr)])
+        auto.start()
+    torch.manual_seed(0)
+    model = workload.make()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    if auto is not None:
+        auto.stop_watching()
 
-    return [
-        build("unguarded", bare),
-        build("guard", config={"full_every": 0}),
-        build("guard, clip=1.0", clip=1.0, config={"full_every": 0}),
-        build(FULL_ARM, config={"full_every": 1}),
-        build("clip_grad_norm_", clipped),
-        build(".item() per tensor", item_by_item),
-        build("detect_anomaly", bare),
+    def plain(loss: Tensor) -> None:
+        optimizer.step()
+
+    def clipped(loss: Tensor) -> None:
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+
+    def item(loss: Tensor) -> None:
+        item_by_item(model)
+        optimizer.step()
+
+    if name in (GUARD, GUARD_CLIP, UNRECORDED, ATTACH):
+        run_dir: Any = False if name == UNRECORDED else folder / name.strip("`")
+        make = Guard.attach if name == ATTACH else Guard
+        guard = make(model, optimizer, clip=1.0 if name == GUARD_CLIP else None, run_dir=run_dir)
+        return Arm(name, model, optimizer, plain if name == ATTACH else guard.step, guard=guard)
+    return Arm(name, model, optimizer, {CLIP: clipped, ITEMS: item}.get(name, plain), auto=auto)
+
+
+def take_turns(arms: Sequence[Arm], workload: Workload, num_steps: int, *, timings: bool) -> None:
+    for _ in range(num_steps // workload.block):
+        batches = [workload.batch() for _ in range(workload.block)]
+        for arm in random.sample(arms, len(arms)):
+            arm.run(batches, timings)
+
+
+@contextmanager
+def frozen() -> Iterator[None]:
+    """Keep what exists out of garbage collections: they would grow with the number of arms."""
+    gc.collect()
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
+
+
+def measure(workload: Workload, cycles: int, cycle: int, parent: Path) -> Model:
+    folder = parent / workload.name
+    arms = [arm_of(workload, name, folder) for name in workload.arms]
+    torch.manual_seed(1)
+    take_turns(arms, workload, STEADY, timings=False)
+    with frozen():
+        take_turns(arms, workload, cycles * cycle, timings=True)
+    found = costs([arm.timed(cycle // workload.block) for arm in arms])
+    model = arms[0].model
+    return Model(
+        name=workload.name,
+        num_params=sum(p.numel() for p in model.parameters()),
+        num_tensors=sum(1 for _ in model.parameters()),
+        data=f"{workload.data}, AdamW",
+        blocks=f"{cycles} cycles of {cycle} steps, in blocks of {workload.block}",
+        found=found,
+        findings={arm.name: arm.close() for arm in arms},
+    )
+
+
+# -- the other parts -------------------------------------------------------------------------------------------------
+
+
+def measure_start(workload: Workload, times: int, parent: Path, steady: Model | None) -> Start:
+    """The first 100 steps, with a fresh model, optimizer and guard each time."""
+    each: dict[str, list[list[float]]] = {name: [] for name in FEW_ARMS}
+    build_s: dict[str, list[float]] = {name: [] for name in FEW_ARMS}
+    torch.manual_seed(1)
+    for i in range(times + 1):
+        batches = [workload.batch() for _ in range(NUM_FIRST)]
+        for name in random.sample(FEW_ARMS, len(FEW_ARMS)):
+            gc.collect()
+            began = time.thread_time()
+            arm = arm_of(workload, name, parent / f"{workload.name}-{i}")
+            build_s[name].append(time.thread_time() - began)
+            each[name].append(arm.run(batches))
+            arm.close()
+
+    def cost(first: int, end: int) -> Any:
+        # The first repetition also imports and compiles.
+        means = {name: np.array(rows)[1:, first:end].mean(axis=1, keepdims=True) for name, rows in each.items()}
+        return costs([Timed(name=name, main=us, background=np.zeros_like(us)) for name, us in means.items()])[GUARD]
+
+    adds = None if steady is None else steady.found[GUARD].adds_us - steady.found[GUARD].background_us
+    build_ms = 1e3 * (statistics.median(build_s[GUARD]) - statistics.median(build_s[BARE]))
+    return Start(
+        name=workload.name,
+        build_ms=build_ms,
+        first=cost(0, 1),
+        early=cost(1, 61),
+        late=cost(61, NUM_FIRST),
+        steady_us=adds,
+    )
+
+
+def measure_disabled(rounds: int, calls: int = 500) -> float:
+    """What `Guard.step` adds to `optimizer.step()` where TRIMTAB_DISABLE is set, in µs per call."""
+    model = nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)  # without gradients its step is the shortest there is
+    with changed_environment("TRIMTAB_DISABLE", "1"):
+        guard = Guard(model, optimizer, run_dir=False)
+    loss = torch.zeros(())
+    times: dict[bool, list[float]] = {True: [], False: []}
+    for i in range(rounds):
+        for guarded in (True, False) if i % 2 else (False, True):
+            start = time.thread_time()
+            if guarded:
+                for _ in range(calls):
+                    guard.step(loss)
+            else:
+                for _ in range(calls):
+                    optimizer.step()
+            times[guarded].append(1e6 * (time.thread_time() - start) / calls)
+    guard.close()
+    guarded_us, bare_us = (np.quantile(times[guarded], 1 / 7) for guarded in (True, False))
+    return float(guarded_us - bare_us)
+
+
+def functions_entered(workload: Workload) -> tuple[int, int]:
+    """How many Python functions of ours an ordinary step enters: inside `Guard.step`, and with all hooks."""
+    arm = arm_of(workload, UNRECORDED, Path())
+    ours, counts, inside = str(Path(sys.modules["trimtab"].__file__ or "").parent), [], []
+    num = 0
+
+    def count(frame: Any, event: str, argument: object) -> None:
+        nonlocal num
+        num += event == "call" and frame.f_code.co_filename.startswith(ours)
+
+    def step(loss: Tensor) -> None:
+        before = num
+        assert arm.guard is not None
+        arm.guard.step(loss)
+        inside.append(num - before)
+
+    arm.run([workload.batch() for _ in range(STEADY)], timings=False)
+    arm.step = step
+    for _ in range(50):
+        num, batch = 0, [workload.batch()]
+        sys.setprofile(count)
+        arm.run(batch, timings=False)
+        sys.setprofile(None)
+        counts.append(num)
+    arm.close()
+    return int(statistics.median(inside)), int(statistics.median(counts))
+
+
+def resident_mb() -> float:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 1e6
+
+
+def measure_long(num_steps: int, cycles: int, parent: Path) -> tuple[list[str], list[Claim]]:
+    """A guard that has seen many steps, beside a fresh one and the unguarded arm, all at the same time."""
+    workload = MODELS[0]
+    old = arm_of(workload, GUARD, parent / "long")
+    torch.manual_seed(1)
+    rows, memory = [], {}
+    marks = sorted({1_000, num_steps // 10, num_steps // 2, num_steps})
+    for _ in range(num_steps // workload.block):
+        take_turns([old], workload, workload.block, timings=False)
+        if old.num_steps in marks:
+            gc.collect()
+            memory[old.num_steps] = resident_mb()
+            size = sum(f.stat().st_size for f in (parent / "long" / GUARD).rglob("*") if f.is_file()) / 1e6
+            rows.append((f"{old.num_steps:,}", f"{memory[old.num_steps]:,.1f}", f"{size:,.2f}"))
+    fresh, bare = arm_of(workload, GUARD, parent / "fresh"), arm_of(workload, BARE, parent)
+    take_turns([fresh, bare], workload, 1_000, timings=False)
+    old.name = f"Guard, after {num_steps:,} steps"
+    arms = [bare, fresh, old]
+    with frozen():
+        take_turns(arms, workload, cycles * CYCLE, timings=True)
+    found = costs([arm.timed(CYCLE // workload.block) for arm in arms])
+    young, aged = found[GUARD], found[old.name]
+    findings = {name for arm in arms for name in arm.close()}
+    grown = memory[num_steps] - memory[marks[1]]
+    steps = [
+        (
+            name,
+            f"{c.step_us:,.0f}",
+            f"{c.adds_us:+,.0f} ({c.low_us:+,.0f} to {c.high_us:+,.0f})",
+            f"{c.paired_us:+,.0f}",
+        )
+        for name, c in found.items()
+    ]
+    steps[1] = ("Guard, after 1,000 steps", *steps[1][1:])
+    text = [
+        f"## A run of {num_steps:,} steps",
+        f"MLP; an old guard beside a fresh one, in turns, {cycles} cycles of {CYCLE} steps.",
+        table(("arm", "step µs", "adds µs per step", "paired"), steps),
+        table(("after step", "memory of the process MB", "record MB"), rows),
+        *([f"Findings: {', '.join(sorted(findings))}."] if findings else []),
+    ]
+    whole = 100 * (aged.step_us / young.step_us - 1)
+    added = 100 * (aged.adds_us / young.adds_us - 1)
+    return text, [
+        Claim(what=f"whole step after {num_steps:,} steps, more than after 1,000", value=whole, limit=5, unit=" %"),
+        Claim(
+            what=f"what Guard adds after {num_steps:,} steps, more than after 1,000", value=added, limit=5, unit=" %"
+        ),
+        Claim(what=f"memory gained after step {marks[1]:,}", value=grown, limit=5, unit=" MB"),
     ]
 
 
-def run_block(arm: Arm, batches: list[tuple[Tensor, Tensor]]) -> None:
-    """Time the part of each step behind the backward pass, where every arm but detect_anomaly does all its work."""
-    phase_s = 0.0
-    start, start_mine = time.process_time(), time.thread_time()
-    with torch.autograd.set_detect_anomaly(arm.anomaly):
-        for x, y in batches:
-            out = arm.model(x)
-            loss = F.cross_entropy(out.flatten(0, -2), y.flatten())
-            loss.backward()
-            before = time.thread_time()
-            arm.step(arm.model, arm.optimizer, loss)
-            phase_s += time.thread_time() - before
-            arm.optimizer.zero_grad()
-    whole_s = time.process_time() - start
-    background_s = whole_s - (time.thread_time() - start_mine)  # the recorder's threads, wherever they ran
-    arm.whole_us.append(whole_s / len(batches) * 1e6)
-    arm.phase_us.append((phase_s + background_s) / len(batches) * 1e6)
+def gpu_report(quick: bool, script: Path = GPU_SCRIPT) -> str:
+    """Host time of a step on the GPU: another script measures it, and prints a table."""
+    done = subprocess.run([sys.executable, script, *(["--quick"] if quick else [])], capture_output=True, text=True)
+    sys.stderr.write(done.stderr)
+    if done.returncode:
+        raise SystemExit(f"{script.name} ended with exit code {done.returncode}")
+    title = f"## Host time of a step on {torch.cuda.get_device_name()}"
+    return f"{title}\n\nBy `python benchmarks/gpu_host.py`, which says how.\n\n{done.stdout.strip()}"
 
 
-def measure(workload: Workload, rounds: int, folder: Path) -> list[Arm]:
-    arms = arms_of(workload, folder)
-    torch.manual_seed(1)
-    for i in range(rounds + 2):
-        batches = [workload.batch() for _ in range(workload.block)]
-        order = arms[:]
-        random.Random(i).shuffle(order)
-        for arm in order:
-            run_block(arm, batches)
-    for arm in arms:
-        del arm.whole_us[:2], arm.phase_us[:2]  # warm-up
-        if arm.guard is not None:
-            found = {f.name for f in arm.guard.findings}
-            assert found <= {"targets-do-not-predict", "not-learning"}, (
-                found
-            )  # random tokens: there is nothing to learn
-            arm.guard.close()
-    return arms
+# -- the report ------------------------------------------------------------------------------------------------------
 
 
-@dataclass
-class Cost:
-    """What an arm adds to the unguarded step, paired block by block."""
-
-    mean_us: float
-    error_us: float
-    percent: float
-    percent_error: float
+def processor() -> str:
+    info = Path("/proc/cpuinfo")
+    lines = [line.split(":", 1) for line in info.read_text().splitlines() if ":" in line] if info.exists() else []
+    found = {name.strip(): value.strip() for name, value in lines}
+    name = found.get("model name", platform.machine())
+    return name if "GHz" in name or "cpu MHz" not in found else f"{name} @ {float(found['cpu MHz']) / 1e3:.2f}GHz"
 
 
-def cost(arm: Arm, base: Arm) -> Cost:
-    """The mean of the paired differences, the outer tenth on each side left out (other processes), with its error."""
-    mine, theirs = (arm.whole_us, base.whole_us) if arm.anomaly else (arm.phase_us, base.phase_us)
-    pairs = sorted(a - b for a, b in zip(mine, theirs, strict=True))
-    cut = len(pairs) // 10
-    kept = pairs[cut : len(pairs) - cut]
-    mean, error = statistics.fmean(kept), statistics.stdev(kept) / math.sqrt(len(kept))
-    usual = statistics.median(base.whole_us)
-    return Cost(mean, error, 100 * mean / usual, 100 * error / usual)
+def current_commit() -> str:
+    git = ["git", "-C", str(ROOT), "describe", "--always", "--dirty", "--exclude=*"]
+    return subprocess.run(git, capture_output=True, text=True).stdout.strip() or "unknown"
 
 
-def amortised(costs: dict[str, Cost]) -> dict[str, Cost]:
-    """Add to the plain guard's cost its share of the thorough look: what default settings really cost."""
-    look = costs[FULL_ARM]
-    out = {}
-    for name, c in costs.items():
-        if name.startswith("guard") and name != FULL_ARM:
-            extra, extra_percent = (
-                (look.mean_us - costs["guard"].mean_us) / EVERY,
-                (look.percent - costs["guard"].percent) / EVERY,
-            )
-            c = Cost(c.mean_us + extra, c.error_us, c.percent + extra_percent, c.percent_error)
-        out[name] = c
-    return out
-
-
-def report(results: dict[str, tuple[Workload, list[Arm]]]) -> str:
-    lines = []
-    for name, (workload, arms) in results.items():
-        base = arms[0]
-        size = sum(p.numel() for p in base.model.parameters())
-        tensors = sum(1 for _ in base.model.parameters())
-        usual = statistics.median(base.whole_us)
-        lines += [
-            f"### {name}: {size:,} parameters in {tensors} tensors, {workload.what}, AdamW; "
-            f"unguarded step {usual / 1e3:.2f} ms ({len(base.whole_us)} blocks of {workload.block} steps)",
-            "",
-            "| arm | adds µs per step | adds % |",
-            "|---|---|---|",
-        ]
-        costs = amortised({arm.name: cost(arm, base) for arm in arms[1:]})
-        for arm_name, c in costs.items():
-            lines.append(
-                f"| {arm_name} | {c.mean_us:+.0f} ± {c.error_us:.0f} | {c.percent:+.1f} ± {c.percent_error:.1f} |"
-            )
-        over_clip = costs["guard"].mean_us - costs["clip_grad_norm_"].mean_us
-        lines += [
-            "",
-            f"- guard over `clip_grad_norm_`: {over_clip:+.0f} µs (at most {EXTRA_US:+.0f}): "
-            f"{'holds' if over_clip <= EXTRA_US else 'FAILS'}",
-            f"- guard over unguarded: {costs['guard'].percent:+.1f} % (at most {LIMITS[name]:.0f} %): "
-            f"{'holds' if costs['guard'].percent <= LIMITS[name] else 'FAILS'}",
-            "",
-        ]
-    return "\n".join(lines)
-
-
-def header() -> str:
-    git = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True)
-    commit = git.stdout.strip() or "unknown"
-    processor = next(
-        (line.split(":", 1)[1].strip() for line in _lines("/proc/cpuinfo") if line.startswith("model name")), "CPU"
-    )
+def header(commit: str) -> str:
+    where = torch.cuda.get_device_name() if torch.cuda.is_available() else processor()
+    read_by = "NumPy and PyTorch" if native is None else "the compiled module"
     return (
-        f"# Overhead of a guarded step on the CPU\n\ntrimtab {__version__} at {commit}, torch {torch.__version__}, "
-        f"Python {platform.python_version()}, {processor}, one torch thread.\n\n"
-        f"Command: `python benchmarks/overhead.py {' '.join(sys.argv[1:])}`. Processor time behind the backward pass "
-        "plus the guard's own threads (detect_anomaly: the whole step), percent of the whole step; mean of paired "
-        f"block differences, the outer tenth on each side left out, ± standard error. The guard records as by default; "
-        f"its rows include 1/{EVERY} of a full look, as default settings take one every {EVERY} steps.\n"
+        f"# What a guarded step costs\n\ntrimtab {__version__} at {commit}, torch {torch.__version__}, "
+        f"Python {platform.python_version()}, {where}, {os.cpu_count()} cores, one torch thread; "
+        f"healthy steps are read by {read_by}.\n\n"
+        f"Command: `{' '.join(['python benchmarks/overhead.py', *sys.argv[1:]])}`."
     )
 
 
-def _lines(path: str) -> list[str]:
-    return Path(path).read_text().splitlines() if Path(path).exists() else []
+def results_file() -> Path:
+    kind = f"cpu{os.cpu_count()}"
+    if torch.cuda.is_available():
+        name = torch.cuda.get_device_name()
+        found = re.search(r"\b[A-Z]+\d+\w*", name)
+        kind = (found[0] if found else name.replace(" ", "-")).lower()
+    return ROOT / f"benchmarks/results/overhead_{kind}_{datetime.date.today():%Y-%m-%d}.md"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="a fifth of the rounds")
-    parser.add_argument("--out", type=Path, help="also write the report here")
+    parser.add_argument("--parts", type=lambda text: text.split(","), help=f"some of {', '.join(PARTS)}")
+    parser.add_argument("--quick", action="store_true", help="few repetitions of short cycles")
+    parser.add_argument("--long", action="store_true", help="also a run of 100,000 steps")
+    parser.add_argument("--commit", help="what to write as the commit, outside of a checkout")
+    parser.add_argument("--out", type=Path, help="write the results here")
+    parser.add_argument("--write", action="store_true", help="write benchmarks/results, README.md and docs")
     args = parser.parse_args()
+    parts = args.parts or (["gpu"] if torch.cuda.is_available() else ["steps", "tensors", "start", "disabled"])
+    parts += ["long"] if args.long and "long" not in parts else []
+    if unknown := set(parts) - set(PARTS):
+        parser.error(f"unknown parts: {', '.join(sorted(unknown))}; expected some of {', '.join(PARTS)}")
+    if args.write and args.quick:
+        parser.error("figures of a quick run are not for README.md and docs; leave out --quick or --write")
+    if args.write and set(parts) != {"gpu"} and not {"steps", "tensors", "start"} <= set(parts):
+        parser.error("README.md and docs show the parts steps, tensors and start: measure all of them to write them")
+    if args.write and args.out is not None and not args.out.resolve().is_relative_to(ROOT):
+        parser.error(f"README.md and docs quote a file of this repository; expected --out below {ROOT}")
     torch.set_num_threads(1)
-    results = {}
+    random.seed(0)
+    logging.getLogger("trimtab").setLevel(logging.CRITICAL)
+    out = args.out or (results_file() if args.write else None)
+    begin = header(args.commit or current_commit())
     with tempfile.TemporaryDirectory() as folder:
-        for workload in WORKLOADS:
-            rounds = max(workload.rounds // 5, 4) if args.quick else workload.rounds
-            results[workload.name] = (workload, measure(workload, rounds, Path(folder)))
-            print(f"{workload.name} done", file=sys.stderr)
-    text = header() + "\n" + report(results)
-    print(text)
-    if args.out is not None:
-        args.out.write_text(text)
+        report(parts, begin, Path(folder), quick=args.quick, out=out, write=args.write)
+
+
+def report(parts: Sequence[str], begin: str, folder: Path, *, quick: bool, out: Path | None, write: bool) -> None:
+    """Measure, print, and write what is to be written."""
+    text, claims = [begin, *([METHOD] if set(parts) - {"gpu"} else [])], list[Claim]()
+    models, sizes, starts = list[Model](), list[Model](), list[Start]()
+
+    def done(what: str) -> None:
+        print(f"{datetime.datetime.now():%H:%M:%S} {what}", file=sys.stderr, flush=True)
+
+    def measured(workload: Workload) -> Model:
+        cycles, cycle = (2, 50) if quick else (workload.cycles, workload.cycle)
+        model = measure(workload, cycles, cycle, folder)
+        done(model.title)
+        return model
+
+    if "steps" in parts:
+        models = [measured(w) for w in (MODELS[:2] if quick else MODELS)]
+        inside, whole = functions_entered(MODELS[0])
+        claims += [c for m, w in zip(models, MODELS, strict=False) for c in claims_of(m.name, m.found, w.limit)]
+        text += ["## Steady state", *(model.section() for model in models)]
+        text += [f"An ordinary `Guard.step` enters {inside} Python functions of trimtab; with its hooks, {whole}."]
+    if "tensors" in parts:
+        sizes = [measured(w) for w in (sweep()[:2] if quick else sweep())]
+        told = f"Layers of 16 x 16. From 1,000 tensors on the cycle is {SHORT_CYCLE} steps, else {CYCLE}."
+        text += ["## By the number of tensors", told, sweep_table(sizes)]
+        text += [f"Findings at {m.name}: {m.findings}." for m in sizes if any(m.findings.values())]
+    if "start" in parts:
+        steady: dict[str, Model] = {model.name: model for model in models}
+        for workload in MODELS[:2] if quick else MODELS:
+            starts.append(measure_start(workload, 1 if quick else workload.starts, folder, steady.get(workload.name)))
+            done(f"{workload.name}, first steps")
+        told = "Main thread only, in a process that has trained before; a fresh model, optimizer and guard each time."
+        text += ["## The first 100 steps", told, start_table(starts)]
+        claims += [
+            Claim(what=f"{s.name}: steps 1 to 60 against the steady state", value=s.ratio, limit=1.5, unit="x")
+            for s in starts
+            if s.steady_us is not None
+        ]
+        claims.append(Claim(what="small GPT: step 0", value=starts[1].first.adds_us / 1e3, limit=3, unit=" ms"))
+    if "disabled" in parts:
+        us = measure_disabled(20 if quick else 300)
+        text += ["## Switched off", f"With `TRIMTAB_DISABLE=1` a call of `Guard.step` adds {us:.2f} µs."]
+        claims.append(Claim(what="`TRIMTAB_DISABLE=1`, a call", value=us, limit=2, unit=" µs"))
+    if "long" in parts:
+        more, limits = measure_long(2_000 if quick else 100_000, 1 if quick else 8, folder)
+        text, claims = text + more, claims + limits
+    if "gpu" in parts:
+        text.append(gpu_report(quick))
+    if quick:
+        text.append("This was a quick run: its figures show only that everything works.")
+    elif claims:
+        text += ["## Limits", "\n".join(claim.line() for claim in claims)]
+    page = "\n\n".join(part.strip() for part in text) + "\n"
+    print(page)
+    if out is not None:
+        out.write_text(page, encoding="utf-8")
+    if write and models and out is not None:
+        write_pages(models, sizes, starts, out.resolve().relative_to(ROOT).as_posix())
+
+
+def write_pages(models: Sequence[Model], sizes: Sequence[Model], starts: Sequence[Start], source: str) -> None:
+    """Put the figures into README.md and docs."""
+    words = processor_words(processor())
+    readme, docs = ROOT / "README.md", ROOT / "docs/explanation/performance.md"
+    readme.write_text(with_row(readme.read_text("utf-8"), readme_row(models, words)), encoding="utf-8")
+    block = docs_block(models, sizes, starts, words, source)
+    docs.write_text(with_block(docs.read_text("utf-8"), block), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -18,6 +18,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
+from torch.optim import optimizer as torch_optimizer
 
 from trimtab import Guard, TrainingStopped
 from trimtab.core.contain import Contained
@@ -324,6 +325,21 @@ def train(net: nn.Module, optimizer: Any, num: int = 5, nan_at: int = -1, clip: 
         if clip is not None:
             torch.nn.utils.clip_grad_norm_(net.parameters(), clip)
         optimizer.step()
+
+
+def test_who_stops_watching_leaves_no_wrapper_and_goes_on_with_the_same_guard() -> None:
+    hooks = torch_optimizer._global_optimizer_pre_hooks
+    before = torch.autograd.backward, torch.optim.Optimizer.__init__, len(hooks)
+    with Tower() as tower:
+        net = Net()
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
+        train(net, optimizer)
+        tower.auto_guard.stop_watching()
+        assert (torch.autograd.backward, torch.optim.Optimizer.__init__, len(hooks)) == before
+        tower.auto_guard.start()
+        train(net, optimizer)
+    (training,) = tower.trainings
+    assert sum(training.steps.values()) == 10
 
 
 def test_everything_is_as_before_once_it_has_finished() -> None:

@@ -407,15 +407,19 @@ class AutoGuard:
             self._close(guard, reason)
         for one in self._first_calls:
             one.close()
-        for undo in self._undo:
-            undo()
-        self._undo.clear()
+        self.stop_watching()
         for training in self._theirs:
             if training.recorder is not None and not training.reason:
                 training.recorder.flush()
             self._on_end(training)
         self._theirs.clear()
         wait_for_finished()
+
+    def stop_watching(self) -> None:
+        """Undo every wrapper and hook of `start`. Guards stay as they are, and `start` goes on with them."""
+        for undo in self._undo:
+            undo()
+        self._undo.clear()
 
     def _close(self, guard: Guard, reason: str = "closed") -> None:
         for key in [k for k, g in self._guards.items() if g is guard]:
