@@ -196,6 +196,18 @@ def test_versions_and_slots_are_compared() -> None:
     assert not native.held(slots, tensors)
 
 
+def test_marks_change_with_gradients() -> None:
+    params = params_of([3, 4], 1.0, 0)
+    seen = [native.marks(params)]
+    assert params[1].grad is not None
+    params[1].grad.add_(1.0)
+    seen.append(native.marks(params))
+    params[1].grad = None
+    seen.append(native.marks(params))
+    assert len(set(seen)) == 3
+    assert native.marks(params) == seen[-1]
+
+
 def test_readings_keep_nothing_alive() -> None:
     params = params_of([50, 60], 1.0, 0)
     out = np.empty(2, np.float32)
@@ -204,6 +216,7 @@ def test_readings_keep_nothing_alive() -> None:
     for _ in range(50):
         native.grad_norms(params, out)
         native.leading(grads[0], 8, 8)
+        native.marks(params)
     assert [sys.getrefcount(one) for one in (*params, *grads, out)] == counts
 
 

@@ -21,7 +21,7 @@ from trimtab.guard.lane import Lane
 from trimtab.guard.rollback import DiskStates, Rollback, nothing_instead
 from trimtab.sample.probes.forward import inert, only_traced
 from trimtab.sample.rows import roots_of
-from trimtab.torchutil.patch import native, own_hook
+from trimtab.torchutil.patch import own_hook, plain_python
 
 log = logging.getLogger("trimtab")
 OWN_FOLDER = "states"
@@ -178,7 +178,7 @@ class _Between:
     def __init__(self, keeper: Keeper) -> None:
         self._keeper = keeper
 
-    @native
+    @plain_python
     def __call__(self, module: nn.Module, args: object) -> None:
         if module.training and not only_traced():
             self._keeper.between()

@@ -273,7 +273,8 @@ class AutoGuard:
             now.depth += 1
             return  # an optimizer that steps another inside its own step makes one step
         now.depth = 1
-        self._contain("guarding an optimizer", self._lane_of, optimizer)
+        if id(optimizer) not in self._guards or os.getpid() != self._pid or not is_guarded(optimizer):
+            self._contain("guarding an optimizer", self._lane_of, optimizer)
         self._contain("noting losses", self._note_losses, optimizer)
 
     @uncompiled
@@ -310,9 +311,11 @@ class AutoGuard:
         guard = self._guards.get(id(optimizer))
         if guard is None:
             return
-        extra = {"moving": 1.0} if id(optimizer) in self._losses.rivals else {}
+        observe: Callable[[Tensor], None] = guard.observe
+        if id(optimizer) in self._losses.rivals:
+            observe = functools.partial(guard.observe, moving=1.0)
         for loss in self._losses.take(id(optimizer), id(guard)):
-            self._contain("noting a loss", functools.partial(guard.observe, **extra), loss)
+            self._contain("noting a loss", observe, loss)
 
     def _backward(self) -> None:
         """`backward` was called on a loss. If there is no PyTorch optimizer, look for other kinds of optimizers."""
@@ -346,7 +349,7 @@ class AutoGuard:
         return step
 
     def _marks(self) -> dict[int, object]:
-        return marks_of(lane.optimizer for guard in set(self._guards.values()) for lane in guard.lanes.values())
+        return marks_of([lane.optimizer for guard in set(self._guards.values()) for lane in guard.lanes.values()])
 
     def _lane_of(self, optimizer: Optimizer) -> Lane | None:
         self._enter_process()

@@ -15,10 +15,11 @@ from torch.nn.parameter import is_lazy
 from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.optimizer import Optimizer
 
+from trimtab.sample.measure.native import native
 from trimtab.sample.probes.forward import inert, only_traced
 from trimtab.sample.rows import Parts
 from trimtab.torchutil.optimizers import params_of
-from trimtab.torchutil.patch import OwnHook, native, own_hook, wrap_attribute
+from trimtab.torchutil.patch import OwnHook, own_hook, plain_python, wrap_attribute
 
 if TYPE_CHECKING:
     from trimtab.guard.lane import Lane
@@ -175,7 +176,10 @@ def marks_of(optimizers: Iterable[Optimizer]) -> dict[int, object]:
     for optimizer in optimizers:
         params = params_of(optimizer)
         some = params[:: len(params) // NUM_MARKED + 1]
-        out[id(optimizer)] = [None if p.grad is None else (id(p.grad), p.grad._version) for p in some]
+        if native is not None:
+            out[id(optimizer)] = native.marks(some)
+        else:
+            out[id(optimizer)] = [None if p.grad is None else (id(p.grad), p.grad._version) for p in some]
     return out
 
 
@@ -281,7 +285,7 @@ class FirstCall:
         """Whether the model was not called yet."""
         return self._handle is not None
 
-    @native
+    @plain_python
     def __call__(self, module: nn.Module, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
         """Run before the model's forward."""
         if only_traced() or not torch.is_grad_enabled() or self._handle is None:

@@ -134,7 +134,6 @@ class Losses:
     ) -> R:
         before = self._contained.call("looking at gradients", self._marks, default={})
         out = inner(tensors, *args, **kwargs)
-        self._contained.call("counting a backward pass", self._called)
         self._contained.call("seeing a loss", self._see, tensors, before)
         return out
 
@@ -160,12 +159,13 @@ class Losses:
         if mine.stepped:
             mine.losses, mine.stepped = [], False
         scaled, mine.scaled = mine.scaled, None
-        touched = frozenset(key for key, mark in after.items() if mark != before.get(key))
+        touched = frozenset([key for key, mark in after.items() if mark != before.get(key)])
         if len(touched) > 1:
             self.rivals |= touched
         for tensor in (tensors,) if isinstance(tensors, Tensor) else tuple(tensors):
             if isinstance(tensor, Tensor) and tensor.numel() == 1 and tensor.is_floating_point():
                 mine.losses.append(_Seen(_unscaled(tensor, scaled), frozenset(before), touched, set()))
+        self._called()
 
     def take(self, optimizer: int, guard: int) -> list[Tensor]:
         """The losses that this optimizer steps on now and that its guard does not have yet.
@@ -173,11 +173,12 @@ class Losses:
         Another optimizer that steps on the same backward gets them, too; one that got no gradient from it does not.
         """
         self._round.stepped = True
-        mine = [s for s in self._round.losses if optimizer in s.touched or optimizer not in s.known]
-        new = [s for s in mine if guard not in s.guards]
-        for seen in new:
-            seen.guards.add(guard)
-        return [seen.loss for seen in new]
+        new = []
+        for seen in self._round.losses:
+            if guard not in seen.guards and (optimizer in seen.touched or optimizer not in seen.known):
+                seen.guards.add(guard)
+                new.append(seen.loss)
+        return new
 
     def ended(self, closure: bool) -> None:
         """A step is over; the guard has the losses of its closure already."""

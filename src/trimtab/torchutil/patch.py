@@ -40,7 +40,7 @@ _KEYS = itertools.count(-1, -1)
 _ATTRIBUTES = ("__reduce_ex__", "copy", "values")
 
 
-def native(hook: Callable[..., Any]) -> Callable[..., Any]:
+def plain_python(hook: Callable[..., Any]) -> Callable[..., Any]:
     """The entry of a forward hook that always runs as plain Python.
 
     A compiler that follows the call into it is sent back at once: the hook must begin by asking whether it is only

@@ -12,7 +12,7 @@
 #include <stdint.h>
 #include <string.h>
 
-#define VERSION 3 /* of what the functions take and return: native.py uses no other */
+#define VERSION 4 /* of what the functions take and return: native.py uses no other */
 
 #if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__) && defined(__GLIBC__)
 #define FOR_THIS_CPU __attribute__((target_clones("avx512f", "avx2", "default")))
@@ -396,6 +396,32 @@ static PyObject *versions(PyObject *module, PyObject *const *args, Py_ssize_t nu
     return PyErr_Occurred() ? NULL : PyBool_FromLong(equal);
 }
 
+PyDoc_STRVAR(marks_doc, "marks(params)\n--\n\n"
+             "A number that changes when the gradient of one of them is replaced or written to.");
+
+static PyObject *marks(PyObject *module, PyObject *const *args, Py_ssize_t num_args) {
+    if (num_args != 1 || !PyList_Check(args[0])) {
+        PyErr_SetString(PyExc_TypeError, "expected a list of parameters");
+        return NULL;
+    }
+    uint64_t mark = 0xCBF29CE484222325u;
+    for (Py_ssize_t i = 0; i < PyList_Size(args[0]); i++) {
+        PyObject *grad = PyObject_GetAttr(PyList_GetItem(args[0], i), name_grad);
+        if (grad == NULL) return NULL;
+        uint64_t version = 0;
+        if (grad != Py_None) {
+            PyObject *counter = PyObject_GetAttr(grad, name_version);
+            version = counter == NULL ? 0 : 1 + (uint64_t)PyLong_AsLongLong(counter);
+            Py_XDECREF(counter);
+        }
+        mark = (mark ^ (uint64_t)(uintptr_t)grad) * 0x100000001B3u;
+        mark = (mark ^ version) * 0x100000001B3u;
+        Py_DECREF(grad);
+        if (PyErr_Occurred()) return NULL;
+    }
+    return PyLong_FromUnsignedLongLong(mark);
+}
+
 PyDoc_STRVAR(held_doc, "held(slots, held)\n--\n\n"
              "Whether each slot, a dict and a key, holds the very object that is listed; None where one is no dict.");
 
@@ -475,6 +501,7 @@ static PyMethodDef methods[] = {
     {"same", (PyCFunction)(void (*)(void))same, METH_FASTCALL, same_doc},
     {"keep", (PyCFunction)(void (*)(void))keep, METH_FASTCALL, keep_doc},
     {"versions", (PyCFunction)(void (*)(void))versions, METH_FASTCALL, versions_doc},
+    {"marks", (PyCFunction)(void (*)(void))marks, METH_FASTCALL, marks_doc},
     {"held", (PyCFunction)(void (*)(void))held, METH_FASTCALL, held_doc},
     {"leading", (PyCFunction)(void (*)(void))leading, METH_FASTCALL, leading_doc},
     {NULL, NULL, 0, NULL},

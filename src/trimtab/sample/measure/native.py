@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 log = logging.getLogger("trimtab")
-VERSION = 3
+VERSION = 4
 """Of what the compiled functions take and return."""
 
 

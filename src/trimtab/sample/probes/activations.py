@@ -21,7 +21,7 @@ from trimtab.core.contain import Contained
 from trimtab.sample.probes.batch import tensors_in
 from trimtab.sample.probes.forward import inert, only_traced
 from trimtab.torchutil.autograd_graph import first_inputs
-from trimtab.torchutil.patch import native, own_hook
+from trimtab.torchutil.patch import own_hook, plain_python
 
 LOOKS = 10
 """Looks in a window: a unit is dead if none of them saw it active."""
@@ -190,7 +190,7 @@ class Hook:
     def __init__(self, method: Callable[..., None], failed: Callable[[Exception], None]) -> None:
         self._method, self._failed = method, failed
 
-    @native
+    @plain_python
     def __call__(self, *args: object) -> None:
         """Look, unless the call is only being compiled."""
         try:

@@ -20,7 +20,7 @@ from trimtab.core.contain import Contained
 from trimtab.sample.probes.batch import BatchProbe
 from trimtab.sample.probes.output import OutputProbe
 from trimtab.torchutil.autograd_graph import JOINING, LOSS_NODES, GraphWalk, first_inputs, loss_kind
-from trimtab.torchutil.patch import native, own_hook
+from trimtab.torchutil.patch import own_hook, plain_python
 
 KIND_EVERY, BOUNDED_EVERY = 50, 5
 """Told losses between two looks at the loss function."""
@@ -61,7 +61,7 @@ class ForwardTap:
         """Look again for modules that behave differently in training and in evaluation."""
         self._modal = [m for m in self._model.modules() if _is_modal(m)]
 
-    @native
+    @plain_python
     def __call__(self, module: nn.Module, args: tuple[object, ...], kwargs: Mapping[str, object]) -> None:
         """Runs before the root's forward, inside the user's own call: whatever happens, it must not raise there."""
         try:
@@ -175,7 +175,7 @@ class _Exit:
     def __init__(self, tap: ForwardTap) -> None:
         self._tap = tap
 
-    @native
+    @plain_python
     def __call__(self, module: nn.Module, args: object, output: object) -> None:
         try:
             self._tap.left(output)
