@@ -207,6 +207,9 @@ class Guard:
     def observe(self, loss: object = None, batch: object = None, **scalars: object) -> None:
         """Tell, before the step, what hooks cannot see: the loss (of each micro-batch), the batch, other scalars."""
         self._contained.call("reading what was observed", self._observed.told, loss, batch, scalars, False)
+        for lane in self._lanes.values():
+            if lane.replayed:
+                self._contained.call("judging replayed steps", lane.judge, lane.attempts - 1)
 
     @uncompiled
     def validate(self, loss: object, **metrics: object) -> Verdict | None:

@@ -20,10 +20,11 @@ from trimtab.guard.buffers import BufferShadow
 from trimtab.sample.measure import reference as measure
 from trimtab.sample.measure.meter import Meter
 from trimtab.sample.measure.native import native
-from trimtab.sample.measure.reference import GLOBALS, Limits
+from trimtab.sample.measure.reference import GLOBALS, NUM_OTHERS, Limits, Outgoing
+from trimtab.sample.probes.batch import HELD_BACK, can_be_held, look_on_device
 from trimtab.sample.rows import Rows
 from trimtab.sample.thorough import FullLook, Scope, Suspicion
-from trimtab.sample.transfer import number, to_host
+from trimtab.sample.transfer import Replays, number, to_host
 from trimtab.sample.watch import Step
 from trimtab.torchutil.undo import tensor_values
 
@@ -37,8 +38,9 @@ OFTEN = 0.5
 class Judge:
     """Decides for one optimizer. `decide` fills in the step and arms or withholds; nothing else changes anything."""
 
-    def __init__(self, optimizer: Any, config: Config, shadow: BufferShadow) -> None:
+    def __init__(self, optimizer: Any, config: Config, shadow: BufferShadow, *, alone: bool = True) -> None:
         self.suspicion = Suspicion()
+        self._alone = alone  # else the loss is shared with other processes before it is sent to the host
         self._optimizer, self._config, self._shadow = optimizer, config, shadow
         self._limits = limits_of(config)
         self._clips = config.mode != "observe" and bool(config.clip)
@@ -59,10 +61,14 @@ class Judge:
 
     def decide(self, step: Step, rows: Rows) -> None:
         """Look at the gradients, and let the update through or not."""
+        batch = step.scalars.pop(HELD_BACK, None)  # on an accelerator it is looked at along with the gradients
+        if not rows.on_host and gate_can(self._optimizer, self._config):
+            self._on_device(step, rows, batch if isinstance(batch, Tensor) else None)
+            return
+        if isinstance(batch, Tensor):
+            step.scalars |= look_on_device(batch)
         if rows.on_host:
             self._on_host(step, rows)
-        elif gate_can(self._optimizer, self._config):
-            self._on_device(step, rows)
         else:
             self._after_one_wait(step, rows)
 
@@ -175,7 +181,9 @@ class Judge:
     def _after_one_wait(self, step: Step, rows: Rows) -> None:
         self._unscale(rows)
         live, plain, present = _gradients(rows, step)
-        measured = self._meter_of(rows).measure(plain, present, len(rows.params), self._limits_now())
+        measured = self._meter_of(rows).measure(
+            plain, present, len(rows.params), self._limits_now(), vary=plain is not live
+        )
         loss = torch.as_tensor(
             math.nan if step.loss is None else step.loss, device=measured.flat.device, dtype=torch.float32
         )
@@ -206,34 +214,57 @@ class Judge:
 
     # -- on an accelerator, with an optimizer that the device can stop ---------------------------------------------
 
-    def _on_device(self, step: Step, rows: Rows) -> None:
+    def _on_device(self, step: Step, rows: Rows, batch: Tensor | None) -> None:
         scale = getattr(self._optimizer, "grad_scale", None)
         live, plain, present = _gradients(rows, step)
         meter, limits = self._meter_of(rows), self._limits_now()
-        measured = meter.measure(plain, present, len(rows.params), limits, scale)
+        step.captured = len(live) > 0 and live[0].is_cuda and torch.cuda.is_current_stream_capturing()
+        # A step that is looked at thoroughly has more to send than is known now.
+        outgoing = None
+        if self._alone and self._units is None and (step.captured or not step.cadence):
+            outgoing = _outgoing(step, batch)
+        # Two ways to the same gradients. `grad_scale` costs a write of every gradient, clipped or not; scaling them
+        # here costs a read and a write, but nothing at all in a step that needs no clipping.
+        clips = limits.max_norm is not None and self._units is None
+        measured = meter.measure(
+            plain,
+            present,
+            len(rows.params),
+            limits,
+            scale,
+            vary=plain is not live,
+            outgoing=outgoing,
+            in_place=clips and self._clip_rate < OFTEN and plain is live,
+            capturing=step.captured,
+        )
         reject = measured.scalar("rejected")
-        clip = None
         if self._units is not None and live:
             measured.scalar("clip_coef").copy_(clip_units(rows.params, self._units, scale=scale))
-        elif limits.max_norm is not None:
-            # Two ways to the same gradients. `grad_scale` costs a write of every gradient, clipped or not; scaling them
-            # here costs a read and a write, but nothing at all in a step that needs no clipping.
-            if self._clip_rate < OFTEN and meter.can_scale and plain[0] is live[0]:
-                meter.scale(plain, measured.scalar("clip_coef"))
-            else:
-                clip = measured.scalar("inverse_coef")
-        self._gate.arm(reject, clip, scale)
-        step.captured = torch.cuda.is_current_stream_capturing() if measured.flat.is_cuda else False
+        self._gate.arm(reject, measured.scalar("inverse_coef") if clips and not measured.scaled else None, scale)
         step.undo_flag = reject
         if "scale" in step.scalars and len(self._shadow):
             # An overflow that the scaler provoked is not undone in the buffers: without the guard it would not be.
             told = 0.0 if step.loss is None else step.loss
             sound = torch.isfinite(told) if isinstance(told, Tensor) else float(math.isfinite(told))
             step.undo_flag = reject * (1.0 - measured.scalar("nonfinite_grads") * sound)
-        step.table, step.device_names = measured.flat, GLOBALS
         _name_rows(step, rows, measured)
+        if outgoing is not None and measured.sent is not None:
+            step.table = measured.sent
+            for name in outgoing.taken:
+                step.scalars.pop(name, None)
+            if "loss" in outgoing.taken:
+                step.loss = None  # it is on its way
+            return
+        step.table, step.device_names = measured.flat, GLOBALS
+        if batch is not None:
+            step.scalars |= look_on_device(batch)
         if step.cadence and not step.captured:
             step.look = FullLook(self._scope_of(rows), self._full_gradients(measured, plain, present))
+
+    @property
+    def replays(self) -> Replays | None:
+        """Where the replays of captured steps leave their values; None while none was captured."""
+        return None if self._meter is None else self._meter.replays
 
     # -- what they share -----------------------------------------------------------------------------------------
 
@@ -286,6 +317,21 @@ class Judge:
             grads = [p.grad for p in rows.params if p.grad is not None]
             torch._foreach_div_([measure.stored(g) for g in grads], scale)
             self._optimizer.grad_scale = None
+
+
+def _outgoing(step: Step, batch: Tensor | None) -> Outgoing | None:
+    """What is on the device already and can be sent along with the gradients' table; None where it is too much."""
+    if batch is not None and not can_be_held(batch):
+        return None
+    outgoing = Outgoing(batch)
+    if isinstance(step.loss, Tensor) and step.loss.is_cuda:
+        outgoing.add("loss", step.loss)
+    # What one captured step left in a gradient says nothing of its replays.
+    unwanted = "dots" if step.captured else None
+    for name, value in step.scalars.items():
+        if value.__class__ is not float and isinstance(value, Tensor) and value.is_cuda and name != unwanted:
+            outgoing.add(name, value)
+    return outgoing if len(outgoing.names) < NUM_OTHERS else None
 
 
 def told_by_device(scalars: Mapping[str, float], config: Config) -> dict[str, float]:

@@ -20,6 +20,7 @@ from trimtab.sample.probes.sentinel import Sentinel
 from trimtab.sample.probes.wiring import TemperatureProbe, Wiring, is_due
 from trimtab.sample.rows import Rows, roots_of
 from trimtab.sample.thorough import FullLook
+from trimtab.sample.transfer import Sent
 from trimtab.torchutil.patch import own_hook
 
 LISTEN, LISTEN_EVERY, SPREAD_EVERY = 3, 20, 10
@@ -193,7 +194,7 @@ class Step:
     layout: Layout
     loss: Tensor | float | None
     scalars: dict[str, float | Tensor]
-    table: Tensor | F32 = NO_TABLE
+    table: Tensor | F32 | Sent = NO_TABLE
     least_norm: float | None = None  # where the table is on the host, with a gradient in every row
     device_names: tuple[str, ...] = ()  # of the values that stand behind the table in one device buffer
     look: FullLook | None = None

@@ -14,10 +14,14 @@ from torch import Tensor
 
 from trimtab.core.types import ABSENT, F32, Column
 from trimtab.sample.measure.native import native
-from trimtab.sample.transfer import number, to_host, upload
+from trimtab.sample.transfer import Sent, names_of, number, to_host, upload
 
 GLOBALS = ("grad_norm", "nonfinite_grads", "rejected", "clip_coef", "inverse_coef")
 """What the device decides about a step, in the order it stands behind the table."""
+
+NUM_OTHERS = 32
+"""Places for single numbers that travel along with the table: the loss, what probes left on the device, what the loop
+told. The last one is used by captured steps."""
 
 _LOW = {torch.float16, torch.bfloat16}
 
@@ -46,6 +50,41 @@ class Limits:
     clip_above: float | None = None
 
 
+class Outgoing:
+    """What else a step sends to the host along with its table: single numbers on the device, and a look at its batch.
+
+    They are given by their addresses and read on the stream that measures: what is deleted after that is read before.
+    """
+
+    def __init__(self, input: Tensor | None = None) -> None:
+        self.input = input  # dense, of a type that the kernels read
+        self.taken: list[str] = []
+        self.names: list[str] = []
+        self.addresses: list[int] = []
+        self._converted: list[Tensor] = []
+
+    def add(self, name: str, value: Tensor) -> None:
+        """Send one number more, or several in one tensor."""
+        if value.dtype is not torch.float32 or not value.is_contiguous():
+            value = value.detach().float().contiguous()
+            self._converted.append(value)
+        self.taken.append(name)
+        at = value.data_ptr()
+        if value.numel() == 1:
+            self.names.append(name)
+            self.addresses.append(at)
+        else:
+            self.names += names_of(name, value)
+            self.addresses += range(at, at + 4 * value.numel(), 4)
+
+    def all_names(self) -> tuple[str, ...]:
+        """The names of everything behind the table; what there is not has none."""
+        return (*(_WITH_INPUT if self.input is not None else _WITHOUT), *self.names)
+
+
+_WITH_INPUT, _WITHOUT = (*GLOBALS, "in_rms", "in_bad"), (*GLOBALS, "", "")
+
+
 @dataclass(slots=True)
 class Measured:
     """A measured list of tensors, all of it still on the device: a table and the five `GLOBALS` in one flat buffer."""
@@ -53,6 +92,9 @@ class Measured:
     flat: Tensor
     num_rows: int
     num_columns: int
+    scalars: dict[str, Tensor] | None = None  # views of the `GLOBALS`, where the buffer is used again
+    sent: Sent | None = None  # the same on its way to the host
+    scaled: bool = False  # the tensors were scaled by the clip coefficient
 
     @property
     def table(self) -> Tensor:
@@ -61,6 +103,8 @@ class Measured:
 
     def scalar(self, name: str) -> Tensor:
         """One of `GLOBALS`."""
+        if self.scalars is not None:
+            return self.scalars[name]
         return self.flat[self.num_rows * self.num_columns + GLOBALS.index(name)]
 
     def spare(self, limits: Limits) -> None:

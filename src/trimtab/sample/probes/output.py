@@ -160,6 +160,14 @@ def _spread(output: Tensor) -> float | Tensor:
             whole = float((values * values).mean())
             share = float(values.var(0).mean()) / max(whole, 1e-30)
         return share if math.isfinite(share) and whole > 0 else 1.0
-    whole_there = rows.square().mean()
-    share_there = (rows - rows.mean(0)).square().mean() / whole_there.clamp(min=1e-30)
-    return torch.where(torch.isfinite(share_there) & (whole_there > 0), share_there, torch.ones_like(share_there))
+    # Two numbers that stay on the device until their step is judged: `spread_of` divides them on the host.
+    return torch.stack([rows.var(0, correction=0).mean(), rows.square().mean()])
+
+
+def spread_of(scalars: dict[str, float]) -> dict[str, float]:
+    """The facts with the spread in place of the two numbers that a device sent."""
+    if "out_spread/0" in scalars:
+        varies, whole = scalars.pop("out_spread/0"), scalars.pop("out_spread/1")
+        share = varies / max(whole, 1e-30)
+        scalars["out_spread"] = share if math.isfinite(share) and whole > 0 else 1.0
+    return scalars

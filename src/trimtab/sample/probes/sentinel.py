@@ -26,7 +26,9 @@ MIN_SIZE = 16
 TOLERANCE = 2e-3
 LOOSE = 2e-2  # for gradients kept in 16 bits
 _PAIRS = ((0, 0), (0, 1), (1, 1), (0, 2), (1, 2), (2, 2), (0, 3), (3, 3))
-DOTS = tuple(f"dots/{i}" for i in range(len(_PAIRS)))
+_ALL = tuple(f"dots/{i}" for i in range(16))
+DOTS = tuple(f"dots/{4 * i + j}" for i, j in _PAIRS)
+"""The products as a device sends them: all of four vectors with each other, of which these are used."""
 EARLY, EVERY, RUN = 16, 20, 4
 """It listens in the first steps, and then in a few of every twenty."""
 
@@ -110,7 +112,7 @@ class Sentinel:
             tolerance = TOLERANCE if grad.element_size() >= 4 else LOOSE
             self._before = arrived
             if isinstance(dots, Tensor):
-                out |= {name: dots[i] for i, name in enumerate(DOTS)}
+                out["dots"] = dots
                 out["dots/tolerance"], out["dots/scale"], out["dots/num"] = tolerance, scale, float(len(now))
             else:
                 out |= facts_of(dots, tolerance, number(scale), len(now))
@@ -136,7 +138,8 @@ def resolved(scalars: dict[str, float]) -> dict[str, float]:
     """The facts in place of the products that a device sent."""
     if DOTS[0] not in scalars:
         return scalars
-    dots = tuple(scalars.pop(name) for name in DOTS)
+    every = {name: scalars.pop(name, 0.0) for name in _ALL}
+    dots = [every[name] for name in DOTS]
     num = int(scalars.pop("dots/num"))
     return scalars | facts_of(dots, scalars.pop("dots/tolerance"), scalars.pop("dots/scale"), num)
 
@@ -184,12 +187,11 @@ def made_of(dots: Sequence[float], tolerance: float, num: int = SIZE) -> tuple[f
 
 
 def _dots(arrived: Any, grad: Any, left: Any, before: Any) -> Any:
-    """Products of four vectors in the order of `DOTS`: numbers on the host, one tensor on a device."""
+    """Products of four vectors: on the host in the order of `DOTS`, on a device all of them in one tensor."""
     if isinstance(arrived, Tensor):
-        none = torch.zeros_like(arrived)
-        stacked = torch.stack([arrived, grad, none if left is None else left, none if before is None else before])
-        gram = stacked.float() @ stacked.float().T
-        return torch.stack([gram[i, j] for i, j in _PAIRS])
+        none = torch.zeros_like(arrived) if left is None or before is None else arrived
+        four = torch.stack([arrived, grad, none if left is None else left, none if before is None else before]).float()
+        return (four.unsqueeze(0) * four.unsqueeze(1)).sum(2)  # no matrix product: TF32 would lose half of the digits
     rows = (arrived, grad, left, before)
     return [0.0 if rows[i] is None or rows[j] is None else float(np.dot(rows[i], rows[j])) for i, j in _PAIRS]
 

@@ -1,0 +1,269 @@
+"""What a guarded step costs the host on a GPU, beside `clip_grad_norm_`: the time until a step is handed to the device.
+
+    PYTHONPATH=src python benchmarks/gpu_host.py [--quick] [--only "MLP 9k"] [--parts] [--commit HASH] [--out FILE]
+
+Every arm trains its own copy of the same model on the same batches, in short blocks in changing order. The device is
+idle before each step, so that a step's time is what the host spends on it: forward, backward, the guard's hooks in
+both, and everything behind them. The first 100 steps of each arm are left out. A ratio is what the guard adds to the
+bare step over what `clip_grad_norm_` adds to it: of the median step, and of the mean of all steps, which holds the work
+of every 10th, 20th and 50th step too. `--parts` prints where the time of a guarded step goes instead.
+"""
+
+from __future__ import annotations
+
+import argparse
+import platform
+import random
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from overhead import GPT, mlp
+from torch import Tensor, nn
+from torch.nn import functional as F  # noqa: N812
+
+from trimtab import Guard, __version__
+
+BLOCK, WARM_BLOCKS, BLOCKS = 20, 5, 15
+ARMS = ("bare", "clip_grad_norm_", "guard", "guard, clip=1.0")
+
+
+@dataclass
+class Workload:
+    """A model and its batches."""
+
+    name: str
+    make: Callable[[], nn.Module]
+    batch: Callable[[], tuple[Tensor, Tensor]]
+
+
+def tokens(batch: int, length: int, vocabulary: int) -> Callable[[], tuple[Tensor, Tensor]]:
+    def make() -> tuple[Tensor, Tensor]:
+        x = torch.randint(0, vocabulary, (batch, length + 1), device="cuda")
+        return x[:, :-1].contiguous(), x[:, 1:].contiguous()
+
+    return make
+
+
+def rows() -> tuple[Tensor, Tensor]:
+    return torch.randn(32, 64, device="cuda"), torch.randint(0, 10, (32,), device="cuda")
+
+
+WORKLOADS = [
+    Workload("MLP 9k", mlp, rows),
+    Workload("nanoGPT 10.7M", lambda: GPT(65, 384, 6, 6, 256), tokens(8, 256, 65)),
+    Workload("GPT-2 small", lambda: GPT(50257, 768, 12, 12, 256), tokens(2, 256, 50257)),
+]
+
+
+@dataclass
+class Arm:
+    """One way of stepping, with its own model."""
+
+    name: str
+    model: nn.Module
+    called: Any
+    optimizer: torch.optim.Optimizer
+    step: Callable[[Tensor], object]
+    guard: Guard | None = None
+    times_s: list[float] = field(default_factory=list)
+
+
+def arm_of(name: str, workload: Workload, *, compiled: bool, fused: bool | None, folder: Path) -> Arm:
+    torch.manual_seed(0)
+    model = workload.make().cuda()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=fused)
+    called = torch.compile(model) if compiled else model
+    if name.startswith("guard"):
+        place = folder / f"{workload.name}-{compiled}-{fused}-{name}".replace(" ", "")
+        guard = Guard(model, optimizer, run_dir=place, clip=1.0 if "clip" in name else None)
+        return Arm(name, model, called, optimizer, guard.step, guard)
+
+    def step(loss: Tensor) -> None:
+        if name == "clip_grad_norm_":
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+
+    return Arm(name, model, called, optimizer, step)
+
+
+def run_block(arm: Arm, data: list[tuple[Tensor, Tensor]], *, keep: bool) -> None:
+    for x, y in data:
+        torch.cuda.synchronize()
+        start = time.perf_counter()
+        loss = F.cross_entropy(arm.called(x).flatten(0, -2), y.flatten())
+        loss.backward()
+        arm.step(loss)
+        arm.optimizer.zero_grad()
+        if keep:
+            arm.times_s.append(time.perf_counter() - start)
+
+
+@dataclass
+class Row:
+    """The figures of one model, one way of running it and one optimizer, in µs."""
+
+    name: str
+    median: dict[str, float]
+    mean: dict[str, float]
+
+    def ratio(self, arm: str, of: dict[str, float]) -> float:
+        """What an arm adds to the bare step, over what clipping adds to it."""
+        return (of[arm] - of["bare"]) / (of["clip_grad_norm_"] - of["bare"])
+
+    def line(self) -> str:
+        """One line of the table."""
+        clip, guard = (self.median[a] - self.median["bare"] for a in ("clip_grad_norm_", "guard"))
+        ratios = [f"{self.ratio(arm, of):.2f}x" for arm in ARMS[2:] for of in (self.median, self.mean)]
+        return f"| {self.name} | {self.median['bare']:.0f} | {clip:+.0f} | {guard:+.0f} | {' | '.join(ratios)} |"
+
+
+def measure(workload: Workload, *, compiled: bool, fused: bool | None, blocks: int, folder: Path) -> Row:
+    arms = [arm_of(name, workload, compiled=compiled, fused=fused, folder=folder) for name in ARMS]
+    for i in range(WARM_BLOCKS + blocks):
+        data = [workload.batch() for _ in range(BLOCK)]
+        order = arms[:]
+        random.Random(i).shuffle(order)
+        for arm in order:
+            run_block(arm, data, keep=i >= WARM_BLOCKS)
+    for arm in arms:
+        if arm.guard is not None:
+            arm.guard.close()
+    way = f"{'compiled' if compiled else 'eager'}, {'fused' if fused else 'default'} AdamW"
+    return Row(
+        f"{workload.name}, {way}",
+        {a.name: statistics.median(a.times_s) * 1e6 for a in arms},
+        {a.name: statistics.fmean(sorted(a.times_s)[: -max(len(a.times_s) // 100, 1)]) * 1e6 for a in arms},
+    )
+
+
+HEAD = (
+    "| model | bare step µs | clipping adds | guard adds | guard: median | mean | guard, clip=1.0: median | mean |\n"
+    "|---|---|---|---|---|---|---|---|"
+)
+
+
+def header(commit: str) -> str:
+    import triton
+
+    git = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True)
+    return (
+        f"# Host time of a guarded step on a GPU\n\ntrimtab {__version__} at {commit or git.stdout.strip()}, "
+        f"{torch.cuda.get_device_name()}, torch {torch.__version__}, Triton {triton.__version__}, "
+        f"Python {platform.python_version()}. Command: `PYTHONPATH=src python benchmarks/gpu_host.py "
+        f"{' '.join(sys.argv[1:])}`.\n\nTime on the host from the forward pass to the end of `zero_grad`, the device "
+        f"idle before each step; steps after the first {WARM_BLOCKS * BLOCK}, recorded to disk as by default. A ratio "
+        "is what the guard adds to a bare step over what `clip_grad_norm_` adds to it (means without the slowest "
+        "hundredth of steps). The default AdamW is not fused: only the host can stop it, so each of its steps waits "
+        "for the device once.\n"
+    )
+
+
+PARTS = (
+    ("forward hook", "trimtab.sample.probes.forward", "ForwardTap", "__call__"),
+    ("  input probe", "trimtab.sample.probes.batch", "BatchProbe", "inputs"),
+    ("  output probe", "trimtab.sample.probes.forward", "ForwardTap", "left"),
+    ("gradient hook", "trimtab.sample.probes.sentinel", "Sentinel", "_on_gradient"),
+    ("Guard.step", "trimtab.guard.guard", "Guard", "step"),
+    ("  told", "trimtab.sample.observed", "Observed", "told"),
+    ("  Lane.before", "trimtab.guard.lane", "Lane", "before"),
+    ("    begin", "trimtab.guard.lane", "Lane", "_begin"),
+    ("    Watch.before", "trimtab.sample.watch", "Watch", "before"),
+    ("      sentinel", "trimtab.sample.probes.sentinel", "Sentinel", "before"),
+    ("    Judge on device", "trimtab.guard.protect", "Judge", "_on_device"),
+    ("      Meter.measure", "trimtab.sample.measure.meter", "Meter", "measure"),
+    ("      arm", "trimtab.guard.protect", "DeviceGate", "arm"),
+    ("  Lane.after", "trimtab.guard.lane", "Lane", "after"),
+    ("    Watch.after", "trimtab.sample.watch", "Watch", "after"),
+    ("    post", "trimtab.sample.transfer", "DelayedSamples", "post"),
+    ("    open", "trimtab.sample.transfer", "DelayedSamples", "_open"),
+    ("    hand over", "trimtab.guard.lane", "Lane", "_hand_over"),
+    ("      brain", "trimtab.core.pipeline", "Brain", "advance"),
+    ("      record", "trimtab.record.recorder", "Recorder", "put"),
+)
+
+
+@contextmanager
+def marks(spent_s: dict[str, list[float]]) -> Iterator[None]:
+    """Time every call of the parts; a part's time holds that of the parts below it."""
+    import importlib
+
+    put_back = []
+    for label, module, owner, method in PARTS:
+        kind = getattr(importlib.import_module(module), owner)
+        inner = kind.__dict__[method]
+
+        def timed(*args: Any, _inner: Any = inner, _label: str = label, **kwargs: Any) -> Any:
+            start = time.perf_counter()
+            try:
+                return _inner(*args, **kwargs)
+            finally:
+                spent_s.setdefault(_label, []).append(time.perf_counter() - start)
+
+        setattr(kind, method, timed)
+        put_back.append((kind, method, inner))
+    try:
+        yield
+    finally:
+        for kind, method, inner in put_back:
+            setattr(kind, method, inner)
+
+
+def parts(workload: Workload, fused: bool | None, folder: Path) -> str:
+    """Where the time of a guarded step goes, µs per step."""
+    spent_s: dict[str, list[float]] = {}
+    num = 200
+    with marks(spent_s):
+        arm = arm_of("guard", workload, compiled=False, fused=fused, folder=folder / "parts")
+        for i in range(5 + num // BLOCK):
+            if i == 5:
+                spent_s.clear()
+            run_block(arm, [workload.batch() for _ in range(BLOCK)], keep=False)
+        if arm.guard is not None:
+            arm.guard.close()
+    lines = [
+        f"{label:20} {sum(took) / num * 1e6:7.1f} a step, {statistics.median(took) * 1e6:7.1f} a call"
+        for label, *_ in PARTS
+        if (took := spent_s.get(label, [])[: 20 * num])
+    ]
+    return "\n".join([f"{workload.name}, {'fused' if fused else 'default'} AdamW, eager", *lines])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="eager and fused only, a third of the blocks")
+    parser.add_argument("--only", help="one model, by its name")
+    parser.add_argument("--parts", action="store_true", help="where the time of a guarded step goes")
+    parser.add_argument("--commit", default="", help="what to write as the commit, outside of a checkout")
+    parser.add_argument("--out", type=Path, help="also write the report here")
+    args = parser.parse_args()
+    wanted = [w for w in WORKLOADS if args.only in (None, w.name)]
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        if args.parts:
+            for workload in wanted:
+                print(parts(workload, True, folder), flush=True)
+            return
+        lines = [header(args.commit), HEAD]
+        print(lines[1], flush=True)
+        for workload in wanted:
+            for compiled in (False,) if args.quick else (False, True):
+                for fused in (True,) if args.quick else (True, None):
+                    blocks = BLOCKS // 3 if args.quick else BLOCKS
+                    row = measure(workload, compiled=compiled, fused=fused, blocks=blocks, folder=folder)
+                    lines.append(row.line())
+                    print(row.line(), flush=True)
+    if args.out is not None:
+        args.out.write_text("\n".join(lines) + "\n")
+
+
+if __name__ == "__main__":
+    main()
