@@ -2,11 +2,12 @@
 
     PYTHONPATH=src python benchmarks/gpu_host.py [--quick] [--only "MLP 9k"] [--parts] [--commit HASH] [--out FILE]
 
-Every arm trains its own copy of the same model on the same batches, in short blocks in changing order. The device is
-idle before each step, so that a step's time is what the host spends on it: forward, backward, the guard's hooks in
-both, and everything behind them. The first 100 steps of each arm are left out. A ratio is what the guard adds to the
-bare step over what `clip_grad_norm_` adds to it: of the median step, and of the mean of all steps, which holds the work
-of every 10th, 20th and 50th step too. `--parts` prints where the time of a guarded step goes instead.
+Every arm trains its own copy of the same model on the same batches, in blocks of ten steps in changing order. The
+device is idle before each step, so that a step's time is what the host spends on it: forward, backward, the guard's
+hooks in both, and everything behind them. The first 100 steps of each arm are left out. What an arm adds is the
+difference to the bare arm's block on the same batches: of the medians of both blocks (an ordinary step), and of their
+means (with the work of every 10th, 20th and 50th step); over all blocks the median and the mean without the outer
+tenths are reported. `--parts` prints where the time of a guarded step goes instead.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from torch.nn import functional as F  # noqa: N812
 
 from trimtab import Guard, __version__
 
-BLOCK, WARM_BLOCKS, BLOCKS = 20, 5, 15
+BLOCK, WARM_BLOCKS = 10, 10
 ARMS = ("bare", "clip_grad_norm_", "guard", "guard, clip=1.0")
 
 
@@ -43,6 +44,7 @@ class Workload:
     name: str
     make: Callable[[], nn.Module]
     batch: Callable[[], tuple[Tensor, Tensor]]
+    blocks: int
 
 
 def tokens(batch: int, length: int, vocabulary: int) -> Callable[[], tuple[Tensor, Tensor]]:
@@ -58,9 +60,9 @@ def rows() -> tuple[Tensor, Tensor]:
 
 
 WORKLOADS = [
-    Workload("MLP 9k", mlp, rows),
-    Workload("nanoGPT 10.7M", lambda: GPT(65, 384, 6, 6, 256), tokens(8, 256, 65)),
-    Workload("GPT-2 small", lambda: GPT(50257, 768, 12, 12, 256), tokens(2, 256, 50257)),
+    Workload("MLP 9k", mlp, rows, 60),
+    Workload("nanoGPT 10.7M", lambda: GPT(65, 384, 6, 6, 256), tokens(8, 256, 65), 25),
+    Workload("GPT-2 small", lambda: GPT(50257, 768, 12, 12, 256), tokens(2, 256, 50257), 15),
 ]
 
 
@@ -74,7 +76,7 @@ class Arm:
     optimizer: torch.optim.Optimizer
     step: Callable[[Tensor], object]
     guard: Guard | None = None
-    times_s: list[float] = field(default_factory=list)
+    blocks_s: list[list[float]] = field(default_factory=list)
 
 
 def arm_of(name: str, workload: Workload, *, compiled: bool, fused: bool | None, folder: Path) -> Arm:
@@ -95,7 +97,8 @@ def arm_of(name: str, workload: Workload, *, compiled: bool, fused: bool | None,
     return Arm(name, model, called, optimizer, step)
 
 
-def run_block(arm: Arm, data: list[tuple[Tensor, Tensor]], *, keep: bool) -> None:
+def run_block(arm: Arm, data: list[tuple[Tensor, Tensor]]) -> list[float]:
+    out = []
     for x, y in data:
         torch.cuda.synchronize()
         start = time.perf_counter()
@@ -103,8 +106,8 @@ def run_block(arm: Arm, data: list[tuple[Tensor, Tensor]], *, keep: bool) -> Non
         loss.backward()
         arm.step(loss)
         arm.optimizer.zero_grad()
-        if keep:
-            arm.times_s.append(time.perf_counter() - start)
+        out.append(time.perf_counter() - start)
+    return out
 
 
 @dataclass
@@ -112,18 +115,21 @@ class Row:
     """The figures of one model, one way of running it and one optimizer, in µs."""
 
     name: str
-    median: dict[str, float]
-    mean: dict[str, float]
-
-    def ratio(self, arm: str, of: dict[str, float]) -> float:
-        """What an arm adds to the bare step, over what clipping adds to it."""
-        return (of[arm] - of["bare"]) / (of["clip_grad_norm_"] - of["bare"])
+    bare: float
+    usual: dict[str, float]  # what each arm adds to an ordinary step
+    mean: dict[str, float]  # and to all steps
 
     def line(self) -> str:
         """One line of the table."""
-        clip, guard = (self.median[a] - self.median["bare"] for a in ("clip_grad_norm_", "guard"))
-        ratios = [f"{self.ratio(arm, of):.2f}x" for arm in ARMS[2:] for of in (self.median, self.mean)]
-        return f"| {self.name} | {self.median['bare']:.0f} | {clip:+.0f} | {guard:+.0f} | {' | '.join(ratios)} |"
+        ratios = [f"{of[arm] / of[ARMS[1]]:.2f}x" for arm in ARMS[2:] for of in (self.usual, self.mean)]
+        added = [f"{self.usual[arm]:+.0f}, {self.mean[arm]:+.0f}" for arm in ARMS[1:]]
+        return f"| {self.name} | {self.bare:.0f} | {' | '.join(added)} | {' | '.join(ratios)} |"
+
+
+def middle(values: list[float]) -> float:
+    """The mean without the outer tenths."""
+    cut = len(values) // 10
+    return statistics.fmean(sorted(values)[cut : len(values) - cut])
 
 
 def measure(workload: Workload, *, compiled: bool, fused: bool | None, blocks: int, folder: Path) -> Row:
@@ -133,21 +139,24 @@ def measure(workload: Workload, *, compiled: bool, fused: bool | None, blocks: i
         order = arms[:]
         random.Random(i).shuffle(order)
         for arm in order:
-            run_block(arm, data, keep=i >= WARM_BLOCKS)
+            arm.blocks_s.append(run_block(arm, data))
     for arm in arms:
+        del arm.blocks_s[:WARM_BLOCKS]
         if arm.guard is not None:
             arm.guard.close()
+    usual, mean = {}, {}
+    for arm in arms[1:]:
+        pairs = list(zip(arm.blocks_s, arms[0].blocks_s, strict=True))
+        usual[arm.name] = statistics.median(statistics.median(a) - statistics.median(b) for a, b in pairs) * 1e6
+        mean[arm.name] = middle([statistics.fmean(a) - statistics.fmean(b) for a, b in pairs]) * 1e6
     way = f"{'compiled' if compiled else 'eager'}, {'fused' if fused else 'default'} AdamW"
-    return Row(
-        f"{workload.name}, {way}",
-        {a.name: statistics.median(a.times_s) * 1e6 for a in arms},
-        {a.name: statistics.fmean(sorted(a.times_s)[: -max(len(a.times_s) // 100, 1)]) * 1e6 for a in arms},
-    )
+    bare = statistics.median(statistics.median(b) for b in arms[0].blocks_s) * 1e6
+    return Row(f"{workload.name}, {way}", bare, usual, mean)
 
 
 HEAD = (
-    "| model | bare step µs | clipping adds | guard adds | guard: median | mean | guard, clip=1.0: median | mean |\n"
-    "|---|---|---|---|---|---|---|---|"
+    "| model | bare step | `clip_grad_norm_` adds | guard adds | guard, clip=1.0 adds | "
+    "guard over clipping: ordinary | all | guard, clip=1.0: ordinary | all |\n|---|---|---|---|---|---|---|---|---|"
 )
 
 
@@ -160,10 +169,10 @@ def header(commit: str) -> str:
         f"{torch.cuda.get_device_name()}, torch {torch.__version__}, Triton {triton.__version__}, "
         f"Python {platform.python_version()}. Command: `PYTHONPATH=src python benchmarks/gpu_host.py "
         f"{' '.join(sys.argv[1:])}`.\n\nTime on the host from the forward pass to the end of `zero_grad`, the device "
-        f"idle before each step; steps after the first {WARM_BLOCKS * BLOCK}, recorded to disk as by default. A ratio "
-        "is what the guard adds to a bare step over what `clip_grad_norm_` adds to it (means without the slowest "
-        "hundredth of steps). The default AdamW is not fused: only the host can stop it, so each of its steps waits "
-        "for the device once.\n"
+        f"idle before each step, µs; steps after the first {WARM_BLOCKS * BLOCK}, recorded to disk as by default. Two "
+        "numbers: what is added to an ordinary step, and to the mean of all steps, those of every 10th, 20th and 50th "
+        "step included. The default AdamW is not fused: only the host can stop it, so each of its steps waits for the "
+        "device once.\n"
     )
 
 
@@ -223,10 +232,10 @@ def parts(workload: Workload, fused: bool | None, folder: Path) -> str:
     num = 200
     with marks(spent_s):
         arm = arm_of("guard", workload, compiled=False, fused=fused, folder=folder / "parts")
-        for i in range(5 + num // BLOCK):
-            if i == 5:
+        for i in range(WARM_BLOCKS + num // BLOCK):
+            if i == WARM_BLOCKS:
                 spent_s.clear()
-            run_block(arm, [workload.batch() for _ in range(BLOCK)], keep=False)
+            run_block(arm, [workload.batch() for _ in range(BLOCK)])
         if arm.guard is not None:
             arm.guard.close()
     lines = [
@@ -257,7 +266,7 @@ def main() -> None:
         for workload in wanted:
             for compiled in (False,) if args.quick else (False, True):
                 for fused in (True,) if args.quick else (True, None):
-                    blocks = BLOCKS // 3 if args.quick else BLOCKS
+                    blocks = workload.blocks // 3 if args.quick else workload.blocks
                     row = measure(workload, compiled=compiled, fused=fused, blocks=blocks, folder=folder)
                     lines.append(row.line())
                     print(row.line(), flush=True)

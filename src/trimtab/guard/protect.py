@@ -58,19 +58,24 @@ class Judge:
         self._clips_otherwise = self._clips and (
             config.clip.per_group or config.clip.value is not None or self._units is not None
         )
+        # Kept until the step is over: PyTorch makes a Python object of each gradient whenever there is none, which the
+        # optimizer would otherwise pay for a second time.
+        self._live: list[Tensor] = []
 
     def decide(self, step: Step, rows: Rows) -> None:
         """Look at the gradients, and let the update through or not."""
-        batch = step.scalars.pop(HELD_BACK, None)  # on an accelerator it is looked at along with the gradients
-        if not rows.on_host and gate_can(self._optimizer, self._config):
-            self._on_device(step, rows, batch if isinstance(batch, Tensor) else None)
-            return
-        if isinstance(batch, Tensor):
-            step.scalars |= look_on_device(batch)
+        batch: object = None
+        if HELD_BACK in step.scalars:  # on an accelerator it is looked at along with the gradients
+            batch = step.scalars.pop(HELD_BACK)
         if rows.on_host:
             self._on_host(step, rows)
+        elif gate_can(self._optimizer, self._config):
+            self._on_device(step, rows, batch if isinstance(batch, Tensor) else None)
+            return
         else:
             self._after_one_wait(step, rows)
+        if batch is not None or step.products is not None:
+            _compute(step, batch)
 
     def heard(self, scalars: Mapping[str, float]) -> None:
         """Learn from what the device reported `lag` steps ago: how often it clips, and which norms it let through."""
@@ -83,6 +88,7 @@ class Judge:
         """Take back what was set for this one step, and remember its norm if it was let through."""
         if step.undo_flag is not None:
             self._gate.disarm()
+            self._live = []
         elif self._follow is not None and not step.rejected and "grad_norm" in step.scalars:
             self._follow.push(number(step.scalars["grad_norm"]))
 
@@ -217,6 +223,7 @@ class Judge:
     def _on_device(self, step: Step, rows: Rows, batch: Tensor | None) -> None:
         scale = getattr(self._optimizer, "grad_scale", None)
         live, plain, present = _gradients(rows, step)
+        self._live = live
         meter, limits = self._meter_of(rows), self._limits_now()
         step.captured = len(live) > 0 and live[0].is_cuda and torch.cuda.is_current_stream_capturing()
         # A step that is looked at thoroughly has more to send than is known now.
@@ -254,11 +261,13 @@ class Judge:
                 step.scalars.pop(name, None)
             if "loss" in outgoing.taken:
                 step.loss = None  # it is on its way
+            step.products = None
             return
+        if step.captured:
+            return  # its replays leave their values on the device
         step.table, step.device_names = measured.flat, GLOBALS
-        if batch is not None:
-            step.scalars |= look_on_device(batch)
-        if step.cadence and not step.captured:
+        _compute(step, batch)
+        if step.cadence:
             step.look = FullLook(self._scope_of(rows), self._full_gradients(measured, plain, present))
 
     @property
@@ -323,15 +332,28 @@ def _outgoing(step: Step, batch: Tensor | None) -> Outgoing | None:
     """What is on the device already and can be sent along with the gradients' table; None where it is too much."""
     if batch is not None and not can_be_held(batch):
         return None
-    outgoing = Outgoing(batch)
+    vectors = None
+    if step.products is not None:
+        if not step.products.dense:
+            return None
+        # What one captured step left in a gradient says nothing of its replays.
+        vectors = None if step.captured else step.products.vectors
+    outgoing = Outgoing(batch, vectors)
     if isinstance(step.loss, Tensor) and step.loss.is_cuda:
         outgoing.add("loss", step.loss)
-    # What one captured step left in a gradient says nothing of its replays.
-    unwanted = "dots" if step.captured else None
     for name, value in step.scalars.items():
-        if value.__class__ is not float and isinstance(value, Tensor) and value.is_cuda and name != unwanted:
+        if value.__class__ is not float and isinstance(value, Tensor) and value.is_cuda:
             outgoing.add(name, value)
     return outgoing if len(outgoing.names) < NUM_OTHERS else None
+
+
+def _compute(step: Step, batch: object) -> None:
+    """What was held back to be sent by the kernels, computed by torch instead."""
+    if isinstance(batch, Tensor):
+        step.scalars |= look_on_device(batch)
+    if step.products is not None:
+        step.scalars["dots"] = step.products.computed()
+        step.products = None
 
 
 def told_by_device(scalars: Mapping[str, float], config: Config) -> dict[str, float]:

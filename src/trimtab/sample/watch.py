@@ -16,7 +16,7 @@ from trimtab.sample.probes.activations import ActivationTap
 from trimtab.sample.probes.batch import CHANCE_EVERY
 from trimtab.sample.probes.forward import ForwardTap, inert
 from trimtab.sample.probes.ledger import AveragedProbe, Ledger
-from trimtab.sample.probes.sentinel import Sentinel
+from trimtab.sample.probes.sentinel import Products, Sentinel
 from trimtab.sample.probes.wiring import TemperatureProbe, Wiring, is_due
 from trimtab.sample.rows import Rows, roots_of
 from trimtab.sample.thorough import FullLook
@@ -75,6 +75,7 @@ class Watch:
             facts["chance"] = math.log(tap.output.num_answers)  # no targets were told: any answer is as likely
         if heard := self._sentinel.before(number, 1.0 if scale is None else scale):
             facts.update(heard)
+            step.products = self._sentinel.take_products()
             if facts.get("carried") == 0.0:
                 del facts["carried"]  # nothing was: not worth a line in the record, nor a question to a rule
         if scale is None and facts.get("autocast") == 0.0:
@@ -205,4 +206,5 @@ class Step:
     notes: dict[str, tuple[str, ...]] = field(default_factory=dict)
     frozen: tuple[int, ...] = ()
     multiplied: bool = False  # its learning rates are cut or limited
+    products: Products | None = None  # still to be computed, on the device
     captured: bool = False  # recorded into a CUDA graph: there is nobody to tell

@@ -251,7 +251,7 @@ def _mean_square(at, size, DTYPE: tl.constexpr, LEAD: tl.constexpr):
 
 
 @triton.jit
-def input_stats(told, size_and_bad, LEAD: tl.constexpr, LARGE: tl.constexpr, BLOCK: tl.constexpr):
+def input_stats(told, found, LEAD: tl.constexpr, LARGE: tl.constexpr, BLOCK: tl.constexpr):
     """The root mean square of a batch's leading values, and how many of its values are not finite, share by share.
 
     `told` holds its address, its number of values and its type (0: there is none, 1 to 3: float32, bfloat16, float16).
@@ -273,16 +273,54 @@ def input_stats(told, size_and_bad, LEAD: tl.constexpr, LARGE: tl.constexpr, BLO
         bad = _count_bad(at, size, tl.float16, BLOCK)
         if pid == 0:
             square = _mean_square(at, size, tl.float16, LEAD)
-    tl.store(size_and_bad + 1 + pid, bad)
+    tl.store(found + 1 + pid, bad)
     if pid == 0:
-        tl.store(size_and_bad, tl.sqrt(square))
+        tl.store(found, tl.sqrt(square))
+
+
+@triton.jit
+def _vector(told, i, num, DTYPE: tl.constexpr, SIZE: tl.constexpr):
+    """One of four vectors; zeros where there is none."""
+    at = tl.load(told + i)
+    lane = tl.arange(0, SIZE)
+    inside = lane < tl.where(at != 0, num, 0)
+    return tl.load(at.to(tl.pointer_type(DTYPE)) + lane, mask=inside, other=0.0).to(tl.float32)
+
+
+@triton.jit
+def _products(told, num, out, DTYPE: tl.constexpr, SIZE: tl.constexpr):
+    a, b = _vector(told, 0, num, DTYPE, SIZE), _vector(told, 1, num, DTYPE, SIZE)
+    c, d = _vector(told, 2, num, DTYPE, SIZE), _vector(told, 3, num, DTYPE, SIZE)
+    tl.store(out, tl.sum(a * a))
+    tl.store(out + 1, tl.sum(a * b))
+    tl.store(out + 2, tl.sum(b * b))
+    tl.store(out + 3, tl.sum(a * c))
+    tl.store(out + 4, tl.sum(b * c))
+    tl.store(out + 5, tl.sum(c * c))
+    tl.store(out + 6, tl.sum(a * d))
+    tl.store(out + 7, tl.sum(d * d))
+
+
+@triton.jit
+def products(told, out, SIZE: tl.constexpr):
+    """Eight products of four vectors with each other (`sample.probes.sentinel` says what for).
+
+    `told` holds their addresses (0: none), how many values each has, and their type.
+    """
+    num, kind = tl.load(told + 4), tl.load(told + 5)
+    if kind == 1:
+        _products(told, num, out, tl.float32, SIZE)
+    if kind == 2:
+        _products(told, num, out, tl.bfloat16, SIZE)
+    if kind == 3:
+        _products(told, num, out, tl.float16, SIZE)
 
 
 @triton.jit
 def send(
     values,
     num_values,
-    size_and_bad,
+    found,
     others,
     out,
     counter,
@@ -290,11 +328,13 @@ def send(
     num_places,
     BLOCK: tl.constexpr,
     NUM_SHARES: tl.constexpr,
+    NUM_DOTS: tl.constexpr,
     NUM_OTHERS: tl.constexpr,
     INPUT: tl.constexpr,
+    DOTS: tl.constexpr,
     RING: tl.constexpr,
 ):
-    """Put measured values, what `input_stats` found, and single numbers from anywhere side by side.
+    """Put measured values, what `input_stats` and `products` found, and single numbers from anywhere side by side.
 
     `others` holds the addresses of the single numbers; 0: none. With RING the place depends on a counter on the device.
     """
@@ -305,13 +345,16 @@ def send(
     tl.store(out + here, tl.load(values + here, mask=here < num_values), mask=here < num_values)
     if pid == 0:
         if INPUT:
-            bad = tl.sum(tl.load(size_and_bad + 1 + tl.arange(0, NUM_SHARES)))
-            tl.store(out + num_values, tl.load(size_and_bad))
+            bad = tl.sum(tl.load(found + 1 + tl.arange(0, NUM_SHARES)))
+            tl.store(out + num_values, tl.load(found))
             tl.store(out + num_values + 1, (bad > 0).to(tl.float32))
+        if DOTS:
+            dot = tl.arange(0, NUM_DOTS)
+            tl.store(out + num_values + 2 + dot, tl.load(found + 1 + NUM_SHARES + dot))
         few = tl.arange(0, NUM_OTHERS)
         at = tl.load(others + few)
         one = tl.load(at.to(tl.pointer_type(tl.float32)), mask=at != 0, other=0.0)
-        tl.store(out + num_values + 2 + few, one, mask=at != 0)
+        tl.store(out + num_values + 2 + NUM_DOTS + few, one, mask=at != 0)
 
 
 @triton.jit

@@ -11,7 +11,7 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -19,25 +19,27 @@ import triton.language as tl
 from numpy.typing import NDArray
 from torch import Tensor
 
-from trimtab.core.types import ABSENT, Column
+from trimtab.core.types import ABSENT, F32, Column
 from trimtab.sample.measure import reference as measure
 from trimtab.sample.measure.kernels import (
     advance,
     chunk_stats,
     global_stats,
     input_stats,
+    products,
     row_stats,
     scale_chunks,
     send,
 )
-from trimtab.sample.measure.reference import GLOBALS, NUM_OTHERS, Limits, Measured, Outgoing
+from trimtab.sample.measure.reference import DOTS, GLOBALS, KINDS, NUM_OTHERS, Limits, Measured, Outgoing
 from trimtab.sample.probes.batch import LARGE, SLICE
 from trimtab.sample.transfer import Replays, Sent, upload
 
 log = logging.getLogger("trimtab")
 NUM_COLUMNS = len(Column)
 NUM_RING = 4
-NUM_SHARES = 64
+NUM_SHARES, NUM_DOTS = 64, len(DOTS)
+MAX_VECTOR = 512
 MAX_READ = 2048
 """Chunks up to which the kernels read addresses from the host's memory; of more, each would wait a microsecond."""
 GRAPH_AFTER = 3 * NUM_RING
@@ -46,7 +48,6 @@ NUM_SPARES, MAX_CAPTURES = 2, 64
 RING_BYTES = 1 << 20
 MAX_PLACES = 256
 _DTYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
-_KINDS = {torch.float32: 1, torch.bfloat16: 2, torch.float16: 3}
 _TUNED = {torch.float32: (1024, 32, 8), torch.bfloat16: (512, 64, 4), torch.float16: (512, 64, 4)}
 """Elements per block, blocks per chunk, warps: the fastest found on an H200 (benchmarks/results/)."""
 _IN_GRAPHS: list[object] = []
@@ -71,14 +72,14 @@ class _Batch:
     place: int
 
 
-@dataclass(frozen=True, slots=True)
-class _Way:
+class _Way(NamedTuple):
     """What the launches of a step depend on beside its tensors."""
 
     clip: bool
     reject: bool
     scaled: bool
     input: bool
+    dots: bool
     in_place: bool
     target: str  # "": the values stay on the device; "host": they are sent; "ring": they are kept for who comes by
 
@@ -94,7 +95,9 @@ class _Slot:
     addresses: NDArray[np.int64]
     scale_at: Tensor
     input: Tensor
+    vectors: Tensor
     others: Tensor
+    values: F32
     known: list[int] = field(default_factory=list)
     num_others: int = 0
     set_limits: Limits | None = None
@@ -119,6 +122,8 @@ class Plan:
         self._num_rows = num_rows
         self._rows = list(range(num_rows)) if present is None else list(present)
         self._aligned = [t.data_ptr() % 16 == 0 for t in tensors]
+        self._all_aligned = all(self._aligned)
+        self._seen: tuple[list[int], NDArray[np.int64]] = [], np.zeros(0, np.int64)
         kinds: dict[tuple[torch.dtype, bool], list[int]] = {}
         self._others: list[int] = []
         for i, t in enumerate(tensors):
@@ -135,7 +140,8 @@ class Plan:
             place += len(members)
         self._num_squares = place + len(self._others)
         self._num_values = num_rows * NUM_COLUMNS + len(GLOBALS)
-        self._width = self._num_values + 2 + NUM_OTHERS
+        self._num_behind = self._num_values + 2 + NUM_DOTS
+        self._width = self._num_behind + NUM_OTHERS
         self._blank = None if present is None else self._blank_table()
         self._squares = torch.zeros(max(self._num_squares, 1), dtype=torch.float64, device=self._device)
         num_chunks = sum(b.chunk_row.numel() for b in self._batches)
@@ -186,16 +192,18 @@ class Plan:
             return torch.zeros(size, dtype=dtype, device="cpu", pin_memory=self._on_gpu)
 
         num = self._num_told
-        told = pinned(num + 2 + 4 + NUM_OTHERS, torch.int64)
+        told, answer = pinned(num + 2 + 4 + 6 + NUM_OTHERS, torch.int64), pinned(self._width, torch.float32)
         return _Slot(
             told=told,
             limits=pinned(4, torch.float64),
-            answer=pinned(self._width, torch.float32),
+            answer=answer,
+            values=answer.numpy(),
             event=torch.cuda.Event() if self._on_gpu else None,  # type: ignore[no-untyped-call]
             addresses=told.numpy(),
             scale_at=told[num : num + 2],
             input=told[num + 2 : num + 6],
-            others=told[num + 6 :],
+            vectors=told[num + 6 : num + 12],
+            others=told[num + 12 :],
         )
 
     def _blank_table(self) -> Tensor:
@@ -205,7 +213,13 @@ class Plan:
 
     def takes(self, addresses: list[int]) -> bool:
         """Whether tensors at these addresses can be measured by this plan: they must be aligned as its own were."""
-        return addresses == self._known or [a % 16 == 0 for a in addresses] == self._aligned
+        if addresses == self._known:
+            return True
+        array = np.array(addresses, np.int64)
+        self._seen = addresses, array
+        if self._all_aligned:
+            return not np.bitwise_or.reduce(array) & 15
+        return [a % 16 == 0 for a in addresses] == self._aligned
 
     def run(
         self,
@@ -233,10 +247,13 @@ class Plan:
             limits.max_norm is not None,
             limits.reject_nonfinite,
             scale is not None,
-            outgoing is not None and self._tell_more(slot, outgoing, capturing),
+            outgoing is not None and outgoing.input is not None,
+            outgoing is not None and outgoing.vectors is not None,
             in_place,
             "" if outgoing is None else "ring" if capturing else "host",
         )
+        if outgoing is not None:
+            self._tell_more(slot, outgoing, capturing)
         if capturing:
             _IN_GRAPHS.append((self, slot))
             self._launch(slot, tensors, measured, way)
@@ -246,7 +263,7 @@ class Plan:
         self._known = addresses
         self._turn = (self._turn + 1) % NUM_RING
         if outgoing is not None:
-            memory = slot.answer.numpy()[: self._num_values + 2 + len(outgoing.names)]
+            memory = slot.values[: self._num_behind + len(outgoing.names)]
             measured.sent = slot.sent = Sent(memory, slot.event, self._num_rows * NUM_COLUMNS, outgoing.all_names())
             while len(self._spares) < NUM_SPARES:
                 self._spares.append(self._slot())
@@ -263,7 +280,7 @@ class Plan:
             self._own = self._values()
             table = self._num_rows * NUM_COLUMNS
             self._own.scalars = {name: self._own.flat[table + i] for i, name in enumerate(GLOBALS)}
-            self._found = torch.zeros(1 + NUM_SHARES, dtype=torch.float32, device=self._device)
+            self._found = torch.zeros(1 + NUM_SHARES + NUM_DOTS, dtype=torch.float32, device=self._device)
             places = max(min(MAX_PLACES, RING_BYTES // (4 * self._width)), 4)
             self._ring = torch.zeros(places, self._width, dtype=torch.float32, device=self._device)
             self._counter = torch.zeros(1, dtype=torch.int64, device=self._device)
@@ -282,8 +299,11 @@ class Plan:
         if addresses != slot.known:
             for batch in self._batches:
                 first, members = batch.first_address, batch.members
-                mine = addresses if len(members) == len(addresses) else [addresses[i] for i in members]
-                slot.addresses[first : first + len(members)] = mine
+                if len(members) < len(addresses):
+                    slot.addresses[first : first + len(members)] = [addresses[i] for i in members]
+                else:
+                    known, array = self._seen
+                    slot.addresses[first : first + len(members)] = array if known is addresses else addresses
             slot.known = addresses
         if scale is not None:
             slot.addresses[self._num_told] = scale.data_ptr()
@@ -295,23 +315,25 @@ class Plan:
                 -1.0 if limits.clip_above is None else limits.clip_above,
             )
 
-    def _tell_more(self, slot: _Slot, outgoing: Outgoing, capturing: bool) -> bool:
-        """Tell what else to send; whether there is a batch to look at."""
+    def _tell_more(self, slot: _Slot, outgoing: Outgoing, capturing: bool) -> None:
+        """Tell what else to send."""
         told, first = slot.addresses, self._num_told + 2
-        batch = outgoing.input
+        batch, vectors = outgoing.input, outgoing.vectors
         if batch is not None:
-            told[first : first + 3] = (batch.data_ptr(), batch.numel(), _KINDS[batch.dtype])
-        num = len(outgoing.addresses)
-        told[first + 4 : first + 4 + num] = outgoing.addresses
+            told[first : first + 3] = (batch.data_ptr(), batch.numel(), KINDS[batch.dtype])
+        if vectors is not None and (one := vectors[0]) is not None:
+            at = [0 if v is None else v.data_ptr() for v in vectors]
+            told[first + 4 : first + 10] = (*at, one.numel(), KINDS[one.dtype])
+        first, num = first + 10, len(outgoing.addresses)
+        told[first : first + num] = outgoing.addresses
         if num < slot.num_others:
-            told[first + 4 + num : first + 4 + slot.num_others] = 0
+            told[first + num : first + slot.num_others] = 0
         slot.num_others = num
         if capturing:  # the last one says which of several captured steps it was
             if self.replays is None:
                 self.replays = Replays(self._ring, self._counter, self._num_rows * NUM_COLUMNS)
             number = self.replays.add(outgoing.all_names())
-            told[first + 4 + NUM_OTHERS - 1] = self._numbers[number].data_ptr()
-        return batch is not None
+            told[first + NUM_OTHERS - 1] = self._numbers[number].data_ptr()
 
     # -- the launches ----------------------------------------------------------------------------------------------
 
@@ -375,6 +397,8 @@ class Plan:
             self._launch_scale(slot, tensors, measured.scalar("clip_coef"))
         if way.input:
             input_stats[(NUM_SHARES,)](slot.input, self._found, LEAD=SLICE, LARGE=LARGE, BLOCK=1024)
+        if way.dots:
+            products[(1,)](slot.vectors, self._found[1 + NUM_SHARES :], SIZE=MAX_VECTOR)
         if way.target:
             ring = way.target == "ring"
             send[(-(-self._num_values // 1024),)](
@@ -388,8 +412,10 @@ class Plan:
                 len(self._ring),
                 BLOCK=1024,
                 NUM_SHARES=NUM_SHARES,
+                NUM_DOTS=NUM_DOTS,
                 NUM_OTHERS=NUM_OTHERS,
                 INPUT=way.input,
+                DOTS=way.dots,
                 RING=ring,
             )
             if ring:
