@@ -31,6 +31,7 @@ from trimtab.torchutil.undo import tensor_values
 NUM_GLOBALS = len(GLOBALS)
 NEARLY = 1.0 - 1e-5
 """Of a limit: closer to it PyTorch's own norm decides, which may differ from another in its last digits."""
+BUFFERS = "norm of buffers "
 OFTEN = 0.5
 """Share of clipped steps above which `grad_scale` is the cheaper way to clip."""
 
@@ -64,18 +65,16 @@ class Judge:
 
     def decide(self, step: Step, rows: Rows) -> None:
         """Look at the gradients, and let the update through or not."""
-        batch: object = None
-        if HELD_BACK in step.scalars:  # on an accelerator it is looked at along with the gradients
-            batch = step.scalars.pop(HELD_BACK)
+        held = step.scalars.pop(HELD_BACK) if HELD_BACK in step.scalars else None
+        batch = held if isinstance(held, Tensor) else None  # on an accelerator: looked at along with the gradients
         if rows.on_host:
             self._on_host(step, rows)
+            if batch is not None:
+                _compute(step, batch)
         elif gate_can(self._optimizer, self._config):
-            self._on_device(step, rows, batch if isinstance(batch, Tensor) else None)
-            return
+            self._on_device(step, rows, batch)
         else:
-            self._after_one_wait(step, rows)
-        if batch is not None or step.products is not None:
-            _compute(step, batch)
+            self._after_one_wait(step, rows, batch)
 
     def heard(self, scalars: Mapping[str, float]) -> None:
         """Learn from what the device reported `lag` steps ago: how often it clips, and which norms it let through."""
@@ -184,23 +183,45 @@ class Judge:
 
     # -- on an accelerator, with an optimizer that only the host can stop --------------------------------
 
-    def _after_one_wait(self, step: Step, rows: Rows) -> None:
+    def _after_one_wait(self, step: Step, rows: Rows, batch: Tensor | None) -> None:
         self._unscale(rows)
         live, plain, present = _gradients(rows, step)
+        outgoing, buffers = _outgoing(step, batch), self._shadow.norms()
+        if outgoing is not None:
+            for i, one in enumerate(buffers):
+                outgoing.add(f"{BUFFERS}{i}", one)
+            if len(outgoing.names) >= NUM_OTHERS or any(one.device != rows.params[0].device for one in buffers):
+                outgoing = None
         measured = self._meter_of(rows).measure(
-            plain, present, len(rows.params), self._limits_now(), vary=plain is not live
+            plain, present, len(rows.params), self._limits_now(), vary=plain is not live, outgoing=outgoing
         )
-        loss = torch.as_tensor(
-            math.nan if step.loss is None else step.loss, device=measured.flat.device, dtype=torch.float32
-        )
-        norms = [pack.to(measured.flat.device).reshape(1).float() for pack in self._shadow.norms()]
-        values = to_host(torch.cat([measured.flat, loss.reshape(1).float(), *norms]))  # the one wait
-        table = measured.num_rows * measured.num_columns
-        norm, nonfinite, reject, coef, _ = (float(v) for v in values[table : table + NUM_GLOBALS])
-        loss_value = None if step.loss is None else float(values[table + NUM_GLOBALS])
-        bad = self._shadow.bad() if not np.isfinite(values[table + NUM_GLOBALS + 1 :]).all() else []
+        if outgoing is not None and measured.sent is not None:
+            values, found = measured.sent.split()  # the one wait
+            step.products = None
+            norm, nonfinite, reject, coef, _ = (found.pop(name) for name in GLOBALS)
+            loss_value = found.pop("loss", None if step.loss is None else math.nan)
+            if isinstance(step.loss, float):
+                loss_value = step.loss
+            sizes = [found.pop(f"{BUFFERS}{i}") for i in range(len(buffers))]
+            sound = all(map(math.isfinite, sizes))
+            for name in outgoing.taken:
+                step.scalars.pop(name, None)
+            step.scalars |= found
+        else:
+            loss = torch.as_tensor(
+                math.nan if step.loss is None else step.loss, device=measured.flat.device, dtype=torch.float32
+            )
+            norms = [one.to(measured.flat.device).reshape(1).float() for one in buffers]
+            values = to_host(torch.cat([measured.flat, loss.reshape(1).float(), *norms]))  # the one wait
+            _compute(step, batch)
+            table = measured.num_rows * measured.num_columns
+            norm, nonfinite, reject, coef, _ = (float(v) for v in values[table : table + NUM_GLOBALS])
+            loss_value = None if step.loss is None else float(values[table + NUM_GLOBALS])
+            sound = bool(np.isfinite(values[table + NUM_GLOBALS + 1 :]).all())
+            values = values[:table]
+        bad = [] if sound else self._shadow.bad()
         judged = Judged(norm, bool(nonfinite), bool(reject))
-        step.table = torch.from_numpy(values[:table].reshape(measured.num_rows, measured.num_columns))
+        step.table = values.reshape(measured.num_rows, measured.num_columns)
         _name_rows(step, rows, measured)
         self.suspicion.note(math.nan if nonfinite else norm)
         if step.cadence or bad or nonfinite:
@@ -347,9 +368,9 @@ def _outgoing(step: Step, batch: Tensor | None) -> Outgoing | None:
     return outgoing if len(outgoing.names) < NUM_OTHERS else None
 
 
-def _compute(step: Step, batch: object) -> None:
+def _compute(step: Step, batch: Tensor | None) -> None:
     """What was held back to be sent by the kernels, computed by torch instead."""
-    if isinstance(batch, Tensor):
+    if batch is not None:
         step.scalars |= look_on_device(batch)
     if step.products is not None:
         step.scalars["dots"] = step.products.computed()

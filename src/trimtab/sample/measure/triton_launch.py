@@ -53,7 +53,7 @@ _TUNED = {torch.float32: (1024, 32, 8), torch.bfloat16: (512, 64, 4), torch.floa
 _IN_GRAPHS: list[object] = []
 """Memory that graphs captured by others read and write: a graph may be replayed after its guard is gone."""
 _IN_FLIGHT: list[_Slot] = []
-"""Pinned memory that nobody needs any more but a device may still write to."""
+"""Pinned memory that nobody needs any more but a device may still write to; looked through for each new plan."""
 
 
 @dataclass(slots=True)
@@ -102,7 +102,7 @@ class _Slot:
     num_others: int = 0
     set_limits: Limits | None = None
     sent: Sent | None = None
-    graphs: dict[_Way, Any] = field(default_factory=dict)
+    graphs: dict[tuple[Any, ...], Any] = field(default_factory=dict)
 
     def free(self) -> None:
         """Wait until nothing is under way here: usually long done."""
@@ -149,6 +149,7 @@ class Plan:
             torch.zeros(self._num_told, dtype=torch.int64, device=self._device) if num_chunks > MAX_READ else None
         )
         self._known: list[int] = []
+        _IN_FLIGHT[:] = [slot for slot in _IN_FLIGHT if slot.event is not None and not slot.event.query()]
         self._slots = [self._slot() for _ in range(NUM_RING)]
         self._spares = [self._slot()]  # for steps that others capture: each keeps its own for good
         self._turn, self._runs = 0, 0
@@ -243,7 +244,7 @@ class Plan:
             slot.free()
         self._tell(slot, addresses, limits, scale)
         measured = self._values() if outgoing is None else self._own_values()
-        way = _Way(
+        way = (
             limits.max_norm is not None,
             limits.reject_nonfinite,
             scale is not None,
@@ -256,7 +257,7 @@ class Plan:
             self._tell_more(slot, outgoing, capturing)
         if capturing:
             _IN_GRAPHS.append((self, slot))
-            self._launch(slot, tensors, measured, way)
+            self._launch(slot, tensors, measured, _Way(*way))
             self._known = []
             return measured
         self._start(slot, tensors, measured, way)
@@ -337,16 +338,17 @@ class Plan:
 
     # -- the launches ----------------------------------------------------------------------------------------------
 
-    def _start(self, slot: _Slot, tensors: Sequence[Tensor], flat: Measured, way: _Way) -> None:
+    def _start(self, slot: _Slot, tensors: Sequence[Tensor], measured: Measured, key: tuple[Any, ...]) -> None:
         """Launch, by a graph where there is one, and note when it will be done."""
-        graph = slot.graphs.get(way)
+        graph = slot.graphs.get(key)
         if graph is not None:
             graph.replay()
         else:
-            self._launch(slot, tensors, flat, way)
+            way = _Way(*key)
+            self._launch(slot, tensors, measured, way)
             self._runs += 1
             if self._graphs_work and self._runs > GRAPH_AFTER and way.target:
-                slot.graphs[way] = self._recorded(lambda: self._launch(slot, tensors, flat, way))
+                slot.graphs[key] = self._recorded(lambda: self._launch(slot, tensors, measured, way))
         if self._on_gpu:
             slot.event.record(self._current_stream())
 
@@ -492,8 +494,8 @@ class Plan:
 
     def __del__(self) -> None:
         # PyTorch does not know that kernels write to this memory: it must not be given to others before they are done.
-        if getattr(self, "_on_gpu", False) and _IN_FLIGHT is not None:
-            _IN_FLIGHT[:] = [s for s in (*_IN_FLIGHT, *getattr(self, "_slots", ())) if not s.event.query()]
+        # Nor may CUDA be asked now whether they are: Python may delete this while somebody captures a graph.
+        _IN_FLIGHT.extend(getattr(self, "_slots", ()))
 
 
 def _even(number: int) -> int:
