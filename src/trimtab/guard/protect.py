@@ -377,18 +377,16 @@ def _compute(step: Step, batch: Tensor | None) -> None:
         step.products = None
 
 
-def told_by_device(scalars: Mapping[str, float], config: Config) -> dict[str, float]:
-    """What a device decided, in the words the host would have used for it."""
-    out = dict(scalars)
-    out.pop("inverse_coef", None)
+def told_by_device(told: dict[str, float], config: Config) -> None:
+    """Turn what a device decided into the words the host would have used for it."""
+    told.pop("inverse_coef", None)
     if not config.clip or config.mode == "observe":
-        out.pop("clip_coef", None)
-    if not out.pop("nonfinite_grads", 0.0):
-        return out
-    out["nonfinite_grads"] = 1.0
-    if "scale" in out and math.isfinite(out.get("loss", 0.0)):
-        out |= {"routine_overflow": 1.0, "rejected": 0.0}
-    return out
+        told.pop("clip_coef", None)
+    if not told.pop("nonfinite_grads", 0.0):
+        return
+    told["nonfinite_grads"] = 1.0
+    if "scale" in told and math.isfinite(told.get("loss", 0.0)):
+        told |= {"routine_overflow": 1.0, "rejected": 0.0}
 
 
 def _gradients(rows: Rows, step: Step) -> tuple[list[Tensor], list[Tensor], list[int] | None]:

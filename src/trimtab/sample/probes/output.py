@@ -167,7 +167,7 @@ def spread_on_device(rows: Tensor) -> dict[str, float | Tensor]:
 
 
 def spread_of(scalars: dict[str, float]) -> dict[str, float]:
-    """The facts with the spread in place of the two numbers that a device sent."""
+    """The same dict, with the spread in place of the two numbers that a device sent."""
     if "out_spread/varies" in scalars:
         varies = scalars.pop("out_spread/varies")
         whole = varies + scalars.pop("out_spread/means") ** 2

@@ -158,13 +158,14 @@ class Sentinel:
 
 
 def resolved(scalars: dict[str, float]) -> dict[str, float]:
-    """The facts in place of the products that a device sent."""
+    """The same dict, with the facts in place of the products that a device sent."""
     if DOTS[0] not in scalars:
         return scalars
     every = {name: scalars.pop(name, 0.0) for name in _ALL}
     dots = [every[name] for name in DOTS]
     num = int(scalars.pop("dots/num"))
-    return scalars | facts_of(dots, scalars.pop("dots/tolerance"), scalars.pop("dots/scale"), num)
+    scalars |= facts_of(dots, scalars.pop("dots/tolerance"), scalars.pop("dots/scale"), num)
+    return scalars
 
 
 def facts_of(dots: Sequence[float], tolerance: float, scale: float, num: int = SIZE) -> dict[str, float]:
