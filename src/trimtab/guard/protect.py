@@ -217,7 +217,7 @@ class Judge:
             table = measured.num_rows * measured.num_columns
             norm, nonfinite, reject, coef, _ = (float(v) for v in values[table : table + NUM_GLOBALS])
             loss_value = None if step.loss is None else float(values[table + NUM_GLOBALS])
-            sound = bool(np.isfinite(values[table + NUM_GLOBALS + 1 :]).all())
+            sound = all(map(math.isfinite, values[table + NUM_GLOBALS + 1 :]))
             values = values[:table]
         bad = [] if sound else self._shadow.bad()
         judged = Judged(norm, bool(nonfinite), bool(reject))

@@ -36,7 +36,8 @@ class Sent:
     def split(self) -> tuple[F32, dict[str, float]]:
         """The table, flat, and the values behind it by their names."""
         values = self.take()
-        found = dict(zip(self.names, values[self.size :].tolist(), strict=True))
+        rest: memoryview[float] = values[self.size :].data  # type: ignore[assignment]
+        found = dict(zip(self.names, rest, strict=True))
         found.pop("", None)
         return values[: self.size], found
 
@@ -183,7 +184,7 @@ class Replays:
                 return
             event.synchronize()
         self._asked = None
-        before, after = counts.tolist()
+        before, after = map(int, to_host(counts))
         yield from self._read(before, after, to_host(ring))
 
     def _ask(self) -> None:
@@ -202,7 +203,7 @@ class Replays:
         places = len(ring)
         for i in range(max(self._seen, after - places + (after != before)), before):
             row = ring[i % places]
-            found = dict(zip(self._names[int(row[-1])], row[self._size :].tolist(), strict=False))
+            found = dict(zip(self._names[int(row[-1])], row[self._size :].data, strict=False))
             found.pop("", None)
             missed, self._seen = i - self._seen, i + 1
             yield missed, row[: self._size].copy(), found
