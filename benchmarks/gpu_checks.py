@@ -19,9 +19,9 @@ import torch
 from torch import Tensor, nn
 
 from trimtab import Guard
-from trimtab.core.types import Column
+from trimtab.core.types import Column, Sample
 from trimtab.sample.measure.meter import Meter
-from trimtab.sample.measure.reference import Limits
+from trimtab.sample.measure.reference import GLOBALS, Limits, Outgoing
 
 DEVICE = torch.device("cuda")
 CHECKS: list[Callable[[], str]] = []
@@ -297,17 +297,25 @@ def one_wait_without_fused() -> str:
     x, y = torch.randn(128, 64, device=DEVICE), torch.randint(0, 10, (128,), device=DEVICE)
     with Guard(model, optimizer, clip=1.0, run_dir=False) as guard:
         counts = []
-        for _ in range(12):
-            loss = nn.functional.cross_entropy(model(x), y)
-            loss.backward()
-            with warnings.catch_warnings(record=True) as waits:
-                warnings.simplefilter("always")
-                torch.cuda.set_sync_debug_mode("warn")
-                guard.step(loss)
-                torch.cuda.set_sync_debug_mode("default")
-            counts.append(sum("synchroniz" in str(w.message) and "prototype" not in str(w.message) for w in waits))
-            optimizer.zero_grad()
-    assert set(counts[2:]) == {1}, counts
+        events: list[Any] = []  # waited for: PyTorch does not warn of these
+        wait = torch.cuda.Event.synchronize
+        torch.cuda.Event.synchronize = lambda self: (events.append(self), wait(self))[1]  # type: ignore[assignment, func-returns-value, misc]
+        try:
+            for _ in range(30):
+                loss = nn.functional.cross_entropy(model(x), y)
+                loss.backward()
+                events.clear()
+                with warnings.catch_warnings(record=True) as waits:
+                    warnings.simplefilter("always")
+                    torch.cuda.set_sync_debug_mode("warn")
+                    guard.step(loss)
+                    torch.cuda.set_sync_debug_mode("default")
+                said = sum("synchroniz" in str(w.message) and "prototype" not in str(w.message) for w in waits)
+                counts.append(said + len(events))
+                optimizer.zero_grad()
+        finally:
+            torch.cuda.Event.synchronize = wait  # type: ignore[method-assign]
+    assert set(counts[8:]) == {1}, counts
     return f"waits per step {counts[-1]}"
 
 
@@ -349,6 +357,108 @@ def cuda_graph() -> str:
     assert all(torch.isfinite(t).all() for t in everything(model, optimizer))
     guard.close()
     return "captured, replayed, NaN replay rejected on the device"
+
+
+class Kept:
+    """A sink that keeps the samples it gets."""
+
+    def __init__(self) -> None:
+        self.samples: list[Sample] = []
+
+    def write(self, record: object) -> None:
+        if isinstance(record, Sample):
+            self.samples.append(record)
+
+    def close(self) -> None:
+        pass
+
+
+@check
+def replays_on_record() -> str:
+    """Steps replayed in a CUDA graph are counted, judged and recorded, with the loss and norms each really had."""
+    kept = Kept()
+    model = small_net()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True, capturable=True)
+    guard = Guard(model, optimizer, clip=1.0, run_dir=False, sinks=[kept], config={"full_every": 0})
+    x, y = torch.randn(128, 64, device=DEVICE), torch.randint(0, 10, (128,), device=DEVICE)
+    shown: list[Tensor] = []
+
+    def step() -> None:
+        optimizer.zero_grad(set_to_none=True)
+        loss = nn.functional.cross_entropy(model(x), y)
+        loss.backward()
+        guard.step(loss)
+        shown[:] = [loss.detach(), *(p.grad for p in model.parameters() if p.grad is not None)]
+
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(4):
+            step()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        step()
+    want = []
+    for i in range(600):
+        x.normal_()
+        if i == 30:
+            x[0, 0] = math.nan
+        graph.replay()
+        if i < 100:
+            norm = torch.stack([g.double().square().sum() for g in shown[1:]]).sum().sqrt()
+            want.append((float(shown[0]), float(norm)))
+            if i % 10 == 9:
+                guard.observe()
+    guard.close()
+    assert guard.rejected == 1, guard.rejected
+    assert {f.step for f in guard.findings if "nonfinite" in f.name} == {34}, guard.findings
+    assert next(iter(guard.lanes.values())).attempts == 604
+    steps = [s.step for s in kept.samples if s.phase == "train"]
+    assert steps[:104] == list(range(104)), steps[:110]
+    assert steps[-256:] == list(range(348, 604)), steps[-256:]  # of the rest the newest ones
+    for sample, (loss, norm) in zip(kept.samples[4:104], want, strict=True):
+        assert repr(sample.scalars["loss"]) == repr(loss), (sample.step, sample.scalars, loss)
+        if math.isfinite(norm):
+            clipped = min(sample.scalars["grad_norm"], 1.0)
+            assert abs(clipped - norm) < 1e-4, (sample.step, sample.scalars["grad_norm"], norm)
+    return f"600 replays: {len(steps) - 4} on record, the other {604 - len(steps)} counted; NaN in the 30th rejected"
+
+
+@check
+def sent_as_measured() -> str:
+    """What the kernels write to the host's memory, by launches and by a replayed graph, is what they measured."""
+    for dtype in (torch.float32, torch.bfloat16, torch.float16):
+        meter = Meter({DEVICE}, "auto")
+        for step in range(40):
+            grads = [torch.randn(s, device=DEVICE).to(dtype) for s in ((64, 64), (3000,), (100_003,), (1,))]
+            batch = torch.randn(50, 77, device=DEVICE).to(dtype)
+            if step % 3 == 0:
+                batch[-1, -1] = math.inf
+            loss, more = torch.rand((), device=DEVICE), torch.rand(3, device=DEVICE)
+            outgoing = Outgoing(batch if step % 4 else None)
+            outgoing.add("loss", loss)
+            outgoing.add("more", more)
+            limits = Limits(max_norm=1.0)
+            before = [g.clone() for g in grads]
+            measured = meter.measure(grads, None, 4, limits, outgoing=outgoing, in_place=step % 2 == 0)
+            assert measured.sent is not None
+            flat = measured.flat.clone()
+            table, found = measured.sent.split()
+            assert torch.equal(torch.from_numpy(table), flat[: table.size].cpu())
+            agree(flat[: table.size].view(4, 7), before)
+            assert [found[n] for n in GLOBALS] == flat[table.size :].tolist()
+            assert [found[f"more/{i}"] for i in range(3)] == more.tolist()
+            assert found["loss"] == float(loss)
+            if step % 4:
+                assert found["in_bad"] == float(step % 3 == 0), (step, found)
+                if step % 3:
+                    want = float(batch.reshape(-1)[:2048].float().square().mean().sqrt())
+                    assert abs(found["in_rms"] - want) < 1e-4, (found, want)
+            factor = found["clip_coef"] if step % 2 == 0 else 1.0
+            for a, b in zip(before, grads, strict=True):
+                assert torch.allclose((a.double() * factor).to(dtype), b, rtol=1e-2 if dtype != torch.float32 else 1e-6)
+    return "120 steps of three types, clipped and not, with and without a batch"
 
 
 @check

@@ -65,7 +65,7 @@ def kernel_times() -> None:
         addresses = [t.data_ptr() for t in tensors]
 
         def ours(plan: Plan = plan, tensors: list[Tensor] = tensors, addresses: list[int] = addresses) -> None:
-            plan.run(tensors, addresses, Limits())
+            plan.run(tensors, addresses, Limits(), capturing=torch.cuda.is_current_stream_capturing())
 
         replay = graph_of(ours)
         floor, graphed, eager = [], [], []

@@ -32,8 +32,11 @@ else:
     from trimtab.core.types import ABSENT, Column
     from trimtab.sample.measure import reference as measure
     from trimtab.sample.measure import triton_launch as measure_triton
-    from trimtab.sample.measure.reference import GLOBALS, Limits, Measured
-    from trimtab.sample.measure.triton_launch import Plan, flat_values
+    from trimtab.sample.measure.reference import DOTS, GLOBALS, Limits, Measured, Outgoing
+    from trimtab.sample.measure.triton_launch import NUM_RING, Plan, flat_values
+    from trimtab.sample.probes.batch import look_on_device
+    from trimtab.sample.probes.sentinel import Products
+    from trimtab.sample.transfer import Sent
 
     # The interpreter computes with numpy, which warns where a kernel is meant to overflow.
     pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
@@ -43,6 +46,7 @@ else:
         """Chunks of 256 elements: several chunks and tails without waiting for the interpreter."""
         for dtype in measure_triton._TUNED:
             measure_triton._TUNED[dtype] = (64, 4, 4)
+        measure_triton.MAX_PLACES = 8
 
     def run(tensors: list[torch.Tensor], scale: torch.Tensor | None = None, **limits: Any) -> Measured:
         plan = Plan(tensors, None, len(tensors))
@@ -170,6 +174,135 @@ else:
         plan.scale(tensors, torch.tensor(0.25))
         for a, b in zip(before, tensors, strict=True):
             assert torch.equal((a.double() * 0.25).to(a.dtype), b)
+
+    def outgoing(
+        batch: torch.Tensor | None = None, vectors: list[torch.Tensor | None] | None = None, **values: torch.Tensor
+    ) -> Outgoing:
+        out = Outgoing(batch, vectors)
+        for name, value in values.items():
+            out.add(name, value)
+        return out
+
+    def sent_by(plan: Plan, tensors: list[torch.Tensor], out: Outgoing, **limits: Any) -> Sent:
+        measured = plan.run(tensors, [t.data_ptr() for t in tensors], Limits(**limits), None, out)
+        assert measured.sent is not None
+        return measured.sent
+
+    def test_what_is_sent_is_what_was_measured_and_what_was_given_along() -> None:
+        tensors = [torch.randn(300), torch.randn(40)]
+        plan = Plan(tensors, None, 2)
+        loss, more = torch.tensor(2.5), torch.tensor([1.0, 2.0, 3.0], dtype=torch.float64)
+        table, found = sent_by(plan, tensors, outgoing(loss=loss, more=more), max_norm=1.0).split()
+        fresh = run(tensors, max_norm=1.0)
+        assert torch.equal(torch.from_numpy(table).view(2, 7), fresh.table)
+        assert [found[name] for name in GLOBALS] == [float(fresh.scalar(name)) for name in GLOBALS]
+        assert [found[f"more/{i}"] for i in range(3)] == [1.0, 2.0, 3.0]
+        assert found["loss"] == 2.5
+        assert not any(name.startswith(("in_", "dots")) or not name for name in found)
+        # Fewer the next time: nothing is left of what was sent before.
+        for _ in range(NUM_RING):
+            _, found = sent_by(plan, tensors, outgoing(loss=torch.tensor(3.5))).split()
+            assert set(found) == {*GLOBALS, "loss"}
+            assert found["loss"] == 3.5
+
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+    @pytest.mark.parametrize("size", [1, 2049, 9000])
+    def test_the_batch_is_looked_at_along_with_the_gradients(dtype: torch.dtype, size: int) -> None:
+        tensors = [torch.randn(30)]
+        plan = Plan(tensors, None, 1)
+        batch = torch.randn(size, generator=torch.Generator().manual_seed(size)).to(dtype)
+        want = look_on_device(batch)
+        _, found = sent_by(plan, tensors, outgoing(batch)).split()
+        assert found["in_rms"] == pytest.approx(float(want["in_rms"]), rel=1e-5)
+        assert found["in_bad"] == 0.0
+        for bad in (math.nan, -math.inf):
+            batch[-1] = bad
+            assert sent_by(plan, tensors, outgoing(batch)).split()[1]["in_bad"] == 1.0
+
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+    @pytest.mark.parametrize("num", [1, 40, 512])
+    def test_products_of_four_vectors(dtype: torch.dtype, num: int) -> None:
+        tensors = [torch.randn(30)]
+        plan = Plan(tensors, None, 1)
+        some = [torch.randn(num, generator=torch.Generator().manual_seed(i)).to(dtype) for i in range(4)]
+        for vectors in (some, [some[0], some[1], None, None]):
+            products = Products(vectors[0], vectors[1], vectors[2], vectors[3])  # type: ignore[arg-type]
+            assert products.dense
+            want = products.computed().reshape(-1)
+            _, found = sent_by(plan, tensors, outgoing(vectors=vectors)).split()
+            got = [found[name] for name in DOTS]
+            assert got == pytest.approx([float(want[int(name[5:])]) for name in DOTS], rel=1e-4, abs=1e-5)
+
+    def test_values_that_nobody_took_are_kept_when_their_memory_is_needed() -> None:
+        tensors = [torch.randn(300)]
+        plan = Plan(tensors, None, 1)
+        sent = [sent_by(plan, tensors, outgoing(loss=torch.tensor(float(i)))) for i in range(3 * NUM_RING)]
+        assert [s.split()[1]["loss"] for s in sent] == [float(i) for i in range(3 * NUM_RING)]
+
+    def test_clipping_in_place_and_norms_that_are_spared() -> None:
+        tensors = [torch.randn(300), torch.randn(40)]
+        before = [t.clone() for t in tensors]
+        plan = Plan(tensors, None, 2)
+        addresses = [t.data_ptr() for t in tensors]
+        measured = plan.run(tensors, addresses, Limits(max_norm=1.0, clip_above=1e6), None, None, True)
+        assert float(measured.scalar("clip_coef")) == 1.0
+        assert all(torch.equal(a, b) for a, b in zip(before, tensors, strict=True))
+        measured = plan.run(tensors, addresses, Limits(max_norm=1.0, clip_above=1.0), None, None, True)
+        coef = float(measured.scalar("clip_coef"))
+        assert coef < 1.0
+        assert all(torch.allclose(a * coef, b) for a, b in zip(before, tensors, strict=True))
+
+    def test_replays_of_a_captured_step_are_kept_on_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
+        """A graph is the same launches again, with the same arguments: what they read has changed since."""
+        tensors = [torch.randn(300)]
+        plan = Plan(tensors, None, 1)
+        addresses = [t.data_ptr() for t in tensors]
+        sent_by(plan, tensors, outgoing())  # what comes before every capture
+        launched: list[Any] = []
+        launch = Plan._launch
+        monkeypatch.setattr(Plan, "_launch", lambda self, *args: launched.append(args))
+        first, second = torch.tensor(0.0), torch.tensor(0.0)
+        for out in (outgoing(loss=first), outgoing(other=second, loss=first)):
+            assert plan.can_capture
+            assert plan.run(tensors, addresses, Limits(), None, out, False, True).sent is None
+        assert not plan.can_capture  # until the next step that is not captured
+        replays = plan.replays
+        assert replays is not None
+        assert list(replays.take()) == []
+
+        def replay(graph: int, value: float) -> None:
+            tensors[0].fill_(value)
+            first.fill_(value)
+            second.fill_(-value)
+            launch(plan, *launched[graph])
+
+        replay(0, 1.0)
+        replay(1, 2.0)
+        heard = list(replays.take(wait=True))
+        assert [(missed, found["loss"], found.get("other")) for missed, _, found in heard] == [
+            (0, 1.0, None),
+            (0, 2.0, -2.0),
+        ]
+        assert [found["grad_norm"] for _, _, found in heard] == pytest.approx([300**0.5, 2 * 300**0.5])
+        assert heard[0][1].shape == (7,)
+        places = len(plan._ring)
+        for i in range(places + 5):
+            replay(0, float(i))
+        heard = list(replays.take())
+        assert [missed for missed, _, _ in heard] == [5] + [0] * (places - 1)
+        assert [found["loss"] for _, _, found in heard] == [float(i) for i in range(5, places + 5)]
+        monkeypatch.setattr(Plan, "_launch", launch)
+        sent_by(plan, tensors, outgoing())
+        assert plan.can_capture
+
+    def test_a_meter_makes_a_new_plan_for_other_sizes() -> None:
+        """The values of a sparse gradient: as many as there were rows in the batch."""
+        from trimtab.sample.measure.meter import Meter
+
+        meter = Meter({torch.device("cpu")}, "triton")
+        for size in (300, 40, 5000):
+            values = torch.randn(size)
+            check(meter.measure([values], None, 1, Limits(), vary=True).table[0], values)
 
     def test_a_meter_keeps_its_plan_and_makes_a_new_one_when_it_must() -> None:
         from trimtab.sample.measure.meter import Meter

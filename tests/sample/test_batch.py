@@ -15,12 +15,16 @@ from torch import Tensor, nn
 from tests.sample.loops import attached, mlp
 from trimtab.sample.probes.batch import (
     CHANCE_EVERY,
+    HELD_BACK,
     LARGE,
     MAX_CLASSES,
+    MAX_HELD,
     NUM_TENSORS,
     SLICE,
     BatchProbe,
     Epoch,
+    can_be_held,
+    look_on_device,
     tensors_in,
 )
 
@@ -406,3 +410,45 @@ def test_a_functional_transform_does_no_harm() -> None:
         for name, p in model.named_parameters():
             p.grad = grads[name].mean(0)
         optimizer.step()
+
+
+# -- on a device -----------------------------------------------------------------------------------------------------
+
+
+def test_a_batch_on_a_device_is_held_until_the_step() -> None:
+    probe = BatchProbe()
+    first, second = torch.randn(8, 4), torch.randn(8, 4, requires_grad=True)
+    for batch in (first, second):  # micro-batches: the last one counts
+        probe._look_on_device(batch)
+    held = probe.take()[HELD_BACK]
+    assert isinstance(held, Tensor)
+    assert held.data_ptr() == second.data_ptr()
+    assert not held.requires_grad
+    probe._look_on_device(torch.randint(0, 9, (8,)))
+    assert HELD_BACK not in probe.take()
+
+
+@pytest.mark.parametrize(
+    "batch",
+    [
+        torch.randn(8, 8)[:, ::2],
+        torch.randn(8, dtype=torch.float64),
+        torch.randn(1).expand(MAX_HELD),
+    ],
+)
+def test_what_the_kernels_cannot_read_is_looked_at_in_the_forward(batch: Tensor) -> None:
+    assert not can_be_held(batch)
+    probe = BatchProbe()
+    probe._look_on_device(torch.randn(8))
+    probe._look_on_device(batch)
+    assert set(probe.take()) == {"in_rms", "in_bad"}
+
+
+@pytest.mark.parametrize("bad", [None, math.nan, math.inf])
+def test_what_a_device_finds_in_a_batch(bad: float | None) -> None:
+    batch = torch.full((40, 100), 3.0)
+    if bad is not None:
+        batch[-1, -1] = bad
+    found = look_on_device(batch)
+    assert float(found["in_rms"]) == pytest.approx(3.0)
+    assert float(found["in_bad"]) == float(bad is not None)

@@ -13,7 +13,7 @@ from torch.nn import functional
 
 from tests.sample.loops import attached, batch, mlp, train
 from trimtab.core.contain import Contained
-from trimtab.sample.probes.output import NUM_ROWS, OutputProbe
+from trimtab.sample.probes.output import NUM_ROWS, OutputProbe, spread_of, spread_on_device
 from trimtab.sample.watch import SPREAD_EVERY
 
 
@@ -29,6 +29,15 @@ def test_the_spread_is_the_share_that_differs() -> None:
     assert looked(torch.randn(200, 50))["out_spread"] == pytest.approx(1.0, abs=0.15)
     assert looked(100.0 + torch.randn(200, 50))["out_spread"] == pytest.approx(1e-4, rel=0.2)
     assert looked(torch.randn(1, 50).expand(16, 50))["out_spread"] == pytest.approx(0.0, abs=1e-10)
+
+
+@pytest.mark.parametrize("shift", [0.0, 3.0, 100.0, math.inf, math.nan])
+def test_a_device_sends_two_numbers_and_the_host_makes_the_same_of_them(shift: float) -> None:
+    for rows in (shift + torch.randn(32, 50), torch.zeros(32, 50), torch.randn(1, 50).expand(32, 50)):
+        sent = {name: float(value) for name, value in spread_on_device(rows).items()}
+        got = spread_of({**sent, "loss": 1.0})
+        assert set(got) == {"out_spread", "loss"}
+        assert got["out_spread"] == pytest.approx(looked(rows)["out_spread"], rel=1e-4, abs=1e-9)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16])

@@ -16,6 +16,7 @@ from torch import nn
 
 from tests.sample.loops import attached, batch, loss_of, mlp, train
 from trimtab.core.contain import Contained
+from trimtab.sample.measure.reference import PAIRS
 from trimtab.sample.probes.sentinel import (
     DOTS,
     EARLY,
@@ -24,6 +25,7 @@ from trimtab.sample.probes.sentinel import (
     RUN,
     SIZE,
     TOLERANCE,
+    Products,
     Sentinel,
     facts_of,
     made_of,
@@ -146,6 +148,17 @@ def test_products_that_a_device_sent_are_resolved() -> None:
     assert out["loss"] == 2.0
     assert not any(name.startswith("dots/") for name in out)
     assert resolved({"loss": 2.0}) == {"loss": 2.0}
+
+
+def test_products_on_a_device_are_those_of_the_host() -> None:
+    four = [torch.randn(64) for _ in range(4)]
+    got = Products(four[0], four[1], four[2], four[3]).computed().reshape(-1).tolist()
+    for name, (i, j) in zip(DOTS, PAIRS, strict=True):
+        assert got[int(name[5:])] == pytest.approx(float(torch.dot(four[i], four[j])), rel=1e-4, abs=1e-5)
+    got = Products(four[0], four[1], None, None).computed()
+    assert torch.equal(got[2:], torch.zeros(2, 4))
+    assert Products(four[0], four[1], None, None).dense
+    assert not Products(four[0], four[1].double(), None, None).dense
 
 
 # -- in a loop -----------------------------------------------------------------------------------------------------

@@ -205,8 +205,15 @@ class Guard:
 
     @uncompiled
     def observe(self, loss: object = None, batch: object = None, **scalars: object) -> None:
-        """Tell, before the step, what hooks cannot see: the loss (of each micro-batch), the batch, other scalars."""
+        """Tell, before the step, what hooks cannot see: the loss (of each micro-batch), the batch, other scalars.
+
+        If you capture steps in a CUDA graph, call it every 100 replays or so, without arguments if you like: it fetches
+        from the device what they left there to be judged and recorded.
+        """
         self._contained.call("reading what was observed", self._observed.told, loss, batch, scalars, False)
+        for lane in self._lanes.values():
+            if lane.replayed:
+                self._contained.call("judging replayed steps", lane.judge, lane.attempts - 1)
 
     @uncompiled
     def validate(self, loss: object, **metrics: object) -> Verdict | None:

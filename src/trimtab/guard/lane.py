@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -22,13 +23,16 @@ from trimtab.guard.rollback import Branches, Rollback
 from trimtab.remedies.cut_lr import LrMultiplier
 from trimtab.sample.observed import Observed, before_their_clipping
 from trimtab.sample.probes.forward import ForwardTap
+from trimtab.sample.probes.output import spread_of
 from trimtab.sample.probes.sentinel import resolved
 from trimtab.sample.rows import Rows
 from trimtab.sample.thorough import FullLook
-from trimtab.sample.transfer import DelayedSamples
+from trimtab.sample.transfer import DelayedSamples, Replays
 from trimtab.sample.watch import Step, Watch
 from trimtab.torchutil.optimizers import scale_of
 
+log = logging.getLogger("trimtab")
+COME_BY = "call guard.observe() more often, so that they are fetched from the device in time"
 WAIT_S = 0.1
 """Seconds after which a sample waits no longer for the next one."""
 STATE_EVERY = 1_000
@@ -77,7 +81,9 @@ class Lane:
         self._shadow, self._tap, self._deliver, self._act = shadow, tap, deliver, act
         self._absorb, self._passed = absorb, passed
         self.watch, self._delayed = watch, DelayedSamples(lag)
-        self._judge = Judge(optimizer, config, shadow)
+        self._judge = Judge(optimizer, config, shadow, alone=together is None)
+        # Steps captured in CUDA graphs: where their replays leave their values, and what else is known of them.
+        self._replayed: dict[Replays, tuple[Layout, dict[str, float | Tensor], tuple[int, ...]]] = {}
         self._rows, self._round = rows(), -1
         self._open: Step | None = None
         self._decided_on_device: set[int] = set()
@@ -122,8 +128,8 @@ class Lane:
         if len(self._shadow):
             self._settle_buffers(step)
         if step.captured:
-            self.abandon()
-            return  # a replay runs no Python: the gate works on the device, but there is nobody to tell
+            self._captured(step)
+            return
         self.watch.after(step, self._rows)
         if step.look is not None:
             self._add_look(step, step.look)
@@ -157,6 +163,27 @@ class Lane:
             self.together.settle(self)
         if self._memory is not None and self._branches.now == branch:
             self._memory.after(self.label, step)
+
+    def _captured(self, step: Step) -> None:
+        """Nothing was done yet. Its replays are the steps; they run no Python, but leave their values on the device."""
+        self.abandon()
+        self.attempts -= 1
+        if (replays := self._judge.replays) is not None:
+            rates: dict[str, float | Tensor] = {
+                k: v for k, v in step.scalars.items() if k.startswith("lr") and isinstance(v, float)
+            }
+            self._replayed[replays] = step.layout, rates, step.frozen
+
+    def hear_replays(self, *, wait: bool = False) -> None:
+        """Count and post the steps that were replayed since; `wait` until the last one is over."""
+        for replays, (layout, rates, frozen) in self._replayed.items():
+            for missed, table, found in replays.take(wait=wait):
+                self.attempts += missed
+                if missed:
+                    log.warning("%d steps replayed in a CUDA graph are not on record: %s", missed, COME_BY)
+                self._decided_on_device.add(self.attempts)
+                self._delayed.post(self.attempts, layout, table, {**rates, **found}, frozen=frozen)
+                self.attempts += 1
 
     def _is_calm(self, step: Step, screen: Screen) -> bool:
         """Whether this step is certain to be found healthy, and need not be judged."""
@@ -199,8 +226,16 @@ class Lane:
     def judge(self, step: int) -> None:
         """Hand over every sample that is due after this step."""
         self._absorb_waiting()
+        if self._replayed:
+            self.hear_replays()
+            step = max(step, self.attempts - 1)
         for sample in self._delayed.due(step):
             self._hand_over(sample)
+
+    @property
+    def replayed(self) -> bool:
+        """Whether steps of this optimizer were captured in a CUDA graph."""
+        return len(self._replayed) > 0
 
     def skipped(self) -> None:
         """A GradScaler found non-finite gradients and did not call the optimizer: the attempt counts all the same."""
@@ -228,6 +263,8 @@ class Lane:
     # -- the parts of a step -------------------------------------------------------------------------------------
 
     def _begin(self) -> Step:
+        if self._replayed:
+            self.hear_replays(wait=True)  # they came before this one
         every = self._config.full_every
         cadence = every > 0 and self.attempts % every == 0
         if not self._rows.fits(self.optimizer) or (cadence and not self._rows.same(self.optimizer)):
@@ -300,11 +337,14 @@ class Lane:
             self._open = None
 
     def _hand_over(self, sample: Sample) -> None:
-        if sample.step in self._decided_on_device and sample.phase == "train":
-            self._decided_on_device.discard(sample.step)
-            sample = replace(sample, scalars=told_by_device(sample.scalars, self._config))
-            self._judge.heard(sample.scalars)
-            self.rejected += sample.scalars["rejected"] > 0
+        if not self._rows.on_host:
+            told: Any = sample.scalars  # made for this sample, and not seen by anybody yet: changed where it is
+            spread_of(resolved(told))
+            if sample.phase == "train" and sample.step in self._decided_on_device:
+                self._decided_on_device.discard(sample.step)
+                told_by_device(told, self._config)
+                self._judge.heard(told)
+                self.rejected += told["rejected"] > 0
         if "norm_before" in sample.scalars:
             sample = replace(sample, scalars=before_their_clipping(dict(sample.scalars)))
         self.last_rejected = sample.scalars.get("rejected", 0.0) > 0
@@ -312,8 +352,6 @@ class Lane:
             skipped = "scaler_skipped" in sample.scalars or "routine_overflow" in sample.scalars
             self.kept_out += self.last_rejected or skipped
             self.applied += not (self.last_rejected or skipped)
-        if not self._rows.on_host:
-            sample = replace(sample, scalars=resolved(dict(sample.scalars)))
         self.last_step = sample.step
         verdict = self._deliver(self, self._branches.marked(sample))
         if self._memory is not None and sample.phase == "train":
@@ -366,6 +404,7 @@ class Lane:
     def validated(self, scalars: Mapping[str, float | Tensor]) -> None:
         """Post what a validation gave; it is judged in its place between the steps."""
         layout = Layout(names=(), kinds=(), numel=(), columns=(), optimizer=self.label)
+        self.hear_replays()
         last = max(self.attempts - 1, 0)  # a validation before the first step belongs to it
         self._delayed.post(last, layout, np.zeros((0, 0), np.float32), dict(scalars), phase="val")
         self.judge(last)
@@ -374,6 +413,7 @@ class Lane:
         """Deliver everything still under way, and the exception that ended the step, if one did."""
         self.abandon()
         self._absorb_waiting()
+        self.hear_replays(wait=True)
         for sample in self._delayed.drain():
             self._hand_over(sample)
         if error is not None:

@@ -20,16 +20,18 @@ from trimtab.guard.buffers import BufferShadow
 from trimtab.sample.measure import reference as measure
 from trimtab.sample.measure.meter import Meter
 from trimtab.sample.measure.native import native
-from trimtab.sample.measure.reference import GLOBALS, Limits
+from trimtab.sample.measure.reference import GLOBALS, NUM_OTHERS, Limits, Outgoing
+from trimtab.sample.probes.batch import HELD_BACK, can_be_held, look_on_device
 from trimtab.sample.rows import Rows
 from trimtab.sample.thorough import FullLook, Scope, Suspicion
-from trimtab.sample.transfer import number, to_host
+from trimtab.sample.transfer import Replays, number, to_host
 from trimtab.sample.watch import Step
 from trimtab.torchutil.undo import tensor_values
 
 NUM_GLOBALS = len(GLOBALS)
 NEARLY = 1.0 - 1e-5
 """Of a limit: closer to it PyTorch's own norm decides, which may differ from another in its last digits."""
+BUFFERS = "norm of buffers "
 OFTEN = 0.5
 """Share of clipped steps above which `grad_scale` is the cheaper way to clip."""
 
@@ -37,8 +39,9 @@ OFTEN = 0.5
 class Judge:
     """Decides for one optimizer. `decide` fills in the step and arms or withholds; nothing else changes anything."""
 
-    def __init__(self, optimizer: Any, config: Config, shadow: BufferShadow) -> None:
+    def __init__(self, optimizer: Any, config: Config, shadow: BufferShadow, *, alone: bool = True) -> None:
         self.suspicion = Suspicion()
+        self._alone = alone  # else the loss is shared with other processes before it is sent to the host
         self._optimizer, self._config, self._shadow = optimizer, config, shadow
         self._limits = limits_of(config)
         self._clips = config.mode != "observe" and bool(config.clip)
@@ -56,15 +59,22 @@ class Judge:
         self._clips_otherwise = self._clips and (
             config.clip.per_group or config.clip.value is not None or self._units is not None
         )
+        # Kept until the step is over: PyTorch makes a Python object of each gradient whenever there is none, which the
+        # optimizer would otherwise pay for a second time.
+        self._live: list[Tensor] = []
 
     def decide(self, step: Step, rows: Rows) -> None:
         """Look at the gradients, and let the update through or not."""
+        held = step.scalars.pop(HELD_BACK) if HELD_BACK in step.scalars else None
+        batch = held if isinstance(held, Tensor) else None  # on an accelerator: looked at along with the gradients
         if rows.on_host:
             self._on_host(step, rows)
+            if batch is not None:
+                _compute(step, batch)
         elif gate_can(self._optimizer, self._config):
-            self._on_device(step, rows)
+            self._on_device(step, rows, batch)
         else:
-            self._after_one_wait(step, rows)
+            self._after_one_wait(step, rows, batch)
 
     def heard(self, scalars: Mapping[str, float]) -> None:
         """Learn from what the device reported `lag` steps ago: how often it clips, and which norms it let through."""
@@ -77,6 +87,7 @@ class Judge:
         """Take back what was set for this one step, and remember its norm if it was let through."""
         if step.undo_flag is not None:
             self._gate.disarm()
+            self._live = []
         elif self._follow is not None and not step.rejected and "grad_norm" in step.scalars:
             self._follow.push(number(step.scalars["grad_norm"]))
 
@@ -172,21 +183,45 @@ class Judge:
 
     # -- on an accelerator, with an optimizer that only the host can stop --------------------------------
 
-    def _after_one_wait(self, step: Step, rows: Rows) -> None:
+    def _after_one_wait(self, step: Step, rows: Rows, batch: Tensor | None) -> None:
         self._unscale(rows)
         live, plain, present = _gradients(rows, step)
-        measured = self._meter_of(rows).measure(plain, present, len(rows.params), self._limits_now())
-        loss = torch.as_tensor(
-            math.nan if step.loss is None else step.loss, device=measured.flat.device, dtype=torch.float32
+        outgoing, buffers = _outgoing(step, batch), self._shadow.norms()
+        if outgoing is not None:
+            for i, one in enumerate(buffers):
+                outgoing.add(f"{BUFFERS}{i}", one)
+            if len(outgoing.names) >= NUM_OTHERS or any(one.device != rows.params[0].device for one in buffers):
+                outgoing = None
+        measured = self._meter_of(rows).measure(
+            plain, present, len(rows.params), self._limits_now(), vary=plain is not live, outgoing=outgoing
         )
-        norms = [pack.to(measured.flat.device).reshape(1).float() for pack in self._shadow.norms()]
-        values = to_host(torch.cat([measured.flat, loss.reshape(1).float(), *norms]))  # the one wait
-        table = measured.num_rows * measured.num_columns
-        norm, nonfinite, reject, coef, _ = (float(v) for v in values[table : table + NUM_GLOBALS])
-        loss_value = None if step.loss is None else float(values[table + NUM_GLOBALS])
-        bad = self._shadow.bad() if not np.isfinite(values[table + NUM_GLOBALS + 1 :]).all() else []
+        if outgoing is not None and measured.sent is not None:
+            values, found = measured.sent.split()  # the one wait
+            step.products = None
+            norm, nonfinite, reject, coef, _ = (found.pop(name) for name in GLOBALS)
+            loss_value = found.pop("loss", None if step.loss is None else math.nan)
+            if isinstance(step.loss, float):
+                loss_value = step.loss
+            sizes = [found.pop(f"{BUFFERS}{i}") for i in range(len(buffers))]
+            sound = all(map(math.isfinite, sizes))
+            for name in outgoing.taken:
+                step.scalars.pop(name, None)
+            step.scalars |= found
+        else:
+            loss = torch.as_tensor(
+                math.nan if step.loss is None else step.loss, device=measured.flat.device, dtype=torch.float32
+            )
+            norms = [one.to(measured.flat.device).reshape(1).float() for one in buffers]
+            values = to_host(torch.cat([measured.flat, loss.reshape(1).float(), *norms]))  # the one wait
+            _compute(step, batch)
+            table = measured.num_rows * measured.num_columns
+            norm, nonfinite, reject, coef, _ = (float(v) for v in values[table : table + NUM_GLOBALS])
+            loss_value = None if step.loss is None else float(values[table + NUM_GLOBALS])
+            sound = all(map(math.isfinite, values[table + NUM_GLOBALS + 1 :]))
+            values = values[:table]
+        bad = [] if sound else self._shadow.bad()
         judged = Judged(norm, bool(nonfinite), bool(reject))
-        step.table = torch.from_numpy(values[:table].reshape(measured.num_rows, measured.num_columns))
+        step.table = values.reshape(measured.num_rows, measured.num_columns)
         _name_rows(step, rows, measured)
         self.suspicion.note(math.nan if nonfinite else norm)
         if step.cadence or bad or nonfinite:
@@ -206,34 +241,60 @@ class Judge:
 
     # -- on an accelerator, with an optimizer that the device can stop ---------------------------------------------
 
-    def _on_device(self, step: Step, rows: Rows) -> None:
+    def _on_device(self, step: Step, rows: Rows, batch: Tensor | None) -> None:
         scale = getattr(self._optimizer, "grad_scale", None)
         live, plain, present = _gradients(rows, step)
+        self._live = live
         meter, limits = self._meter_of(rows), self._limits_now()
-        measured = meter.measure(plain, present, len(rows.params), limits, scale)
+        step.captured = len(live) > 0 and live[0].is_cuda and torch.cuda.is_current_stream_capturing()
+        # A step that is looked at thoroughly has more to send than is known now.
+        outgoing = None
+        if self._alone and self._units is None and (step.captured or not step.cadence):
+            outgoing = _outgoing(step, batch)
+        # Two ways to the same gradients. `grad_scale` costs a write of every gradient, clipped or not; scaling them
+        # here costs a read and a write, but nothing at all in a step that needs no clipping.
+        clips = limits.max_norm is not None and self._units is None
+        measured = meter.measure(
+            plain,
+            present,
+            len(rows.params),
+            limits,
+            scale,
+            vary=plain is not live,
+            outgoing=outgoing,
+            in_place=clips and self._clip_rate < OFTEN and plain is live,
+            capturing=step.captured,
+        )
         reject = measured.scalar("rejected")
-        clip = None
         if self._units is not None and live:
             measured.scalar("clip_coef").copy_(clip_units(rows.params, self._units, scale=scale))
-        elif limits.max_norm is not None:
-            # Two ways to the same gradients. `grad_scale` costs a write of every gradient, clipped or not; scaling them
-            # here costs a read and a write, but nothing at all in a step that needs no clipping.
-            if self._clip_rate < OFTEN and meter.can_scale and plain[0] is live[0]:
-                meter.scale(plain, measured.scalar("clip_coef"))
-            else:
-                clip = measured.scalar("inverse_coef")
-        self._gate.arm(reject, clip, scale)
-        step.captured = torch.cuda.is_current_stream_capturing() if measured.flat.is_cuda else False
+        self._gate.arm(reject, measured.scalar("inverse_coef") if clips and not measured.scaled else None, scale)
         step.undo_flag = reject
         if "scale" in step.scalars and len(self._shadow):
             # An overflow that the scaler provoked is not undone in the buffers: without the guard it would not be.
             told = 0.0 if step.loss is None else step.loss
             sound = torch.isfinite(told) if isinstance(told, Tensor) else float(math.isfinite(told))
             step.undo_flag = reject * (1.0 - measured.scalar("nonfinite_grads") * sound)
-        step.table, step.device_names = measured.flat, GLOBALS
         _name_rows(step, rows, measured)
-        if step.cadence and not step.captured:
+        if outgoing is not None and measured.sent is not None:
+            step.table = measured.sent
+            for name in outgoing.taken:
+                step.scalars.pop(name, None)
+            if "loss" in outgoing.taken:
+                step.loss = None  # it is on its way
+            step.products = None
+            return
+        if step.captured:
+            return  # its replays leave their values on the device
+        step.table, step.device_names = measured.flat, GLOBALS
+        _compute(step, batch)
+        if step.cadence:
             step.look = FullLook(self._scope_of(rows), self._full_gradients(measured, plain, present))
+
+    @property
+    def replays(self) -> Replays | None:
+        """Where the replays of captured steps leave their values; None while none was captured."""
+        return None if self._meter is None else self._meter.replays
 
     # -- what they share -----------------------------------------------------------------------------------------
 
@@ -288,18 +349,44 @@ class Judge:
             self._optimizer.grad_scale = None
 
 
-def told_by_device(scalars: Mapping[str, float], config: Config) -> dict[str, float]:
-    """What a device decided, in the words the host would have used for it."""
-    out = dict(scalars)
-    out.pop("inverse_coef", None)
+def _outgoing(step: Step, batch: Tensor | None) -> Outgoing | None:
+    """What is on the device already and can be sent along with the gradients' table; None where it is too much."""
+    if batch is not None and not can_be_held(batch):
+        return None
+    vectors = None
+    if step.products is not None:
+        if not step.products.dense:
+            return None
+        # What one captured step left in a gradient says nothing of its replays.
+        vectors = None if step.captured else step.products.vectors
+    outgoing = Outgoing(batch, vectors)
+    if isinstance(step.loss, Tensor) and step.loss.is_cuda:
+        outgoing.add("loss", step.loss)
+    for name, value in step.scalars.items():
+        if value.__class__ is not float and isinstance(value, Tensor) and value.is_cuda:
+            outgoing.add(name, value)
+    return outgoing if len(outgoing.names) < NUM_OTHERS else None
+
+
+def _compute(step: Step, batch: Tensor | None) -> None:
+    """What was held back to be sent by the kernels, computed by torch instead."""
+    if batch is not None:
+        step.scalars |= look_on_device(batch)
+    if step.products is not None:
+        step.scalars["dots"] = step.products.computed()
+        step.products = None
+
+
+def told_by_device(told: dict[str, float], config: Config) -> None:
+    """Turn what a device decided into the words the host would have used for it."""
+    told.pop("inverse_coef", None)
     if not config.clip or config.mode == "observe":
-        out.pop("clip_coef", None)
-    if not out.pop("nonfinite_grads", 0.0):
-        return out
-    out["nonfinite_grads"] = 1.0
-    if "scale" in out and math.isfinite(out.get("loss", 0.0)):
-        out |= {"routine_overflow": 1.0, "rejected": 0.0}
-    return out
+        told.pop("clip_coef", None)
+    if not told.pop("nonfinite_grads", 0.0):
+        return
+    told["nonfinite_grads"] = 1.0
+    if "scale" in told and math.isfinite(told.get("loss", 0.0)):
+        told |= {"routine_overflow": 1.0, "rejected": 0.0}
 
 
 def _gradients(rows: Rows, step: Step) -> tuple[list[Tensor], list[Tensor], list[int] | None]:

@@ -27,7 +27,7 @@ def scalar_loss(loss: object, *, strict: bool) -> Tensor | float:
             raise InputError(f"the loss is complex ({loss.dtype}); expected a real number, for example loss.abs()")
         if loss.is_cpu:
             return float(loss.detach())
-        return loss.detach().reshape(())
+        return loss.detach().reshape(()) if loss.dim() else loss.detach()
     if strict or isinstance(loss, bool) or not isinstance(loss, int | float):
         raise InputError(
             f"the loss is a {type(loss).__name__}; expected the scalar tensor that backward() was called on. "

@@ -16,11 +16,37 @@ from torch import Tensor
 from trimtab.core.types import ABSENT, F32, FROZEN, Layout, Sample
 
 
+class Sent:
+    """Values on their way to memory of the host, where later ones will follow: they are taken out before that."""
+
+    __slots__ = ("_event", "_memory", "_values", "names", "size")
+
+    def __init__(self, memory: F32, event: torch.cuda.Event | None, size: int, names: tuple[str, ...]) -> None:
+        self._memory, self._event, self._values = memory, event, memory[:0]
+        self.size, self.names = size, names  # of the table, and of the values behind it; a nameless one means nothing
+
+    def take(self) -> F32:
+        """The values; waits for them where they are still under way."""
+        if self._memory.size:
+            if self._event is not None:
+                self._event.synchronize()  # free when the device is no more than `lag` steps behind
+            self._values, self._memory = self._memory.copy(), self._values
+        return self._values
+
+    def split(self) -> tuple[F32, dict[str, float]]:
+        """The table, flat, and the values behind it by their names."""
+        values = self.take()
+        rest: memoryview[float] = values[self.size :].data  # type: ignore[assignment]
+        found = dict(zip(self.names, rest, strict=True))
+        found.pop("", None)
+        return values[: self.size], found
+
+
 @dataclass(slots=True)
 class _Delayed:
     step: int
     layout: Layout
-    table: F32 | Tensor
+    table: F32 | Tensor | Sent
     device_names: tuple[str, ...]
     scalars: dict[str, float | Tensor]
     phase: str
@@ -44,7 +70,7 @@ class DelayedSamples:
         self,
         step: int,
         layout: Layout,
-        table: F32 | Tensor,
+        table: F32 | Tensor | Sent,
         scalars: dict[str, float | Tensor],
         *,
         device_names: tuple[str, ...] = (),
@@ -55,18 +81,19 @@ class DelayedSamples:
         """Put a table and its scalars on their way; device values travel together, without stopping the device.
 
         `device_names` are the names of values that stand behind the table in the same flat buffer; `frozen` are the
-        rows whose parameters want no gradient.
+        rows whose parameters want no gradient. A table that is `Sent` is on its way already.
         """
         delayed = _Delayed(step, layout, table, device_names, scalars, phase, notes or {}, frozen)
         mine = {k: v for k, v in scalars.items() if v.__class__ is not float and isinstance(v, Tensor) and v.is_cuda}
         if mine or (isinstance(table, Tensor) and table.is_cuda):
             delayed.scalars = {k: v for k, v in scalars.items() if k not in mine}
-            values = [v.detach().reshape(1).float() for v in mine.values()]
+            values = [v.detach().reshape(-1).float() for v in mine.values()]
+            names = tuple(name for k, v in mine.items() for name in names_of(k, v))
             if isinstance(table, Tensor) and table.is_cuda:
-                delayed.device_names = (*device_names, *mine)
+                delayed.device_names = (*device_names, *names)
                 delayed.table = _sent(torch.cat([table.reshape(-1), *values]) if values else table.reshape(-1))
             else:  # the table is known on the host already: only these numbers are under way
-                delayed.loose = (tuple(mine), _sent(torch.cat(values)))
+                delayed.loose = (names, _sent(torch.cat(values)))
             delayed.event = torch.cuda.Event()  # type: ignore[no-untyped-call]
             delayed.event.record()
         self._waiting.append(delayed)
@@ -89,7 +116,10 @@ class DelayedSamples:
             names, values = delayed.loose
             scalars |= {k: float(v) for k, v in zip(names, to_host(values), strict=True)}
         table = delayed.table
-        if isinstance(table, Tensor):
+        if isinstance(table, Sent):
+            table, found = table.split()
+            scalars |= found
+        elif isinstance(table, Tensor):
             table = to_host(table).astype(np.float32, copy=False)
         if delayed.device_names:
             flat = table.reshape(-1)
@@ -108,6 +138,80 @@ class DelayedSamples:
             phase=delayed.phase,
             notes=delayed.notes,
         )
+
+
+class Replays:
+    """What the replays of captured steps left in a ring on the device; taken out whenever the host comes by.
+
+    A replay runs no Python: its step counts itself and writes its values into the ring. Whoever comes by has the ring
+    copied, without waiting, and reads the copy that was asked for the last time. Of two copies of the counter, one is
+    made before and one after that of the ring: a place that may have been written meanwhile is left out.
+    """
+
+    def __init__(self, ring: Tensor, counter: Tensor, size: int) -> None:
+        self._ring, self._counter, self._size = ring, counter, size
+        self._names: list[tuple[str, ...]] = []
+        self._seen = 0
+        self._asked: tuple[Tensor, Tensor, Any] | None = None
+
+    def add(self, names: tuple[str, ...]) -> int:
+        """One more step was captured: what its values are called. Returns the number that they end with."""
+        self._names.append(names)
+        return len(self._names) - 1
+
+    def take(self, *, wait: bool = False) -> Iterator[tuple[int, F32, dict[str, float]]]:
+        """Every replay that is known by now, oldest first: how many before it were overwritten, its table, its values.
+
+        `wait`: every one there was.
+        """
+        if self._ring.is_cuda and torch.cuda.is_current_stream_capturing():
+            return
+        yield from self._answer(wait)
+        if wait and self._ring.is_cuda:
+            torch.cuda.synchronize(self._ring.device)  # replays may have run on any stream
+        if self._asked is None:
+            self._ask()
+        if wait or not self._ring.is_cuda:
+            yield from self._answer(wait)
+
+    def _answer(self, wait: bool) -> Iterator[tuple[int, F32, dict[str, float]]]:
+        """What is in the copy that was asked for, once it is here."""
+        if self._asked is None:
+            return
+        counts, ring, event = self._asked
+        if event is not None and not event.query():
+            if not wait:
+                return
+            event.synchronize()
+        self._asked = None
+        before, after = map(int, to_host(counts))
+        yield from self._read(before, after, to_host(ring))
+
+    def _ask(self) -> None:
+        counts = torch.empty(2, dtype=torch.int64, device="cpu", pin_memory=self._ring.is_cuda)
+        counts[:1].copy_(self._counter, non_blocking=True)
+        ring = torch.empty(self._ring.shape, dtype=torch.float32, device="cpu", pin_memory=self._ring.is_cuda)
+        ring.copy_(self._ring, non_blocking=True)
+        counts[1:].copy_(self._counter, non_blocking=True)
+        event = None
+        if self._ring.is_cuda:
+            event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            event.record()
+        self._asked = counts, ring, event
+
+    def _read(self, before: int, after: int, ring: F32) -> Iterator[tuple[int, F32, dict[str, float]]]:
+        places = len(ring)
+        for i in range(max(self._seen, after - places + (after != before)), before):
+            row = ring[i % places]
+            found = dict(zip(self._names[int(row[-1])], row[self._size :].data, strict=False))
+            found.pop("", None)
+            missed, self._seen = i - self._seen, i + 1
+            yield missed, row[: self._size].copy(), found
+
+
+def names_of(name: str, value: Tensor) -> tuple[str, ...]:
+    """What the numbers of a device value are called on the host: several in one tensor get theirs with a number."""
+    return (name,) if value.numel() == 1 else tuple(f"{name}/{i}" for i in range(value.numel()))
 
 
 def _sent(flat: Tensor) -> Tensor:

@@ -16,10 +16,11 @@ from trimtab.sample.probes.activations import ActivationTap
 from trimtab.sample.probes.batch import CHANCE_EVERY
 from trimtab.sample.probes.forward import ForwardTap, inert
 from trimtab.sample.probes.ledger import AveragedProbe, Ledger
-from trimtab.sample.probes.sentinel import Sentinel
+from trimtab.sample.probes.sentinel import Products, Sentinel
 from trimtab.sample.probes.wiring import TemperatureProbe, Wiring, is_due
 from trimtab.sample.rows import Rows, roots_of
 from trimtab.sample.thorough import FullLook
+from trimtab.sample.transfer import Sent
 from trimtab.torchutil.patch import own_hook
 
 LISTEN, LISTEN_EVERY, SPREAD_EVERY = 3, 20, 10
@@ -74,6 +75,7 @@ class Watch:
             facts["chance"] = math.log(tap.output.num_answers)  # no targets were told: any answer is as likely
         if heard := self._sentinel.before(number, 1.0 if scale is None else scale):
             facts.update(heard)
+            step.products = self._sentinel.take_products()
             if facts.get("carried") == 0.0:
                 del facts["carried"]  # nothing was: not worth a line in the record, nor a question to a rule
         if scale is None and facts.get("autocast") == 0.0:
@@ -193,7 +195,7 @@ class Step:
     layout: Layout
     loss: Tensor | float | None
     scalars: dict[str, float | Tensor]
-    table: Tensor | F32 = NO_TABLE
+    table: Tensor | F32 | Sent = NO_TABLE
     least_norm: float | None = None  # where the table is on the host, with a gradient in every row
     device_names: tuple[str, ...] = ()  # of the values that stand behind the table in one device buffer
     look: FullLook | None = None
@@ -204,4 +206,5 @@ class Step:
     notes: dict[str, tuple[str, ...]] = field(default_factory=dict)
     frozen: tuple[int, ...] = ()
     multiplied: bool = False  # its learning rates are cut or limited
+    products: Products | None = None  # still to be computed, on the device
     captured: bool = False  # recorded into a CUDA graph: there is nobody to tell

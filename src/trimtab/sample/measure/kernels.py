@@ -1,12 +1,15 @@
 """The Triton kernels: every statistic of every gradient in one pass over memory, reduced in a fixed order.
 
-Three launches, whatever the number of tensors:
+Three launches, whatever the number of tensors (and a few small ones around them):
 
 - `chunk_stats` reads each chunk of each tensor once. Per element it spends few operations, so that memory stays the
   limit: the maximum is taken over the bits of the magnitude, which finds NaN and Inf too, and both counts share one
   integer. Only a chunk whose maximum is non-finite, huge or tiny is looked at again, in float64.
 - `row_stats` adds up the chunks of each tensor in their order: the result does not depend on scheduling.
 - `global_stats` adds up the tensors and decides: norm, clip coefficient, reject flag. Nothing comes back to the host.
+
+What differs from step to step (addresses, limits) is read from memory, not from arguments: the same launches can then
+be replayed as one CUDA graph.
 """
 
 from __future__ import annotations
@@ -104,7 +107,7 @@ def row_stats(
     first_chunk,
     numel,
     table_row,
-    scale,
+    scale_at,
     table,
     square_of_row,
     num_chunks,
@@ -146,7 +149,7 @@ def row_stats(
     elements = tl.maximum(size, 1).to(tl.float64)
     inverse = tl.full([], 1.0, tl.float64)
     if SCALED:
-        inverse = 1.0 / tl.load(scale).to(tl.float64)
+        inverse = 1.0 / tl.load(tl.load(scale_at).to(tl.pointer_type(tl.float32))).to(tl.float64)
     norm = tl.sqrt(square) * inverse
     out = table + tl.load(table_row + pid) * NUM_PARTS
     tl.store(out, norm.to(tl.float32))
@@ -164,13 +167,15 @@ def global_stats(
     square_of_row,
     out,
     num_rows,
-    max_norm,
-    reject_above,
+    limits,
     BLOCK: tl.constexpr,
     CLIP: tl.constexpr,
     REJECT: tl.constexpr,
 ):
-    """Norm, non-finite flag, reject flag, clip coefficient and its inverse, from the squares of all tensors."""
+    """Norm, non-finite flag, reject flag, clip coefficient and its inverse, from the squares of all tensors.
+
+    `limits` holds the norm to clip to, the norm to reject above, and the norm up to which nothing is clipped.
+    """
     lane = tl.arange(0, BLOCK)
     squares = tl.zeros([BLOCK], tl.float64)
     for i in range(tl.cdiv(num_rows, BLOCK)):
@@ -179,13 +184,14 @@ def global_stats(
     norm = tl.sqrt(tl.sum(squares))
     # A sum of squares in float64 is finite exactly when every value is.
     bad = (norm != norm) | (norm == float("inf"))
-    reject = (norm > reject_above) & (bad == 0)
+    reject = (norm > tl.load(limits + 1)) & (bad == 0)
     if REJECT:
         reject = reject | bad
     coef = tl.full([], 1.0, tl.float64)
     if CLIP:
-        wanted = max_norm / (norm + 1e-6)
-        coef = tl.where(bad | (wanted >= 1.0), 1.0, wanted)
+        wanted = tl.load(limits) / (norm + 1e-6)
+        spared = norm.to(tl.float32).to(tl.float64) <= tl.load(limits + 2)
+        coef = tl.where(bad | spared | (wanted >= 1.0), 1.0, wanted)
     tl.store(out, norm.to(tl.float32))
     tl.store(out + 1, bad.to(tl.float32))
     tl.store(out + 2, reject.to(tl.float32))
@@ -220,3 +226,138 @@ def scale_chunks(
             inside = i * BLOCK + lane < left
             x = tl.load(base + i * BLOCK + lane, mask=inside, other=0.0).to(tl.float32)
             tl.store(base + i * BLOCK + lane, (x * value).to(DTYPE), mask=inside)
+
+
+@triton.jit
+def _count_bad(at, size, DTYPE: tl.constexpr, BLOCK: tl.constexpr):
+    """How many of a program's share of the values are not finite; the programs take turns, block by block."""
+    pid, num = tl.program_id(0), tl.num_programs(0)
+    lane = tl.arange(0, BLOCK)
+    bad = tl.zeros([BLOCK], tl.int32)
+    base = at.to(tl.pointer_type(DTYPE))
+    for i in range(tl.cdiv(tl.cdiv(size, BLOCK), num).to(tl.int32)):
+        here = (i * num + pid) * BLOCK + lane
+        x = tl.load(base + here, mask=here < size, other=0.0).to(tl.float32)
+        bad += ((x.to(tl.int32, bitcast=True) & _FLIP) >= 0x7F800000).to(tl.int32)
+    return tl.sum(bad).to(tl.float32)
+
+
+@triton.jit
+def _mean_square(at, size, DTYPE: tl.constexpr, LEAD: tl.constexpr):
+    """Of the leading values."""
+    lane = tl.arange(0, LEAD)
+    x = tl.load(at.to(tl.pointer_type(DTYPE)) + lane, mask=lane < size, other=0.0).to(tl.float32)
+    return tl.sum(x * x) / tl.minimum(size, LEAD).to(tl.float32)
+
+
+@triton.jit
+def input_stats(told, found, LEAD: tl.constexpr, LARGE: tl.constexpr, BLOCK: tl.constexpr):
+    """The root mean square of a batch's leading values, and how many of its values are not finite, share by share.
+
+    `told` holds its address, its number of values and its type (0: there is none, 1 to 3: float32, bfloat16, float16).
+    """
+    pid = tl.program_id(0)
+    at, num, kind = tl.load(told), tl.load(told + 1), tl.load(told + 2)
+    size = tl.minimum(num, LARGE)
+    bad = 0.0
+    square = 0.0
+    if kind == 1:
+        bad = _count_bad(at, size, tl.float32, BLOCK)
+        if pid == 0:
+            square = _mean_square(at, size, tl.float32, LEAD)
+    if kind == 2:
+        bad = _count_bad(at, size, tl.bfloat16, BLOCK)
+        if pid == 0:
+            square = _mean_square(at, size, tl.bfloat16, LEAD)
+    if kind == 3:
+        bad = _count_bad(at, size, tl.float16, BLOCK)
+        if pid == 0:
+            square = _mean_square(at, size, tl.float16, LEAD)
+    tl.store(found + 1 + pid, bad)
+    if pid == 0:
+        tl.store(found, tl.sqrt(square))
+
+
+@triton.jit
+def _vector(told, i, num, DTYPE: tl.constexpr, SIZE: tl.constexpr):
+    """One of four vectors; zeros where there is none."""
+    at = tl.load(told + i)
+    lane = tl.arange(0, SIZE)
+    inside = lane < tl.where(at != 0, num, 0)
+    return tl.load(at.to(tl.pointer_type(DTYPE)) + lane, mask=inside, other=0.0).to(tl.float32)
+
+
+@triton.jit
+def _products(told, num, out, DTYPE: tl.constexpr, SIZE: tl.constexpr):
+    a, b = _vector(told, 0, num, DTYPE, SIZE), _vector(told, 1, num, DTYPE, SIZE)
+    c, d = _vector(told, 2, num, DTYPE, SIZE), _vector(told, 3, num, DTYPE, SIZE)
+    tl.store(out, tl.sum(a * a))
+    tl.store(out + 1, tl.sum(a * b))
+    tl.store(out + 2, tl.sum(b * b))
+    tl.store(out + 3, tl.sum(a * c))
+    tl.store(out + 4, tl.sum(b * c))
+    tl.store(out + 5, tl.sum(c * c))
+    tl.store(out + 6, tl.sum(a * d))
+    tl.store(out + 7, tl.sum(d * d))
+
+
+@triton.jit
+def products(told, out, SIZE: tl.constexpr):
+    """Eight products of four vectors with each other (`sample.probes.sentinel` says what for).
+
+    `told` holds their addresses (0: none), how many values each has, and their type.
+    """
+    num, kind = tl.load(told + 4), tl.load(told + 5)
+    if kind == 1:
+        _products(told, num, out, tl.float32, SIZE)
+    if kind == 2:
+        _products(told, num, out, tl.bfloat16, SIZE)
+    if kind == 3:
+        _products(told, num, out, tl.float16, SIZE)
+
+
+@triton.jit
+def send(
+    values,
+    num_values,
+    found,
+    others,
+    out,
+    counter,
+    width,
+    num_places,
+    BLOCK: tl.constexpr,
+    NUM_SHARES: tl.constexpr,
+    NUM_DOTS: tl.constexpr,
+    NUM_OTHERS: tl.constexpr,
+    INPUT: tl.constexpr,
+    DOTS: tl.constexpr,
+    RING: tl.constexpr,
+):
+    """Put measured values, what `input_stats` and `products` found, and single numbers from anywhere side by side.
+
+    `others` holds the addresses of the single numbers; 0: none. With RING the place depends on a counter on the device.
+    """
+    pid = tl.program_id(0)
+    if RING:
+        out += (tl.load(counter) % num_places) * width
+    here = pid * BLOCK + tl.arange(0, BLOCK)
+    tl.store(out + here, tl.load(values + here, mask=here < num_values), mask=here < num_values)
+    if pid == 0:
+        if INPUT:
+            bad = tl.sum(tl.load(found + 1 + tl.arange(0, NUM_SHARES)))
+            tl.store(out + num_values, tl.load(found))
+            tl.store(out + num_values + 1, (bad > 0).to(tl.float32))
+        if DOTS:
+            dot = tl.arange(0, NUM_DOTS)
+            tl.store(out + num_values + 2 + dot, tl.load(found + 1 + NUM_SHARES + dot))
+        few = tl.arange(0, NUM_OTHERS)
+        at = tl.load(others + few)
+        one = tl.load(at.to(tl.pointer_type(tl.float32)), mask=at != 0, other=0.0)
+        tl.store(out + num_values + 2 + NUM_DOTS + few, one, mask=at != 0)
+
+
+@triton.jit
+def advance(counter):
+    """One more place of the ring is filled."""
+    tl.store(counter, tl.load(counter) + 1)

@@ -14,7 +14,8 @@ from torch import Tensor
 
 from trimtab.core.types import FULL_COLUMNS, NORM_COLUMNS, Column
 from trimtab.sample.measure import reference as measure
-from trimtab.sample.measure.reference import Limits, Measured
+from trimtab.sample.measure.reference import Limits, Measured, Outgoing
+from trimtab.sample.transfer import Replays
 
 log = logging.getLogger("trimtab")
 
@@ -47,6 +48,7 @@ class Meter:
         self._triton: Any = _triton() if kernels != "torch" and (one_cuda or interpreted) else None
         self._plan: Any = None
         self._present: list[int] | None = None
+        self._sizes: list[int] | None = None
         self._copied = False
         for device in devices:
             _say("triton" if self._triton is not None else "torch", device.type)
@@ -63,43 +65,70 @@ class Meter:
         num_rows: int,
         limits: Limits,
         scale: Tensor | None = None,
+        *,
+        vary: bool = False,
+        outgoing: Outgoing | None = None,
+        in_place: bool = False,
+        capturing: bool = False,
     ) -> Measured:
-        """Table and decisions, on the device, without waiting for it."""
+        """Table and decisions, on the device, without waiting for it.
+
+        `vary`: the sizes may differ from step to step. `outgoing`: send the result to the host at once, and this along
+        with it. `in_place`: scale by the clip coefficient what was measured. `capturing`: a CUDA graph is being
+        captured. What of that was possible, the result says.
+        """
         if self._triton is not None and plain:
             try:
-                return self._by_triton(plain, present, num_rows, limits, scale)
+                return self._by_triton(plain, present, num_rows, limits, scale, vary, outgoing, in_place, capturing)
             except Exception as error:  # no compiler, an unknown card: slower is better than unguarded
                 log.warning("the Triton kernels cannot be used here (%s); measuring with torch", error)
                 self._triton = self._plan = None
         return measure.on_device(plain, present, num_rows, limits, scale)
 
     def _by_triton(
-        self, plain: Sequence[Tensor], present: list[int] | None, num_rows: int, limits: Limits, scale: Tensor | None
+        self,
+        plain: Sequence[Tensor],
+        present: list[int] | None,
+        num_rows: int,
+        limits: Limits,
+        scale: Tensor | None,
+        vary: bool,
+        outgoing: Outgoing | None,
+        in_place: bool,
+        capturing: bool,
     ) -> Measured:
-        tensors = list(plain)
-        addresses = [t.data_ptr() for t in tensors]
-        if self._plan is None or addresses != self._plan.known:
+        tensors = plain
+        plan = self._plan
+        addresses = list(map(Tensor.data_ptr, tensors))
+        if plan is None or addresses != plan.known:
             # New tensors: only now look whether their memory can be read straight through.
-            tensors = [t if t.is_contiguous() else self._triton.flat_values(t) for t in plain]
-            self._copied = any(a is not b for a, b in zip(tensors, plain, strict=True))
-            addresses = [t.data_ptr() for t in tensors] if self._copied else addresses
-        if self._plan is None or present != self._present or not self._plan.takes(addresses):
-            self._plan, self._present = self._triton.Plan(tensors, present, num_rows), present
-        measured: Measured = self._plan.run(tensors, addresses, limits, scale)
-        measured.spare(limits)
+            self._copied = not all(map(Tensor.is_contiguous, tensors))
+            if self._copied:
+                tensors = [self._triton.flat_values(t) for t in plain]
+                self._copied = any(a is not b for a, b in zip(tensors, plain, strict=True))
+                addresses = list(map(Tensor.data_ptr, tensors))
+        sizes = list(map(Tensor.numel, tensors)) if vary else self._sizes
+        if plan is None or present != self._present or sizes != self._sizes or not plan.takes(addresses):
+            if capturing:  # what a plan is made of cannot be sent to the device now
+                return measure.on_device(plain, present, num_rows, limits, scale)
+            plan = self._plan = self._triton.Plan(tensors, present, num_rows)
+            self._present, self._sizes = present, sizes
+        if capturing and not plan.can_capture:
+            return measure.on_device(plain, present, num_rows, limits, scale)
+        in_place = in_place and self.can_scale
+        measured: Measured = plan.run(tensors, addresses, limits, scale, outgoing, in_place, capturing)
+        measured.scaled = in_place
         return measured
 
     @property
     def can_scale(self) -> bool:
-        """Whether what was measured last can be scaled where it is, by the same plan."""
+        """Whether what was measured last can be scaled where it is: it was no copy."""
         return self._plan is not None and not self._copied
 
-    def scale(self, plain: Sequence[Tensor], factor: Tensor) -> None:
-        """Multiply what was measured last by a device scalar; at 1 no memory is touched.
-
-        The tensors are given again rather than kept: a gradient kept here would outlive `zero_grad`.
-        """
-        self._plan.scale(plain, factor)
+    @property
+    def replays(self) -> Replays | None:
+        """Where the replays of steps captured so far leave their values; None while none was."""
+        return None if self._plan is None else self._plan.replays
 
     def full(self, tensors: Sequence[Tensor]) -> Tensor:
         """All columns of plain tensors that are measured now and then (weights, updates), where they come cheaply."""

@@ -14,10 +14,18 @@ from torch import Tensor
 
 from trimtab.core.types import ABSENT, F32, Column
 from trimtab.sample.measure.native import native
-from trimtab.sample.transfer import number, to_host, upload
+from trimtab.sample.transfer import Sent, names_of, number, to_host, upload
 
 GLOBALS = ("grad_norm", "nonfinite_grads", "rejected", "clip_coef", "inverse_coef")
 """What the device decides about a step, in the order it stands behind the table."""
+
+PAIRS = ((0, 0), (0, 1), (1, 1), (0, 2), (1, 2), (2, 2), (0, 3), (3, 3))
+DOTS = tuple(f"dots/{4 * i + j}" for i, j in PAIRS)
+"""Which products of four vectors are sent, and what they are called."""
+
+NUM_OTHERS = 32
+"""Places for single numbers that travel along with the table: the loss, what probes left on the device, what the loop
+told. The last one is used by captured steps."""
 
 _LOW = {torch.float16, torch.bfloat16}
 
@@ -46,6 +54,56 @@ class Limits:
     clip_above: float | None = None
 
 
+KINDS = {torch.float32: 1, torch.bfloat16: 2, torch.float16: 3}
+"""The types that the kernels read, by the numbers they are told."""
+
+
+class Outgoing:
+    """What else a step sends to the host along with its table: single numbers on the device, a look at its batch, and
+    products of four vectors.
+
+    All is given by addresses and read on the stream that measures: what is deleted after the launch is read before.
+    """
+
+    __slots__ = ("_held", "addresses", "input", "names", "taken", "vectors")
+
+    def __init__(self, input: Tensor | None = None, vectors: Sequence[Tensor | None] | None = None) -> None:
+        self.input, self.vectors = input, vectors  # dense, of a type that the kernels read
+        self.taken: list[str] = []
+        self.names: list[str] = []
+        self.addresses: list[int] = []
+        self._held: list[Tensor] = []
+
+    def add(self, name: str, value: Tensor) -> None:
+        """Send one number more, or several in one tensor."""
+        if value.dtype is not torch.float32 or not value.is_contiguous():
+            value = value.detach().float().contiguous()
+        self._held.append(value)
+        self.taken.append(name)
+        at = value.data_ptr()
+        if value.numel() == 1:
+            self.names.append(name)
+            self.addresses.append(at)
+        else:
+            self.names += names_of(name, value)
+            self.addresses += range(at, at + 4 * value.numel(), 4)
+
+    def all_names(self) -> tuple[str, ...]:
+        """The names of everything behind the table; what there is not has none."""
+        return _PREFIXES[self.input is not None, self.vectors is not None] + tuple(self.names)
+
+
+_PREFIXES = {
+    (looked, multiplied): (
+        *GLOBALS,
+        *(("in_rms", "in_bad") if looked else ("", "")),
+        *(DOTS if multiplied else ("",) * len(DOTS)),
+    )
+    for looked in (False, True)
+    for multiplied in (False, True)
+}
+
+
 @dataclass(slots=True)
 class Measured:
     """A measured list of tensors, all of it still on the device: a table and the five `GLOBALS` in one flat buffer."""
@@ -53,6 +111,9 @@ class Measured:
     flat: Tensor
     num_rows: int
     num_columns: int
+    scalars: dict[str, Tensor] | None = None  # views of the `GLOBALS`, where the buffer is used again
+    sent: Sent | None = None  # the same on its way to the host
+    scaled: bool = False  # the tensors were scaled by the clip coefficient
 
     @property
     def table(self) -> Tensor:
@@ -61,6 +122,8 @@ class Measured:
 
     def scalar(self, name: str) -> Tensor:
         """One of `GLOBALS`."""
+        if self.scalars is not None:
+            return self.scalars[name]
         return self.flat[self.num_rows * self.num_columns + GLOBALS.index(name)]
 
     def spare(self, limits: Limits) -> None:

@@ -28,6 +28,10 @@ MARKED = 512
 MIN_TARGETS = 256
 CHANCE_EVERY = 5
 NUM_TENSORS = 8
+HELD_BACK = "in_values"
+"""Under this name a batch on a device is handed on: it is looked at together with the gradients."""
+MAX_HELD = 1 << 26
+"""Bytes up to which a batch is kept from the forward to the step."""
 _SAME_IN_NUMPY = (torch.float32, torch.int64, torch.int32, torch.uint8)
 
 
@@ -161,10 +165,11 @@ class BatchProbe:
         """Without waiting: numbers that stay on the device until their step is judged."""
         if not main.is_floating_point():
             return
-        values = main.detach().reshape(-1)
-        lead = values[:SLICE].float()
-        self._facts["in_rms"] = torch.linalg.vector_norm(lead) / math.sqrt(lead.numel())
-        self._facts["in_bad"] = (~torch.isfinite(values[:LARGE].sum(dtype=torch.float32))).float()
+        if can_be_held(main):
+            self._facts[HELD_BACK] = main.detach() if main.requires_grad else main
+        else:
+            self._facts.pop(HELD_BACK, None)
+            self._facts |= look_on_device(main)
 
     def _target(self, target: Tensor) -> None:
         if not target.is_cpu:
@@ -199,6 +204,23 @@ class BatchProbe:
             share = self._counts[self._counts > 0] / self._counts.sum()
             return float(-(share * np.log(share)).sum())
         return self._places.chance(self.loss_kind)
+
+
+def can_be_held(batch: Tensor) -> bool:
+    """Whether a batch can be looked at later, where it is: the kernels read it from its address on."""
+    dtype = batch.dtype
+    wide = 4 if dtype is torch.float32 else 2 if dtype in (torch.bfloat16, torch.float16) else 0
+    return wide > 0 and type(batch) is Tensor and batch.is_contiguous() and batch.numel() * wide <= MAX_HELD
+
+
+def look_on_device(main: Tensor) -> dict[str, float | Tensor]:
+    """The size of a batch and whether it holds NaN or Inf, as numbers on its device."""
+    values = main.detach().reshape(-1)
+    lead = values[:SLICE].float()
+    return {
+        "in_rms": torch.linalg.vector_norm(lead) / math.sqrt(lead.numel()),
+        "in_bad": (~torch.isfinite(values[:LARGE].sum(dtype=torch.float32))).float(),
+    }
 
 
 class Places:

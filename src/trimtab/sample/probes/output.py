@@ -26,7 +26,7 @@ class OutputProbe:
 
     def __init__(self, contained: Contained) -> None:
         self._contained = contained
-        self._spread: float | Tensor | None = None
+        self._spread: dict[str, float | Tensor] = {}
         self._towers: list[float] = []
         self._num_towers = 0
         self._factor: float | None = None
@@ -44,19 +44,16 @@ class OutputProbe:
             self.num_answers = _answers(output)
             found = [t for t in tensors_in(output) if t.is_floating_point() and t.dim() >= 2 and t.shape[0] >= 4]
             spreads = [_spread(t.detach()) for t in found[:NUM_OUTPUTS] if t.numel()]
-            self._spread = spreads[0] if spreads else None
+            self._spread = spreads[0] if spreads else {}
             alike = len(spreads) > 1 and len({t.shape for t in found}) == 1
             self._num_towers = len(found) if alike else 0
             if alike and found[0].is_cpu:
-                self._towers = [number(s) for s in spreads]
+                self._towers = [number(s["out_spread"]) for s in spreads]
 
     def take(self) -> dict[str, float | Tensor]:
         """What was seen since the last step that asked."""
-        out: dict[str, float | Tensor] = {}
         self.has_news = False
-        if self._spread is not None:
-            out["out_spread"] = self._spread
-            self._spread = None
+        out, self._spread = self._spread, {}
         if self._num_towers:
             out["towers"] = float(self._num_towers)
             self._num_towers = 0
@@ -149,7 +146,7 @@ def _bce_factor(logits: Tensor, grad: Tensor) -> float | None:
     return None
 
 
-def _spread(output: Tensor) -> float | Tensor:
+def _spread(output: Tensor) -> dict[str, float | Tensor]:
     """The share of the output's mean square that differs between samples: 0 when all of them get the same answer."""
     rows = output.reshape(-1, output.shape[-1]) if output.dim() == 3 else output.reshape(output.shape[0], -1)
     stride = max(rows.shape[0] // NUM_ROWS, 1)
@@ -159,7 +156,21 @@ def _spread(output: Tensor) -> float | Tensor:
         with np.errstate(all="ignore"):
             whole = float((values * values).mean())
             share = float(values.var(0).mean()) / max(whole, 1e-30)
-        return share if math.isfinite(share) and whole > 0 else 1.0
-    whole_there = rows.square().mean()
-    share_there = (rows - rows.mean(0)).square().mean() / whole_there.clamp(min=1e-30)
-    return torch.where(torch.isfinite(share_there) & (whole_there > 0), share_there, torch.ones_like(share_there))
+        return {"out_spread": share if math.isfinite(share) and whole > 0 else 1.0}
+    return spread_on_device(rows)
+
+
+def spread_on_device(rows: Tensor) -> dict[str, float | Tensor]:
+    """Two numbers that stay on the device until their step is judged: `spread_of` makes one of them on the host."""
+    varies, means = torch.var_mean(rows, 0, correction=0)
+    return {"out_spread/varies": varies.sum(), "out_spread/means": torch.linalg.vector_norm(means)}
+
+
+def spread_of(scalars: dict[str, float]) -> dict[str, float]:
+    """The same dict, with the spread in place of the two numbers that a device sent."""
+    if "out_spread/varies" in scalars:
+        varies = scalars.pop("out_spread/varies")
+        whole = varies + scalars.pop("out_spread/means") ** 2
+        share = varies / max(whole, 1e-30)
+        scalars["out_spread"] = share if math.isfinite(share) and whole > 0 else 1.0
+    return scalars

@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.utils.hooks import unserializable_hook
 
 from trimtab.core.contain import Contained
+from trimtab.sample.measure.reference import DOTS, KINDS, PAIRS
 from trimtab.sample.transfer import number, to_host
 from trimtab.torchutil.patch import own_hook
 
@@ -25,10 +26,27 @@ SIZE = 512
 MIN_SIZE = 16
 TOLERANCE = 2e-3
 LOOSE = 2e-2  # for gradients kept in 16 bits
-_PAIRS = ((0, 0), (0, 1), (1, 1), (0, 2), (1, 2), (2, 2), (0, 3), (3, 3))
-DOTS = tuple(f"dots/{i}" for i in range(len(_PAIRS)))
 EARLY, EVERY, RUN = 16, 20, 4
 """It listens in the first steps, and then in a few of every twenty."""
+
+
+_ALL = tuple(f"dots/{i}" for i in range(16))
+
+
+class Products:
+    """The four vectors of one step on a device, whose products tell what its gradient is made of."""
+
+    def __init__(self, arrived: Tensor, grad: Tensor, left: Tensor | None, before: Tensor | None) -> None:
+        self.vectors = arrived, grad, left, before
+        self.dense = all(v is None or (v.dtype is arrived.dtype and v.is_contiguous()) for v in self.vectors)
+        self.dense = self.dense and arrived.dtype in KINDS
+
+    def computed(self) -> Tensor:
+        """All of them with each other, on the device."""
+        arrived, grad, left, before = self.vectors
+        none = torch.zeros_like(arrived) if left is None or before is None else arrived
+        four = torch.stack([arrived, grad, none if left is None else left, none if before is None else before]).float()
+        return (four.unsqueeze(0) * four.unsqueeze(1)).sum(2)  # no matrix product: TF32 would lose half of the digits
 
 
 class Sentinel:
@@ -44,6 +62,12 @@ class Sentinel:
         self._num = 0
         self._listening = True
         self._mark: tuple[weakref.ref[Tensor], int] | None = None
+        self._products: Products | None = None
+
+    def take_products(self) -> Products | None:
+        """What is left to multiply on a device, for who sends the step's values to the host."""
+        products, self._products = self._products, None
+        return products
 
     def choose(self, params: list[Tensor]) -> None:
         """Listen to the last weight that has a gradient: the head of a model takes part in every loss."""
@@ -105,14 +129,15 @@ class Sentinel:
         if arrived is not None:
             now = _leading(grad)
             old = [None if v is None or v.shape != now.shape else v for v in (self._left, self._before)]
-            with np.errstate(all="ignore"):  # huge and non-finite values may well be in it
-                dots = _dots(arrived, now, *old) if arrived.shape == now.shape else [0.0] * len(DOTS)
             tolerance = TOLERANCE if grad.element_size() >= 4 else LOOSE
             self._before = arrived
-            if isinstance(dots, Tensor):
-                out |= {name: dots[i] for i, name in enumerate(DOTS)}
-                out["dots/tolerance"], out["dots/scale"], out["dots/num"] = tolerance, scale, float(len(now))
+            if isinstance(arrived, Tensor):
+                if arrived.shape == now.shape:
+                    self._products = Products(arrived, now, *old)
+                    out["dots/tolerance"], out["dots/scale"], out["dots/num"] = tolerance, scale, float(len(now))
             else:
+                with np.errstate(all="ignore"):  # huge and non-finite values may well be in it
+                    dots = _dots(arrived, now, *old) if arrived.shape == now.shape else [0.0] * len(DOTS)
                 out |= facts_of(dots, tolerance, number(scale), len(now))
         return out
 
@@ -133,12 +158,14 @@ class Sentinel:
 
 
 def resolved(scalars: dict[str, float]) -> dict[str, float]:
-    """The facts in place of the products that a device sent."""
+    """The same dict, with the facts in place of the products that a device sent."""
     if DOTS[0] not in scalars:
         return scalars
-    dots = tuple(scalars.pop(name) for name in DOTS)
+    every = {name: scalars.pop(name, 0.0) for name in _ALL}
+    dots = [every[name] for name in DOTS]
     num = int(scalars.pop("dots/num"))
-    return scalars | facts_of(dots, scalars.pop("dots/tolerance"), scalars.pop("dots/scale"), num)
+    scalars |= facts_of(dots, scalars.pop("dots/tolerance"), scalars.pop("dots/scale"), num)
+    return scalars
 
 
 def facts_of(dots: Sequence[float], tolerance: float, scale: float, num: int = SIZE) -> dict[str, float]:
@@ -183,19 +210,15 @@ def made_of(dots: Sequence[float], tolerance: float, num: int = SIZE) -> tuple[f
     return a, b / a
 
 
-def _dots(arrived: Any, grad: Any, left: Any, before: Any) -> Any:
-    """Products of four vectors in the order of `DOTS`: numbers on the host, one tensor on a device."""
-    if isinstance(arrived, Tensor):
-        none = torch.zeros_like(arrived)
-        stacked = torch.stack([arrived, grad, none if left is None else left, none if before is None else before])
-        gram = stacked.float() @ stacked.float().T
-        return torch.stack([gram[i, j] for i, j in _PAIRS])
-    rows = (arrived, grad, left, before)
-    return [0.0 if rows[i] is None or rows[j] is None else float(np.dot(rows[i], rows[j])) for i, j in _PAIRS]
+def _dots(*rows: Any) -> list[float]:
+    """Products of four vectors on the host, in the order of `DOTS`."""
+    return [0.0 if rows[i] is None or rows[j] is None else float(np.dot(rows[i], rows[j])) for i, j in PAIRS]
 
 
 def _leading(grad: Tensor) -> Any:
     """The first elements: numpy on the host, where its small products are ten times as fast; else a tensor."""
+    if not grad.is_cpu and grad.is_contiguous() and not grad.requires_grad:  # one view instead of three
+        return grad.as_strided((min(grad.numel(), SIZE),), (1,), grad.storage_offset())
     part = grad.detach().reshape(-1)[:SIZE]
     if not part.is_cpu:
         return part
