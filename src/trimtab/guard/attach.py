@@ -104,7 +104,7 @@ class Attachment:
         deliver: Callable[[Lane, Sample], Verdict | None],
         act: Callable[[Lane, Decision], None],
         absorb: Callable[[Lane, list[Sample]], None],
-        passed: Callable[[Sample], None],
+        passed: Callable[[Sample, int], None],
         screens: Mapping[str, Screen],
         instead: Callable[[int], str],
     ) -> None:

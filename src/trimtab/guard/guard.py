@@ -104,7 +104,7 @@ class Guard:
     ) -> None:
         self.config = resolve(config, preset=preset, clip=clip, mode=mode, lag=lag, checkpoint_every=checkpoint_every)
         self._verdict: Verdict | None = None
-        self._healthy: Sample | None = None  # the newest, where it is known to be: its verdict is made on demand
+        self._healthy: tuple[Sample, int] | None = None  # the newest, where it is known to be, and when that was known
         self.run_dir = None
         self._disabled = os.environ.get("TRIMTAB_DISABLE", "") not in ("", "0")
         self._model, self._scaler, self._on_finding = check_model(model), scaler, on_finding
@@ -256,9 +256,9 @@ class Guard:
             raise stopped(verdict)
         return verdict
 
-    def _pass_on(self, sample: Sample) -> None:
-        """A step that is known to be healthy: it goes on record at once."""
-        self._healthy = sample
+    def _pass_on(self, sample: Sample, seen_at: int) -> None:
+        """A step that is known to be healthy: it goes on record at once, and its verdict is made on demand."""
+        self._healthy = sample, seen_at
         self._recorder.put(sample)
 
     def _absorb(self, lane: Lane, samples: list[Sample]) -> None:
@@ -293,9 +293,9 @@ class Guard:
         return self._newest()
 
     def _newest(self) -> Verdict | None:
-        if (sample := self._healthy) is not None:
-            self._healthy = None
-            self._verdict = Verdict(step=sample.step, seen_at=sample.step, optimizer=sample.layout.optimizer)
+        if self._healthy is not None:
+            (sample, seen_at), self._healthy = self._healthy, None
+            self._verdict = Verdict(step=sample.step, seen_at=seen_at, optimizer=sample.layout.optimizer)
         return self._verdict
 
     def flush(self) -> None:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from trimtab.core.config import Config
 from trimtab.core.screen import Screen
-from trimtab.core.types import Decision, Layout, Sample, Verdict
+from trimtab.core.types import Column, Decision, Kind, Layout, Sample, Verdict
 from trimtab.guard.batches import Batches
 from trimtab.guard.buffers import BufferShadow
 from trimtab.guard.protect import Judge, Withheld, told_by_device
@@ -57,7 +57,7 @@ class Lane:
         deliver: Callable[[Lane, Sample], Verdict | None],
         act: Callable[[Lane, Decision], None],
         absorb: Callable[[Lane, list[Sample]], None],
-        passed: Callable[[Sample], None],
+        passed: Callable[[Sample, int], None],
         screen: Screen | None = None,
         scaler: Any = None,
         rollback: Rollback | None = None,
@@ -88,9 +88,9 @@ class Lane:
         self._open: Step | None = None
         self._decided_on_device: set[int] = set()
         self._reflexes = config.mode != "observe"
-        # Steps that are certain to be found healthy may wait for the next to be judged: on the host, where a verdict
-        # is due at once, and where nothing is done by it.
-        self._screen = screen if lag == 0 and config.mode in ("observe", "advise") else None
+        # Steps that are certain to be found healthy may wait to be absorbed, where nothing is done by a verdict.
+        self._screen = screen if config.mode in ("observe", "advise") else None
+        self._at_once = self._screen is not None and lag == 0
         self._waits_since_s = 0.0
         self._waiting: list[Sample] = []  # on record, but not yet absorbed by the brain
 
@@ -143,7 +143,7 @@ class Lane:
         if self.batches is not None:
             self.batches.step_done(step.number)
         self._tap.step_done()
-        if self._screen is not None and step.least_norm is not None and self._is_calm(step, self._screen):
+        if self._at_once and step.least_norm is not None and self._is_calm(step):
             self._pass_on(step)
             return
         self._delayed.post(
@@ -158,7 +158,7 @@ class Lane:
         if step.multiplied:
             self.multiplier.recover()
         branch = self._branches.now
-        self.judge(step.number)
+        self._judge_due(step.number)
         if self.together is not None:
             self.together.settle(self)
         if self._memory is not None and self._branches.now == branch:
@@ -185,38 +185,49 @@ class Lane:
                 self._delayed.post(self.attempts, layout, table, {**rates, **found}, frozen=frozen)
                 self.attempts += 1
 
-    def _is_calm(self, step: Step, screen: Screen) -> bool:
-        """Whether this step is certain to be found healthy, and need not be judged."""
+    def _is_calm(self, step: Step) -> bool:
+        """Whether a step that is due at once is certain to be found healthy, and need not be judged."""
         if step.look is not None or step.rejected or step.multiplied or step.notes or step.frozen:
             return False
-        if (step.number + 1) % STATE_EVERY == 0:
-            return False  # what the brain knows goes on record right behind it
-        if "norm_before" in step.scalars:
-            if step.scalars["norm_before"].__class__ is not float:
+        scalars: Any = step.scalars
+        if "scaler_skipped" in scalars:
+            return False
+        if "norm_before" in scalars:
+            if scalars["norm_before"].__class__ is not float:
                 return False
-            step.scalars = before_their_clipping(step.scalars)
+            scalars = step.scalars = before_their_clipping(scalars)
+        return self._passes(step.number, scalars, step.table, step.least_norm or 0.0)
+
+    def _passes(self, number: int, scalars: Mapping[str, Any], norms: Any, least: float) -> bool:
+        screen = self._screen
+        if screen is None or (number + 1) % STATE_EVERY == 0:
+            return False  # what the brain knows then goes on record right behind the step
         if self._waiting and (not screen.left or time.monotonic() - self._waits_since_s >= WAIT_S):
             self._absorb_waiting()
-        passes = screen.passes(step.number, step.scalars, step.table, step.least_norm)  # type: ignore[arg-type]
+        passes = screen.passes(number, scalars, norms, least)
         if not passes and not screen.left and self._waiting:
             self._absorb_waiting()
-            passes = screen.passes(step.number, step.scalars, step.table, step.least_norm)  # type: ignore[arg-type]
+            passes = screen.passes(number, scalars, norms, least)
         return passes
 
     def _pass_on(self, step: Step) -> None:
-        """A step that is known to be healthy: it goes on record at once, whatever ends the process next."""
+        """A step that is due at once and known to be healthy."""
         table: Any = step.table
         table.setflags(write=False)
         scalars: Any = step.scalars
         sample = Sample(step=step.number, layout=step.layout, table=table, scalars=scalars, notes=step.notes)
-        if self._went_back:
-            sample = self._branches.marked(sample)
         self.last_rejected, self.last_step = False, step.number
         self.applied += 1
+        self._let_wait(sample)
+
+    def _let_wait(self, sample: Sample) -> None:
+        """It goes on record at once, whatever ends the process next; the brain absorbs it later, with others."""
+        if self._went_back:
+            sample = self._branches.marked(sample)
         if not self._waiting:
             self._waits_since_s = time.monotonic()
         self._waiting.append(sample)
-        self._passed(sample)
+        self._passed(sample, self.attempts - 1)
 
     def _absorb_waiting(self) -> None:
         if self._waiting:
@@ -224,8 +235,11 @@ class Lane:
             self._absorb(self, waiting)
 
     def judge(self, step: int) -> None:
-        """Hand over every sample that is due after this step."""
+        """Hand over every sample that is due after this step, and leave none waiting."""
+        self._judge_due(step)
         self._absorb_waiting()
+
+    def _judge_due(self, step: int) -> None:
         if self._replayed:
             self.hear_replays()
             step = max(step, self.attempts - 1)
@@ -348,14 +362,25 @@ class Lane:
         if "norm_before" in sample.scalars:
             sample = replace(sample, scalars=before_their_clipping(dict(sample.scalars)))
         self.last_rejected = sample.scalars.get("rejected", 0.0) > 0
+        skipped = "scaler_skipped" in sample.scalars or "routine_overflow" in sample.scalars
         if sample.phase == "train":
-            skipped = "scaler_skipped" in sample.scalars or "routine_overflow" in sample.scalars
             self.kept_out += self.last_rejected or skipped
             self.applied += not (self.last_rejected or skipped)
         self.last_step = sample.step
+        if not self._at_once and self._screen is not None and not skipped and self._is_calm_sample(sample):
+            self._let_wait(sample)
+            return
+        self._absorb_waiting()
         verdict = self._deliver(self, self._branches.marked(sample))
         if self._memory is not None and sample.phase == "train":
             self._memory.heard(self.label, sample.step, verdict, rejected=self.last_rejected)
+
+    def _is_calm_sample(self, sample: Sample) -> bool:
+        """The same of one that was delayed."""
+        if self.last_rejected or sample.phase != "train" or sample.notes or sample.layout.has_weight_norms:
+            return False
+        norms = sample.col(Kind.GRAD, Column.L2)
+        return norms.size > 0 and self._passes(sample.step, sample.scalars, norms, float(norms.min()))
 
     def decided(self, decision: Decision, *, settled: bool = False) -> None:
         """Do what was decided: at once, or with other processes at the end of a step, when all can be asked."""
