@@ -48,7 +48,7 @@ class Workload:
 
 
 def tokens(batch: int, length: int, vocabulary: int) -> Callable[[], tuple[Tensor, Tensor]]:
-    """Something can be learned from them: of what cannot be learned, a finding says so, which costs more than silence."""
+    """Something can be learned from them: where nothing can be, a finding says so, and costs more than silence."""
 
     def make() -> tuple[Tensor, Tensor]:
         first, places = torch.randint(0, vocabulary, (batch, 1), device="cuda"), torch.arange(length + 1, device="cuda")
