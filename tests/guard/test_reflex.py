@@ -10,10 +10,13 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from tests.guard.conftest import batches, mse, same, small_model, snapshot
 from trimtab import Guard
+from trimtab.guard.protect import same_bits
 
 
 def linear_with_gradient(scale: float) -> tuple[nn.Module, torch.optim.Optimizer]:
@@ -38,6 +41,35 @@ def test_clip_equals_clip_grad_norm_bit_for_bit(scale: float) -> None:
         guard.step(LOSS)
     for p, q in zip(want.parameters(), model.parameters(), strict=True):
         assert torch.equal(p.grad, q.grad)
+
+
+@pytest.mark.parametrize("limit", [1e-4, 0.05, 0.5, 1e9])
+def test_a_clipped_run_equals_one_with_clip_grad_norm_bit_for_bit(limit: float) -> None:
+    """Over many steps, so that the ways of measuring alternate: thorough looks, clipped and unclipped steps."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 17), nn.Tanh(), nn.Linear(17, 3))
+    twin = copy.deepcopy(model)
+    ours, theirs = (torch.optim.Adam(m.parameters(), lr=0.01) for m in (model, twin))
+    seen = []
+    with Guard(model, ours, {"full_every": 20}, clip=limit, run_dir=False) as guard:
+        for _ in range(80):
+            x = torch.randn(8, 6)
+            for one, optimizer in ((model, ours), (twin, theirs)):
+                optimizer.zero_grad()
+                loss = one(x).square().mean()
+                loss.backward()
+                if one is model:
+                    guard.step(loss)
+                else:
+                    seen.append(float(torch.nn.utils.clip_grad_norm_(one.parameters(), limit)))
+                    optimizer.step()
+            assert all(map(torch.equal, model.parameters(), twin.parameters()))
+    assert limit in (1e-4, 1e9) or min(seen) < limit < max(seen)
+
+
+@given(norm=st.floats(2.0**-40, 2.0**100, width=32), limit=st.floats(1e-6, 1e6))
+def test_the_coefficient_has_the_bits_of_a_tensor(norm: float, limit: float) -> None:
+    assert same_bits(limit, norm) == float(limit / (torch.tensor(norm) + 1e-6))
 
 
 @pytest.mark.parametrize("scale", [1e20, 1e38])

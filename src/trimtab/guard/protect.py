@@ -166,11 +166,12 @@ class Judge:
         norm = number(whole)
         if parts.dtype is not torch.float32 or not norm < self._reject_above or self.suspicion.looks_wrong(norm, loss):
             return False
-        factor = clip.norm / (whole + SAFE_EPS)
-        coef = number(factor)
-        if coef < 1.0 and norm > (clip.above or 0.0):
-            scale_by(grads, factor, coef)
+        coef = same_bits(clip.norm, norm)
+        if 1e-30 < coef < 1.0 and norm > (clip.above or 0.0):
+            torch._foreach_mul_(grads, coef)
             self._clipped = True
+        elif coef < 1.0 and not norm <= (clip.above or 0.0):
+            return False  # so small a factor takes more care
         table = to_host(parts).reshape(-1, 1)
         step.scalars["clip_coef"] = coef if self._clipped else 1.0
         step.table, step.least_norm = table, float(table.min())
@@ -469,6 +470,11 @@ def _scale(grads: Sequence[Tensor], norm: Tensor, max_norm: float, above: float 
         return 1.0
     scale_by([measure.stored(g) for g in grads], factor, coef)
     return coef
+
+
+def same_bits(max_norm: float, norm: float) -> float:
+    """`max_norm / (norm + 1e-6)` of a float32 tensor, as PyTorch computes it: a reciprocal and a product."""
+    return float(np.float32(1.0) / (np.float32(norm) + np.float32(SAFE_EPS)) * np.float32(max_norm))
 
 
 def scale_by(values: list[Tensor], factor: Tensor, coef: float) -> None:
