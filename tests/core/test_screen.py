@@ -17,6 +17,7 @@ from trimtab.core.pipeline import Brain
 from trimtab.core.registry import select_rules
 from trimtab.core.screen import MAX_WAITING, Screen, common_bounds
 from trimtab.core.types import NORM_COLUMNS, Kind, Layout, Record, Sample, Verdict
+from trimtab.rules.vanishing_gradient import VanishingGradient
 
 LAYOUT = Layout(names=("a", "b"), kinds=(Kind.GRAD, Kind.GRAD), numel=(4, 4), columns=NORM_COLUMNS)
 
@@ -160,6 +161,27 @@ def test_a_longer_start_to_be_looked_at_lets_nothing_pass() -> None:
     config = resolve({"rules": {"UPD001": {"span": 60}}})
     low, high = common_bounds(select_rules(config))["update_ratio"]
     assert not low < high
+
+
+def test_a_rule_whose_bounds_fail_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(self: object, window: object) -> None:
+        raise RuntimeError("no bounds")
+
+    samples = [
+        Sample(
+            step=step,
+            layout=LAYOUT,
+            table=np.full((2, 1), 0.5, np.float32),
+            scalars={"lr/0": 0.1, "loss": 1.0 + 0.1 * (step % 3), "grad_norm": 1.0 + 0.1 * (step % 5)},
+        )
+        for step in range(80)
+    ]
+    *_, usual = with_waiting(samples)
+    monkeypatch.setattr(VanishingGradient, "silent_while", fail)
+    *_, passed = with_waiting(samples)
+    assert any(step % VanishingGradient.every == 0 for step in usual)
+    assert passed
+    assert all(step % VanishingGradient.every for step in passed)
 
 
 def test_without_history_nothing_passes() -> None:

@@ -149,7 +149,10 @@ class Screen:
 
     def _is_silent(self, rule: Any, scalars: Mapping[str, Any], norms: F32, least: float) -> bool:
         if rule.code not in self._while:
-            self._while[rule.code] = rule.silent_while(self._window)
+            try:
+                self._while[rule.code] = rule.silent_while(self._window)
+            except Exception:  # then it is asked, which is where a broken rule is reported
+                self._while[rule.code] = None
         bounds = self._while[rule.code]
         if bounds is None:
             return False
