@@ -167,6 +167,7 @@ def test_a_processor_without_a_speed_keeps_its_name(figures: ModuleType, name: s
     assert figures.processor_words(name) == name
 
 
+@pytest.mark.long
 def test_every_arm_trains_and_leaves_nothing_behind(bench: ModuleType, tmp_path: Path) -> None:
     backward, hooks = torch.autograd.backward, len(torch_optimizer._global_optimizer_pre_hooks)
     workload = bench.MODELS[0]
@@ -180,6 +181,7 @@ def test_every_arm_trains_and_leaves_nothing_behind(bench: ModuleType, tmp_path:
     assert recorded == {"Guard", "Guard, clip=1.0", "Guard.attach", "run"}
 
 
+@pytest.mark.long
 def test_first_steps_and_the_switched_off_guard_are_measured(bench: ModuleType, tmp_path: Path) -> None:
     start = bench.measure_start(bench.MODELS[0], 1, tmp_path, None)
     assert start.first.step_us > 0

@@ -159,6 +159,8 @@ class Attachment:
         if activations is not None:
             self._undo.append(activations.remove)
         GUARDED.update(optimizers.values())
+        for lane in self.lanes.values():
+            contained.call("preparing the first step", lane.prepare)
 
     def _forward_begins(self) -> None:
         """The first training forward after a step: what comes of it are gradients of the weights there are now."""

@@ -94,6 +94,11 @@ class Lane:
         self._waits_since_s = 0.0
         self._waiting: list[Sample] = []  # on record, but not yet absorbed by the brain
 
+    def prepare(self) -> None:
+        """Find out, before the first step, what it would have to find out otherwise."""
+        self.watch.prepare(self._rows)
+        self._judge.prepare(self._rows)
+
     # -- called by the seam --------------------------------------------------------------------------------------
 
     def told(self, loss: object) -> None:

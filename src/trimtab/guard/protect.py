@@ -63,6 +63,11 @@ class Judge:
         # optimizer would otherwise pay for a second time.
         self._live: list[Tensor] = []
 
+    def prepare(self, rows: Rows) -> None:
+        """Find out, before the first step, what it would have to find out otherwise."""
+        if rows.on_host:
+            self._scope_of(rows)
+
     def decide(self, step: Step, rows: Rows) -> None:
         """Look at the gradients, and let the update through or not."""
         held = step.scalars.pop(HELD_BACK) if HELD_BACK in step.scalars else None

@@ -57,6 +57,12 @@ class Watch:
             for one in {id(m): m for m in (model, *roots_of(model))}.values()
         ]
 
+    def prepare(self, rows: Rows) -> None:
+        """Find out, before the first step, what it would have to find out otherwise."""
+        self._forget(rows)
+        if self._wiring is not None:
+            self._wiring.find(rows)
+
     def before(self, step: Step, rows: Rows, scale: float | Tensor | None) -> None:
         """Before the gradients are measured and changed."""
         if rows is not self._rows:

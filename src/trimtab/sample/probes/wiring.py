@@ -52,12 +52,16 @@ class Wiring:
             notes["untied"] = tuple(broken[:NUM_NAMED])
         return facts, notes
 
-    def _held(self, facts: dict[str, float], notes: dict[str, tuple[str, ...]], rows: Rows) -> None:
+    def find(self, rows: Rows) -> None:
+        """Find the parameters that no optimizer holds; where nothing has changed, the last answer still holds."""
         there = [id(p) for p in self._model.parameters()]
-        if rows is not self._rows or there != self._there:  # else the last answer still holds: names cost most
+        if rows is not self._rows or there != self._there:  # names cost most
             held = {id(p) for p in params_of(*self._optimizers)}
             self._free = {n: p for n, p in self._model.named_parameters() if id(p) not in held}
             self._rows, self._there = rows, there
+
+    def _held(self, facts: dict[str, float], notes: dict[str, tuple[str, ...]], rows: Rows) -> None:
+        self.find(rows)
         if not self._free:
             return
         # A parameter whose values somebody moves has an optimizer we were not told of.
@@ -70,7 +74,7 @@ class Wiring:
         whole = sum(p.numel() for p in self._model.parameters())
         facts["unheld_share"] = sum(p.numel() for p in unheld.values()) / whole
         notes["unheld"] = tuple(unheld)[:NUM_NAMED]
-        known = set(there)
+        known = set(self._there)
         idle = [p for p in rows.params if id(p) not in known and p.grad is None]
         if idle:
             facts["idle"] = float(len(idle))
