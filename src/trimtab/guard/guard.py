@@ -212,8 +212,7 @@ class Guard:
         """
         self._contained.call("reading what was observed", self._observed.told, loss, batch, scalars, False)
         for lane in self._lanes.values():
-            if lane.replayed:
-                self._contained.call("judging replayed steps", lane.judge, lane.attempts - 1)
+            self._contained.call("judging replayed steps", lane.judge_replayed)
 
     @uncompiled
     def validate(self, loss: object, **metrics: object) -> Verdict | None:

@@ -251,10 +251,10 @@ class Lane:
         for sample in self._delayed.due(step):
             self._hand_over(sample)
 
-    @property
-    def replayed(self) -> bool:
-        """Whether steps of this optimizer were captured in a CUDA graph."""
-        return len(self._replayed) > 0
+    def judge_replayed(self) -> None:
+        """The same where steps of this optimizer were captured in a CUDA graph: no hook tells of their replays."""
+        if self._replayed:
+            self.judge(self.attempts - 1)
 
     def skipped(self) -> None:
         """A GradScaler found non-finite gradients and did not call the optimizer: the attempt counts all the same."""

@@ -40,7 +40,7 @@ from trimtab.run.discover import (
 from trimtab.run.guarded_training import GuardedTraining
 from trimtab.run.patch_training import Losses, wrap_clip_grad_norm
 from trimtab.sample.rows import Parts
-from trimtab.torchutil.optimizers import innermost, is_guarded, labelled, params_of
+from trimtab.torchutil.optimizers import GUARDED, innermost, is_guarded, labelled, params_of
 from trimtab.torchutil.patch import own_hook, wrap_attribute, wrap_method_of
 
 P = ParamSpec("P")
@@ -273,7 +273,7 @@ class AutoGuard:
             now.depth += 1
             return  # an optimizer that steps another inside its own step makes one step
         now.depth = 1
-        if id(optimizer) not in self._guards or os.getpid() != self._pid or not is_guarded(optimizer):
+        if id(optimizer) not in self._guards or os.getpid() != self._pid or optimizer not in GUARDED:
             self._contain("guarding an optimizer", self._lane_of, optimizer)
         self._contain("noting losses", self._note_losses, optimizer)
 
