@@ -36,8 +36,7 @@ BOUNDARY = {
     ("/guard/hooks.py", "StepHooks._post"),
     ("/run/auto_guard.py", "AutoGuard._contain"),
     ("/torchutil/patch.py", "_Wrapped.__init__.<locals>.method"),
-    ("/torchutil/patch.py", "native.<locals>.call"),
-    ("/torchutil/patch.py", "native.<locals>.entry"),
+    ("/torchutil/patch.py", "plain_python.<locals>.entry"),
     ("/torchutil/patch.py", "wrap_attribute.<locals>.wrapper"),
 }
 """What contains cannot contain itself, nor can what only decides whether code is being compiled."""
