@@ -49,7 +49,9 @@ def compiled(source: Path, target: Path) -> str:
         return f"no compiler ({compiler[0]})"
     shared = ["-bundle", "-undefined", "dynamic_lookup"] if sys.platform == "darwin" else ["-shared"]
     new = target.with_name(f"{target.name}.{os.getpid()}")  # a process may have the old one open
-    command = [*compiler, "-O3", "-fPIC", *shared, f"-I{sysconfig.get_paths()['include']}", str(source), "-o", str(new)]
+    # Products that are fused with sums on one machine only would make results depend on the machine.
+    flags = ["-O3", "-ffp-contract=off", "-fPIC", *shared, f"-I{sysconfig.get_paths()['include']}"]
+    command = [*compiler, *flags, str(source), "-o", str(new)]
     try:
         done = subprocess.run([*command, "-lm"], capture_output=True, text=True, timeout=120, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:

@@ -59,6 +59,58 @@ def test_what_is_not_finite_is_seen_wherever_it_is(bad: float, at: int) -> None:
     assert [math.isfinite(v) for v in out] == [False, True]
 
 
+@settings(max_examples=60, deadline=None)
+@given(
+    sizes=SIZES,
+    scale=st.sampled_from([0.0, 1e-22, 1e-8, 1.0, 1e8, 1e17]),
+    limit=st.sampled_from([1e-3, 0.3, 1.0, 50.0]),
+    seed=st.integers(0, 99),
+)
+def test_clipping_is_pytorchs_bit_for_bit(sizes: list[int], scale: float, limit: float, seed: int) -> None:
+    assert loader.clips_as_torch()
+    ours, theirs = params_of(sizes, scale, seed), params_of(sizes, scale, seed)
+    versions = [p.grad._version for p in ours if p.grad is not None]
+    out = np.empty((len(ours), 1), np.float32)
+    norm, least, coef = native.clip(ours, limit, 0.0, math.inf, out)
+    parts = [p.grad.norm().item() for p in theirs if p.grad is not None]
+    want = nn.utils.clip_grad_norm_(theirs, limit).item()
+    assert (norm, least, out[:, 0].tolist()) == (want, min(parts), parts)
+    for mine, other in zip(ours, theirs, strict=True):
+        assert mine.grad is not None
+        assert other.grad is not None
+        assert torch.equal(mine.grad, other.grad)
+    assert (coef < 1.0) == (norm > limit) or abs(norm / limit - 1) < 1e-5
+    now = [p.grad._version for p in ours if p.grad is not None]
+    assert now == [v + (coef < 1.0) for v in versions]
+
+
+def test_what_must_not_be_clipped_is_left_as_it_is() -> None:
+    params = params_of([40, 7], 10.0, 0)
+    before = [p.grad.clone() for p in params if p.grad is not None]
+    out = np.empty(2, np.float32)
+    norm, _, coef = native.clip(params, 1.0, 1e6, math.inf, out)
+    assert coef == 1.0
+    assert native.clip(params, 1.0, 0.0, norm, out) is None  # not below the ceiling
+    assert native.clip(params, math.inf, 0.0, math.inf, out)[2] == 1.0
+    assert native.clip(params, 1e-31, 0.0, math.inf, out) is None
+    assert native.clip([], 1.0, 0.0, math.inf, np.empty(0, np.float32)) is None
+    assert all(torch.equal(p.grad, b) for p, b in zip(params, before, strict=True) if p.grad is not None)
+    assert params[1].grad is not None
+    params[1].grad[3] = math.nan
+    assert native.clip(params, 1.0, 0.0, math.inf, out) is None
+    assert params[0].grad is not None
+    assert torch.equal(params[0].grad, before[0])
+
+
+def test_where_no_way_of_adding_up_is_pytorchs_it_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loader, "_WAYS", ((3, 1),))
+    try:
+        assert not loader.clips_as_torch.__wrapped__()
+    finally:
+        monkeypatch.undo()
+        assert loader.clips_as_torch.__wrapped__()
+
+
 def no_gradient(p: Tensor) -> None:
     p.grad = None
 
@@ -95,6 +147,7 @@ def test_what_is_not_plain_is_left_to_others(change: Any) -> None:
     params = params_of([5, 6], 1.0, 0)
     change(params[1])
     assert native.grad_norms(params, np.empty(2, np.float32)) is None
+    assert native.clip(params, 1.0, 0.0, math.inf, np.empty(2, np.float32)) is None
 
 
 def test_rooms_of_another_size_and_other_arguments_are_refused() -> None:
@@ -103,6 +156,10 @@ def test_rooms_of_another_size_and_other_arguments_are_refused() -> None:
         native.grad_norms(params, np.empty(2, np.float32))
     with pytest.raises(TypeError):
         native.grad_norms(tuple(params), np.empty(1, np.float32))
+    with pytest.raises(TypeError):
+        native.clip(tuple(params), 1.0, 0.0, 1.0, np.empty(1, np.float32))
+    with pytest.raises(TypeError):
+        native.imitate(17, 0, params, np.empty(1, np.float32))
     one = np.zeros(1, np.int64)
     with pytest.raises(ValueError, match="do not belong"):
         native.same(params, one, one, np.zeros(3, np.float32))

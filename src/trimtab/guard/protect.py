@@ -19,7 +19,7 @@ from trimtab.core.types import FULL_COLUMNS, Kind
 from trimtab.guard.buffers import BufferShadow
 from trimtab.sample.measure import reference as measure
 from trimtab.sample.measure.meter import Meter
-from trimtab.sample.measure.native import native
+from trimtab.sample.measure.native import clips_as_torch, native
 from trimtab.sample.measure.reference import GLOBALS, NUM_OTHERS, Limits, Outgoing
 from trimtab.sample.probes.batch import HELD_BACK, can_be_held, look_on_device
 from trimtab.sample.rows import Rows
@@ -52,7 +52,6 @@ class Judge:
         self._scope: Scope | None = None
         self._metered: Rows | None = None
         self._clip_rate = 0.0
-        self._clipped = False  # whether the last step was
         rejects = config.mode != "observe" and config.reject_above is not None
         self._reject_above = (config.reject_above or 0.0) * NEARLY if rejects else math.inf
         # Otherwise than by the norm of all gradients together.
@@ -67,6 +66,8 @@ class Judge:
         """Find out, before the first step, what it would have to find out otherwise."""
         if rows.on_host:
             self._scope_of(rows)
+            if self._clips:
+                clips_as_torch()
 
     def decide(self, step: Step, rows: Rows) -> None:
         """Look at the gradients, and let the update through or not."""
@@ -142,44 +143,24 @@ class Judge:
         """
         if step.cadence or self._clips_otherwise or (len(self._shadow) and self._shadow.suspicious()):
             return False
-        if self._clipped:  # then this step most likely is, too, and is measured in the other way
-            return self._clip_plain(step, rows, loss)
         table = np.empty((len(rows.params), 1), np.float32)
-        whole = native.grad_norms(rows.params, table)
-        if whole is None or not whole[0] < self._reject_above:
-            return False
-        norm, least = whole
         if self._clips:
+            if not clips_as_torch():
+                return False
             clip = self._clip_now()
-            if clip.norm is not None and norm > max(clip.norm, clip.above or 0.0) * NEARLY:
-                return self._clip_plain(step, rows, loss)
-            step.scalars["clip_coef"] = 1.0
-        if self.suspicion.looks_wrong(norm, loss):
-            return False
-        step.table, step.least_norm = table, least
-        self._pass(step, rows, norm, loss)
-        return True
-
-    def _clip_plain(self, step: Step, rows: Rows, loss: float | None) -> bool:
-        """The same for one that may be clipped: PyTorch measures it, so that every bit is that of `clip_grad_norm_`."""
-        grads = [g for p in rows.params if (g := p.grad) is not None]
-        clip, self._clipped = self._clip_now(), False
-        if not grads or len(grads) != len(rows.params) or rows.plain(grads) is not grads or clip.norm is None:
-            return False
-        parts = torch.stack(torch._foreach_norm(grads, 2.0))
-        whole = measure.total(parts)
-        norm = number(whole)
-        if parts.dtype is not torch.float32 or not norm < self._reject_above or self.suspicion.looks_wrong(norm, loss):
-            return False
-        coef = same_bits(clip.norm, norm)
-        if 1e-30 < coef < 1.0 and norm > (clip.above or 0.0):
-            torch._foreach_mul_(grads, coef)
-            self._clipped = True
-        elif coef < 1.0 and not norm <= (clip.above or 0.0):
-            return False  # so small a factor takes more care
-        table = to_host(parts).reshape(-1, 1)
-        step.scalars["clip_coef"] = coef if self._clipped else 1.0
-        step.table, step.least_norm = table, float(table.min())
+            limit = math.inf if clip.norm is None else clip.norm
+            # Bit for bit what `clip_grad_norm_` does. A norm that looks wrong is left as it is for the thorough way.
+            ceiling = min(self._reject_above, self.suspicion.ceiling(loss))
+            clipped = native.clip(rows.params, limit, clip.above or 0.0, ceiling, table)
+            if clipped is None:
+                return False
+            norm, step.least_norm, step.scalars["clip_coef"] = clipped
+        else:
+            whole = native.grad_norms(rows.params, table)
+            if whole is None or not whole[0] < self._reject_above or self.suspicion.looks_wrong(whole[0], loss):
+                return False
+            norm, step.least_norm = whole
+        step.table = table
         self._pass(step, rows, norm, loss)
         return True
 
@@ -475,11 +456,6 @@ def _scale(grads: Sequence[Tensor], norm: Tensor, max_norm: float, above: float 
         return 1.0
     scale_by([measure.stored(g) for g in grads], factor, coef)
     return coef
-
-
-def same_bits(max_norm: float, norm: float) -> float:
-    """`max_norm / (norm + 1e-6)` of a float32 tensor, as PyTorch computes it: a reciprocal and a product."""
-    return float(np.float32(1.0) / (np.float32(norm) + np.float32(SAFE_EPS)) * np.float32(max_norm))
 
 
 def scale_by(values: list[Tensor], factor: Tensor, coef: float) -> None:

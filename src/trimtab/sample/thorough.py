@@ -133,6 +133,12 @@ class Suspicion:
         known = self._norms
         return len(known) >= MIN_HISTORY and norm > RATIO * known[-1] and norm > RATIO * max(known)
 
+    def ceiling(self, loss: float | None) -> float:
+        """Below this no norm looks wrong beside this loss."""
+        if loss is not None and not -math.inf < loss < math.inf:
+            return -math.inf
+        return RATIO * self._norms[-1] if len(self._norms) >= MIN_HISTORY else math.inf
+
     def note(self, norm: float) -> None:
         """Remember the norm of a step that was judged."""
         if norm < math.inf:

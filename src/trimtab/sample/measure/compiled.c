@@ -12,7 +12,7 @@
 #include <stdint.h>
 #include <string.h>
 
-#define VERSION 4 /* of what the functions take and return: native.py uses no other */
+#define VERSION 5 /* of what the functions take and return: native.py uses no other */
 
 #if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__) && defined(__GLIBC__)
 #define FOR_THIS_CPU __attribute__((target_clones("avx512f", "avx2", "default")))
@@ -24,7 +24,7 @@
 #define CHUNK 2048 /* elements that are summed in float before the sum is widened: keeps its error below 1e-6 */
 
 static PyObject *tensor_type, *float32, *int64, *name_grad, *name_dtype, *name_is_cpu, *name_is_contiguous, *name_data_ptr,
-    *name_numel, *name_dim, *name_stride, *name_version, *zero;
+    *name_numel, *name_dim, *name_stride, *name_version, *zero, *written;
 
 /* -- sums ---------------------------------------------------------------------------------------------------------- */
 
@@ -75,6 +75,44 @@ FOR_THIS_CPU static void moved_lanes(const float *restrict now, float *restrict 
         *size += sizes[k];
         *moved += moves[k];
     }
+}
+
+/* PyTorch's own norm, bit for bit: how many sums it keeps, and how it adds what is left over, differ between processors
+ * and between its releases. native.py finds out which of the ways below is that of this process, if any. */
+static int sums_kept = 8, rest_plain = 4;
+
+FOR_THIS_CPU static float torch_norm_8(const float *x, Py_ssize_t n, Py_ssize_t *at) {
+    float sums[8] = {0};
+    Py_ssize_t i = 0;
+    for (; i + 8 <= n; i += 8)
+        for (int k = 0; k < 8; k++) sums[k] += x[i + k] * x[i + k];
+    for (int k = 1; k < 8; k++) sums[0] += sums[k];
+    *at = i;
+    return sums[0];
+}
+
+static float torch_norm_any(const float *x, Py_ssize_t n, Py_ssize_t *at) {
+    float sums[16] = {0};
+    Py_ssize_t i = 0;
+    for (; i + sums_kept <= n; i += sums_kept)
+        for (int k = 0; k < sums_kept; k++) sums[k] += x[i + k] * x[i + k];
+    for (int k = 1; k < sums_kept; k++) sums[0] += sums[k];
+    *at = i;
+    return sums[0];
+}
+
+static float torch_norm(const float *x, Py_ssize_t n) {
+    if (n == 1) return fabsf(x[0]);
+    Py_ssize_t i = 0;
+    float sum = sums_kept == 8 ? torch_norm_8(x, n, &i) : torch_norm_any(x, n, &i);
+    for (; rest_plain && i + rest_plain <= n; i += rest_plain)
+        for (int k = 0; k < rest_plain; k++) sum += x[i + k] * x[i + k];
+    for (; i < n; i++) sum = fmaf(x[i], x[i], sum);
+    return sqrtf(sum);
+}
+
+FOR_THIS_CPU static void multiply(float *x, Py_ssize_t n, float by) {
+    for (Py_ssize_t i = 0; i < n; i++) x[i] *= by;
 }
 
 static uint32_t crc_table[8][256];
@@ -190,6 +228,90 @@ static PyObject *grad_norms(PyObject *module, PyObject *const *args, Py_ssize_t 
     }
     PyBuffer_Release(&room);
     return pair(sqrt(whole), least);
+}
+
+PyDoc_STRVAR(imitate_doc, "imitate(sums, plain, tensors, out)\n--\n\n"
+             "Fill `out` (float32) with the norm of each tensor, added up in `sums` sums and the rest `plain` at a time\n"
+             "(0: each product fused with its sum), as `clip` does from then on. None where a tensor is not plain.");
+
+static PyObject *imitate(PyObject *module, PyObject *const *args, Py_ssize_t num_args) {
+    long sums = num_args == 4 ? PyLong_AsLong(args[0]) : -1, plain = num_args == 4 ? PyLong_AsLong(args[1]) : -1;
+    if (PyErr_Occurred()) return NULL;
+    if (sums < 1 || sums > 16 || plain < 0 || plain > 16 || !PyList_Check(args[2])) {
+        PyErr_SetString(PyExc_TypeError, "expected two numbers up to 16, a list of tensors and an array");
+        return NULL;
+    }
+    Py_ssize_t num = PyList_Size(args[2]);
+    Py_buffer room;
+    if (!floats_in(args[3], &room, num)) return NULL;
+    sums_kept = (int)sums, rest_plain = (int)plain;
+    for (Py_ssize_t i = 0; i < num; i++) {
+        const void *values = NULL;
+        Py_ssize_t size = 0;
+        if (!find_values(PyList_GetItem(args[2], i), float32, &values, &size)) {
+            PyBuffer_Release(&room);
+            return not_for_this();
+        }
+        ((float *)room.buf)[i] = torch_norm(values, size);
+    }
+    PyBuffer_Release(&room);
+    Py_RETURN_TRUE;
+}
+
+PyDoc_STRVAR(clip_doc, "clip(params, limit, above, ceiling, out)\n--\n\n"
+             "Clip the gradients as `clip_grad_norm_` does, bit for bit, if their norm is larger than `above`, and fill\n"
+             "`out` (float32) with their norms before. Returns the norm of all, the smallest one and the factor. None, with\n"
+             "nothing changed, where a gradient is missing or not plain, or the norm not below `ceiling`.");
+
+static PyObject *clip(PyObject *module, PyObject *const *args, Py_ssize_t num_args) {
+    double given[3];
+    if (num_args != 5 || !PyList_Check(args[0])) {
+        PyErr_SetString(PyExc_TypeError, "expected a list of parameters, three numbers and an array");
+        return NULL;
+    }
+    for (int k = 0; k < 3; k++) {
+        given[k] = PyFloat_AsDouble(args[1 + k]);
+        if (PyErr_Occurred()) return NULL;
+    }
+    Py_ssize_t num = PyList_Size(args[0]);
+    Py_buffer room;
+    if (!floats_in(args[4], &room, num)) return NULL;
+    float *out = room.buf, least = INFINITY;
+    float **found = PyMem_Malloc((size_t)(num ? num : 1) * sizeof(float *));
+    Py_ssize_t *sizes = PyMem_Malloc((size_t)(num ? num : 1) * sizeof(Py_ssize_t));
+    PyObject *grads = PyList_New(0), *answer = NULL; /* keeps what is written to alive */
+    Py_ssize_t plain = 0;
+    if (found == NULL || sizes == NULL || grads == NULL) goto done;
+    for (; plain < num; plain++) {
+        PyObject *grad = PyObject_GetAttr(PyList_GetItem(args[0], plain), name_grad);
+        const void *values = NULL;
+        int fits = grad != NULL && find_values(grad, float32, &values, &sizes[plain]) && !PyList_Append(grads, grad);
+        Py_XDECREF(grad);
+        if (!fits) break;
+        found[plain] = (float *)values;
+        out[plain] = torch_norm(values, sizes[plain]);
+        least = out[plain] < least ? out[plain] : least;
+    }
+    if (plain < num || num == 0) goto done;
+    float norm = torch_norm(out, num), coef = 1.0f / (norm + 1e-6f) * (float)given[0];
+    if (!(norm < given[2]) || !isfinite(norm) || !(coef > 1e-30f)) goto done; /* so small a factor takes more care */
+    if (coef < 1.0f && norm > given[1]) {
+        for (Py_ssize_t i = 0; i < num; i++) multiply(found[i], sizes[i], coef);
+        PyObject *noted = PyObject_CallFunctionObjArgs(written, grads, NULL); /* for who keeps one for a backward pass */
+        if (noted == NULL) {
+            PyErr_Clear();
+        }
+        Py_XDECREF(noted);
+    } else {
+        coef = 1.0f;
+    }
+    answer = Py_BuildValue("ddd", (double)norm, (double)least, (double)coef);
+done:
+    PyMem_Free(found);
+    PyMem_Free(sizes);
+    Py_XDECREF(grads);
+    PyBuffer_Release(&room);
+    return answer != NULL ? answer : not_for_this();
 }
 
 /* -- all columns --------------------------------------------------------------------------------------------------- */
@@ -478,25 +600,30 @@ static PyObject *leading(PyObject *module, PyObject *const *args, Py_ssize_t num
 
 /* -- the module ---------------------------------------------------------------------------------------------------- */
 
-PyDoc_STRVAR(begin_doc, "begin(tensor_type, float32, int64)\n--\n\nSay what a plain tensor is: its class and its dtypes.");
+PyDoc_STRVAR(begin_doc, "begin(tensor_type, float32, int64, written)\n--\n\n"
+             "Say what a plain tensor is, its class and its dtypes, and whom to tell that some were written to.");
 
 static PyObject *begin(PyObject *module, PyObject *const *args, Py_ssize_t num_args) {
-    if (num_args != 3) {
-        PyErr_SetString(PyExc_TypeError, "expected a class and two dtypes");
+    if (num_args != 4) {
+        PyErr_SetString(PyExc_TypeError, "expected a class, two dtypes and a function");
         return NULL;
     }
     Py_XDECREF(tensor_type);
     Py_XDECREF(float32);
     Py_XDECREF(int64);
+    Py_XDECREF(written);
     tensor_type = Py_NewRef(args[0]);
     float32 = Py_NewRef(args[1]);
     int64 = Py_NewRef(args[2]);
+    written = Py_NewRef(args[3]);
     Py_RETURN_NONE;
 }
 
 static PyMethodDef methods[] = {
     {"begin", (PyCFunction)(void (*)(void))begin, METH_FASTCALL, begin_doc},
     {"grad_norms", (PyCFunction)(void (*)(void))grad_norms, METH_FASTCALL, grad_norms_doc},
+    {"imitate", (PyCFunction)(void (*)(void))imitate, METH_FASTCALL, imitate_doc},
+    {"clip", (PyCFunction)(void (*)(void))clip, METH_FASTCALL, clip_doc},
     {"columns", (PyCFunction)(void (*)(void))columns, METH_FASTCALL, columns_doc},
     {"same", (PyCFunction)(void (*)(void))same, METH_FASTCALL, same_doc},
     {"keep", (PyCFunction)(void (*)(void))keep, METH_FASTCALL, keep_doc},
