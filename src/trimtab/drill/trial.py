@@ -31,7 +31,7 @@ from trimtab.doctor.observed_step import Options, amp_dtype, as_loss, update_sch
 from trimtab.doctor.target import Target, backward, endless, raw_loss
 from trimtab.drill.score import Alarm, Fault, NotApplicableError, Result, Task
 from trimtab.guard.guard import Guard
-from trimtab.run.discover import marks_of
+from trimtab.run.discover import mark_of, marked_params
 from trimtab.run.patch_training import Losses, wrap_clip_grad_norm
 from trimtab.torchutil.optimizers import needs_closure, params_of
 
@@ -241,7 +241,7 @@ class Run:
         if self._undo or self.guard is None:
             return
         contained = Contained()
-        losses = Losses(lambda: marks_of(self.optimizers), contained)
+        losses = Losses(lambda: {id(o): mark_of(marked_params(o)) for o in self.optimizers}, contained)
         losses.listen()
         hook = register_optimizer_step_pre_hook(lambda one, *_: self._pass_on(losses, one))
         self._undo = [losses.remove, hook.remove, wrap_clip_grad_norm(self._clipped, contained)]

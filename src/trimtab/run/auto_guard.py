@@ -31,7 +31,8 @@ from trimtab.run.discover import (
     can_be_guarded,
     copies_of,
     lookalikes,
-    marks_of,
+    mark_of,
+    marked_params,
     owners_of,
     seen_from_outside,
     still_scaled,
@@ -50,6 +51,8 @@ Ts = TypeVarTuple("Ts")
 log = logging.getLogger("trimtab")
 MAX_GUARDS = 64
 """A script that builds more optimizers than this (one per inner loop, say) runs on with the later ones unguarded."""
+RENEW_EVERY = 16
+"""Backward passes after which it is looked up again which parameters an optimizer moves."""
 
 
 class _Now(threading.local):
@@ -98,6 +101,8 @@ class AutoGuard:
         self._waiting: list[weakref.ref[Optimizer]] = []
         self._first_calls: list[FirstCall] = []
         self._guards: weakref.WeakValueDictionary[int, Guard] = weakref.WeakValueDictionary()  # by optimizer
+        # By optimizer, the parameters that tell which backward passes reach it; None where they must be looked up.
+        self._marked: dict[int, list[Tensor]] | None = None
         self._trainings: dict[int, GuardedTraining] = {}  # by guard
         self._early: dict[int, list[Kept]] = {}  # buffers by optimizer, from the time it was built until it is guarded
         self._both_in_use: set[int] = set()
@@ -193,6 +198,7 @@ class AutoGuard:
         self._trainings[id(guard)] = training
         for one in optimizers:
             self._guards[id(one)] = guard
+        self._marked = None
         self._waiting = [ref for ref in self._waiting if (o := ref()) is not None and id(o) not in self._guards]
         if not all(isinstance(o, Optimizer) for o in optimizers) and not self._is_alive(model):
             self._kept.append(guard)  # neither its optimizer nor a model that is called holds a reference to it
@@ -211,6 +217,7 @@ class AutoGuard:
         for guard in set(self._guards.values()):
             self._contain("abandoning a guard of the parent process", guard.abandon)
         self._guards.clear()
+        self._marked = None
         self._trainings.clear()
         self._theirs.clear()
         self._kept.clear()
@@ -275,13 +282,20 @@ class AutoGuard:
         now.depth = 1
         if id(optimizer) not in self._guards or os.getpid() != self._pid or optimizer not in GUARDED:
             self._contain("guarding an optimizer", self._lane_of, optimizer)
-        self._contain("noting losses", self._note_losses, optimizer)
+        try:
+            self._note_losses(optimizer)
+        except Exception as error:
+            self._failed("noting losses", error)
 
     @uncompiled
     def _stepped(self, optimizer: Optimizer, args: tuple[object, ...], kwargs: Mapping[str, object]) -> None:
-        self._now.depth = max(self._now.depth - 1, 0)
-        if not self._now.depth:
-            self._contain("ending a step", self._losses.ended, len(args) > 1 or kwargs.get("closure") is not None)
+        now = self._now
+        now.depth = max(now.depth - 1, 0)
+        if not now.depth:
+            try:
+                self._losses.ended(closure=len(args) > 1 or kwargs.get("closure") is not None)
+            except Exception as error:
+                self._failed("ending a step", error)
 
     def _scaler_steps(
         self,
@@ -315,7 +329,10 @@ class AutoGuard:
         if id(optimizer) in self._losses.rivals:
             observe = functools.partial(guard.observe, moving=1.0)
         for loss in self._losses.take(id(optimizer), id(guard)):
-            self._contain("noting a loss", observe, loss)
+            try:
+                observe(loss)
+            except Exception as error:
+                self._failed("noting a loss", error)
 
     def _backward(self) -> None:
         """`backward` was called on a loss. If there is no PyTorch optimizer, look for other kinds of optimizers."""
@@ -349,7 +366,11 @@ class AutoGuard:
         return step
 
     def _marks(self) -> dict[int, object]:
-        return marks_of([lane.optimizer for guard in set(self._guards.values()) for lane in guard.lanes.values()])
+        marked = None if self.seen.num_backwards % RENEW_EVERY == 0 else self._marked
+        if marked is None:
+            lanes = [lane for guard in set(self._guards.values()) for lane in guard.lanes.values()]
+            marked = self._marked = {id(lane.optimizer): marked_params(lane.optimizer) for lane in lanes}
+        return {key: mark_of(params) for key, params in marked.items()}
 
     def _lane_of(self, optimizer: Optimizer) -> Lane | None:
         self._enter_process()
@@ -385,15 +406,20 @@ class AutoGuard:
     def _contain(self, what: str, function: Callable[[*Ts], R], *args: *Ts) -> R | None:
         """Call our own code so that its failure never ends the script; each failure is logged once."""
         try:
-            out: R | None = self._contained.call(what, function, *args)
-            return out
-        except TrainingStopped:
-            raise
-        except TrimtabError as error:
-            if str(error) not in self._warned:
-                self._warned.add(str(error))
-                log.warning("not guarded: %s", error)
+            return function(*args)
+        except Exception as error:
+            self._failed(what, error)
         return None
+
+    def _failed(self, what: str, error: Exception) -> None:
+        """Something of ours failed, outside of training. The end that a policy wants is none of that."""
+        if isinstance(error, TrainingStopped):
+            raise error
+        if not isinstance(error, TrimtabError):
+            self._contained.report(what, error)
+        elif str(error) not in self._warned:
+            self._warned.add(str(error))
+            log.warning("not guarded: %s", error)
 
     # -- ending --------------------------------------------------------------------------------------------------
 
@@ -427,6 +453,7 @@ class AutoGuard:
     def _close(self, guard: Guard, reason: str = "closed") -> None:
         for key in [k for k, g in self._guards.items() if g is guard]:
             del self._guards[key]
+        self._marked = None
         try:
             self._contain("closing a guard", guard.close, reason)
         except TrainingStopped as stop:
@@ -435,6 +462,7 @@ class AutoGuard:
 
     def _ended(self, key: int) -> None:
         """A guard was closed, or collected unclosed: complete its record and report its end."""
+        self._marked = None  # nothing of ours keeps its parameters
         training = self._trainings.pop(key, None)
         if training is not None:
             training.ended()

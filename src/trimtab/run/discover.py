@@ -170,17 +170,17 @@ METHODS = ("step", "apply_gradients", "apply", "update")
 """Methods with which optimizers not from PyTorch change the weights."""
 
 
-def marks_of(optimizers: Iterable[Optimizer]) -> dict[int, object]:
-    """By optimizer, a value that changes when a backward pass adds to its gradients."""
-    out: dict[int, object] = {}
-    for optimizer in optimizers:
-        params = params_of(optimizer)
-        some = params[:: len(params) // NUM_MARKED + 1]
-        if native is not None:
-            out[id(optimizer)] = native.marks(some)
-        else:
-            out[id(optimizer)] = [None if p.grad is None else (id(p.grad), p.grad._version) for p in some]
-    return out
+def marked_params(optimizer: Optimizer) -> list[Tensor]:
+    """The parameters by whose gradients a backward pass is told to have reached this optimizer."""
+    params = params_of(optimizer)
+    return params[:: len(params) // NUM_MARKED + 1]
+
+
+def mark_of(params: list[Tensor]) -> object:
+    """A value that changes when a backward pass adds to one of their gradients."""
+    if native is not None:
+        return native.marks(params)
+    return [None if p.grad is None else (id(p.grad), p.grad._version) for p in params]
 
 
 def still_scaled(lane: Lane) -> bool:

@@ -132,9 +132,16 @@ class Losses:
     def _around_backward(
         self, inner: Callable[Concatenate[Tensors, P], R], tensors: Tensors, *args: P.args, **kwargs: P.kwargs
     ) -> R:
-        before = self._contained.call("looking at gradients", self._marks, default={})
+        try:
+            before = self._marks()
+        except Exception as error:
+            self._contained.report("looking at gradients", error)
+            before = {}
         out = inner(tensors, *args, **kwargs)
-        self._contained.call("seeing a loss", self._see, tensors, before)
+        try:
+            self._see(tensors, before)
+        except Exception as error:
+            self._contained.report("seeing a loss", error)
         return out
 
     def _around_scale(self, inner: Callable[[GradScaler, S], S], scaler: GradScaler, outputs: S) -> S:
