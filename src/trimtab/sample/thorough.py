@@ -30,6 +30,7 @@ class Scope:
         self._weights = [measure.plain(p) for p in self._everything]
         self._meter = Meter({p.device for p in self._everything}, kernels)
         self.rows = rows
+        rows.layout(FullLook.KINDS)  # made once, before the first step
         self.probe = UpdateProbe(rows.params, Meter({p.device for p in rows.params}, kernels))
 
     def fits(self, rows: Rows) -> bool:
@@ -44,6 +45,8 @@ class Scope:
 class FullLook:
     """Started before the step, finished after it, when what it changed is known."""
 
+    KINDS = (Kind.GRAD, Kind.WEIGHT, Kind.UPDATE)
+
     def __init__(self, scope: Scope, grads: Tensor) -> None:
         self._scope, self._grads = scope, grads
         self._weights = scope.weights()
@@ -57,7 +60,7 @@ class FullLook:
     def finish(self) -> tuple[Layout, Tensor, dict[str, float | Tensor]]:
         """The layout, the table, and the scalars that sum it up."""
         updates = self._scope.probe.table()
-        pieces = {Kind.GRAD: self._grads, Kind.WEIGHT: self._weights, Kind.UPDATE: updates}
+        pieces = dict(zip(self.KINDS, (self._grads, self._weights, updates), strict=True))
         names: BufferRows = ()
         if self._buffers is not None:
             names, pieces[Kind.BUFFER] = self._buffers

@@ -222,20 +222,29 @@ def full(tensors: Sequence[Tensor], *, fractions: bool = True) -> Tensor:
         return torch.zeros(0, len(Column), dtype=torch.float32, device="cpu")
     device = tensors[0].device
     if device.type == "cpu":
-        if native is not None:
-            table = np.empty((len(tensors), len(Column)), np.float32)
-            if native.columns(list(tensors), FP16_SMALLEST, table):
-                if not fractions:
-                    table[:, 5:] = np.nan
-                return torch.from_numpy(table)
+        if (table := compiled_columns(tensors)) is not None:
+            if not fractions:
+                table[:, 5:] = torch.nan
+            return table
         return torch.from_numpy(full_on_cpu([to_host(t) for t in tensors], fractions=fractions))
     return torch.stack([reference_row(t, fractions).to(device, non_blocking=True) for t in tensors])
+
+
+def compiled_columns(tensors: Sequence[Tensor]) -> Tensor | None:
+    """The same by the compiled readings; None where they are not there, or cannot read one of the tensors."""
+    if native is None or not tensors:
+        return None
+    table = np.empty((len(tensors), len(Column)), np.float32)
+    return torch.from_numpy(table) if native.columns(list(tensors), FP16_SMALLEST, table) else None
 
 
 def sizes(tensors: Sequence[Tensor]) -> Tensor:
     """Rows for tensors of which only the size matters (weights, updates): L2 and exact counts, the rest unmeasured."""
     if not tensors or tensors[0].device.type != "cpu":
         return full(tensors, fractions=False)
+    if (read := compiled_columns(tensors)) is not None:
+        read[:, 1:3] = read[:, 5:] = torch.nan
+        return read
     table = torch.full((len(tensors), len(Column)), torch.nan, dtype=torch.float32, device="cpu")
     table[:, 0] = norms(tensors)
     table[:, 3:5] = 0.0
