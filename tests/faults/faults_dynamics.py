@@ -268,6 +268,12 @@ def overfitting(run: Run) -> None:
     run.draw = draw  # type: ignore[method-assign]
 
 
+@fault(DYNAMICS, "dynamics", "drift", "loss-unbounded", *TOO_FAST, silent=True)
+def penalty_turned_round(run: Run) -> None:
+    """The weight penalty has the wrong sign: the loss can be lowered endlessly without learning anything."""
+    alter(run, "forward", lambda loss: loss - 0.1 * sum(p.square().sum() for p in run.model.parameters()))
+
+
 # ------------------------------------------------------------------------------------------------------- contrastive
 
 

@@ -286,3 +286,11 @@ def moments_scaled(run: Run) -> None:
     """What the optimizer divides by is a millionth of what it was (its momentum: a thousandfold)."""
     for moment in squares(run):
         moment.mul_(1e3 if "momentum_buffer" in next(iter(run.optimizer.state.values())) else 1e-6)
+
+
+@fault(WIRING, "wiring", "wiring", "eval-mode", families=("cnn", "segment"))
+def batch_norm_left_asleep(run: Run) -> None:
+    """Every BatchNorm is in evaluation mode from the start, inside a model that is in training mode."""
+    for module in run.model.modules():
+        if isinstance(module, nn.BatchNorm2d):
+            module.eval()

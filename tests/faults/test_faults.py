@@ -23,6 +23,7 @@ CHEAP = ("mlp", "cnn", "contrastive")
 PLACE = {name: i for i, name in enumerate(FAULTS)}
 CHOSEN = {  # where the fault shows best: elsewhere the optimizer or BatchNorm makes up for it
     "rate-tenfold": "cnn",
+    "accumulation-not-divided": "mlp",
     "gradient-thousandfold": "cnn",
     "clipped-to-nothing": "cnn",
     "clip-before-unscale": "cnn",
@@ -42,7 +43,7 @@ CANONICAL = """
     clip-before-unscale needless-scaler learning-rate optimizer-misses-parameters stale-optimizer
     nonfinite-optimizer-state optimizer-state-lost accumulation-not-divided eval-mode no-grad nonfinite-ema
     ema-not-moving nonfinite-input outlier-batch constant-batch repeated-batch empty-batch label-range
-    targets-do-not-predict data-replayed temperature-runaway modality-collapse step-exception
+    targets-do-not-predict data-replayed temperature-runaway modality-collapse step-exception loss-unbounded
 """
 
 

@@ -107,6 +107,8 @@ def found_by(code: str, history: History) -> list[Finding]:
 
 # -- data ----------------------------------------------------------------------------------------------------------
 
+PARTS = {"eval_parts": ("trunk.norm", "trunk.drop")}
+UNSTEPPED = {"unstepped": ("head.weight",)}
 EXCEPTION = {"exception": ("IndexError", "Target 12 is out of bounds.")}
 NO_GRAPH = {"exception": ("RuntimeError", "element 0 of tensors does not require grad and does not have a grad_fn")}
 WIDE = [10.0**v for v in np.random.default_rng(0).uniform(-3, 3, size=60)]
@@ -258,6 +260,7 @@ WIRING = [
         "a",
         "b",
     ),
+    trouble("OPT002", "never stepped", [*calm(), at(10, unstepped=1.0, notes=UNSTEPPED)], 10, "head.weight"),
     healthy("OPT002", "next to nothing", [*calm(), at(10, unheld=1.0, unheld_share=1e-9)]),
     healthy("OPT002", "another rule's business", [*calm(), at(10, unheld=1.0, unheld_share=0.4, idle=1.0)]),
     trouble(
@@ -280,6 +283,14 @@ WIRING = [
         10,
         "model.training",
     ),
+    trouble(
+        "MODE001",
+        "a part of the model",
+        [*calm(), *steps(60, lambda i: at(i, eval_parts=2.0 if i % 10 == 0 else None, notes=PARTS), 10)],
+        10,
+        "trunk.norm",
+    ),
+    healthy("MODE001", "a part in one look", [*calm(), at(10, eval_parts=2.0, notes=PARTS), *calm(5)]),
     healthy("MODE001", "a single look", [*calm(), at(10, eval_forward=1.0), *steps(5, lambda i: at(i), 11)]),
     trouble("GRAD006", "never zeroed", steps(12, lambda i: at(i, carried=1.0)), 0),
     healthy("GRAD006", "always zeroed", steps(12, lambda i: at(i, carried=0.0))),
@@ -371,6 +382,34 @@ RATES = [
     trouble("OPT001", "negative", [*calm(), at(10, lr__0=-0.1)], 10, "lr"),
     trouble("OPT001", "zero from the start", lr(*[0.0] * 60), 2, "lr"),
     trouble("OPT001", "a jump", [*lr(*[0.001] * 30), at(30, lr__0=1.0, update_ratio=0.5)], 30, "lr"),
+    trouble(
+        "OPT001",
+        "a rate that is multiplied at every step",
+        [at(i, lr__0=1e-3 * 1.05**i, update_ratio=1e-3 * 1.05**i) for i in range(100)],
+        16,
+        "lr",
+    ),
+    trouble(
+        "OPT001",
+        "the same, seen by the loss",
+        [at(i, lr__0=1e-3 * 1.03**i, update_ratio=None, loss=1.0 + 0.001 * max(i - 70, 0) ** 2) for i in range(130)],
+        60,
+        "lr",
+    ),
+    healthy(
+        "OPT001",
+        "a linear warm-up of a large step",
+        [at(i, lr__0=1e-3 * (i + 1), update_ratio=1e-3 * (i + 1)) for i in range(200)],
+    ),
+    healthy(
+        "OPT001",
+        "one cycle",
+        [
+            at(i, lr__0=r, update_ratio=r)
+            for i in range(200)
+            for r in [0.1 * (1.0 - 0.96 * (0.5 + 0.5 * math.cos(math.pi * min(i / 60, (200 - i) / 140))))]
+        ],
+    ),
     healthy("OPT001", "the end of a constant warm-up", lr(*[0.001] * 30, *[0.1] * 9)),
     healthy("OPT001", "a warm-up", lr(*[1e-4 * 1.2**i for i in range(60)])),
     healthy("OPT001", "a restart", lr(*[0.1 * 0.8 ** (i % 30) for i in range(90)])),
@@ -621,6 +660,11 @@ def towers(*spreads: tuple[float, float]) -> History:
 
 
 LOSS = [
+    trouble("LOSS008", "falls endlessly", losses(*[1.0 - 0.5 * i for i in range(200)]), 40, "loss"),
+    trouble("LOSS008", "falls ever faster", losses(*[1.0 - 1.06**i for i in range(150)]), 40, "loss"),
+    healthy("LOSS008", "a likelihood that settles", losses(*[2.0 - 90.0 * (1 - 0.97**i) for i in range(300)])),
+    healthy("LOSS008", "falls to zero", losses(*[200.0 - i for i in range(200)])),
+    healthy("LOSS008", "noise around a large negative level", losses(*[-500.0 + 3.0 * v for v in noise(4, 200)])),
     trouble("LOSS001", "NaN", [*calm(), at(10, loss=math.nan, rejected=1.0)], 10, "loss"),
     trouble("LOSS001", "minus infinity at once", [at(0, loss=-math.inf)], 0, "loss"),
     healthy("LOSS001", "huge", [*calm(), at(10, loss=1e30)]),

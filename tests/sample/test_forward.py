@@ -304,3 +304,39 @@ def test_eval_mode_in_a_real_loop() -> None:
         train(model, optimizer, 12, after=lambda step: model.eval() if step == 5 else None)
     assert kept.all("eval_forward") == [None] * 6 + [1.0] * 6
     assert [f.name for f in guard.findings] == ["eval-mode"]
+
+
+class TrunkAndHead(nn.Module):
+    def __init__(self, drop: float = 0.0) -> None:
+        super().__init__()
+        self.trunk = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Dropout(drop))
+        self.head = nn.Linear(4, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.head(self.trunk(x))
+        return out
+
+
+def modes_of(model: nn.Module, *looks: Callable[[], object]) -> dict[str, tuple[str, ...]]:
+    tap = ForwardTap(model, lambda: None, Contained())
+    notes: dict[str, tuple[str, ...]] = {}
+    for change in looks:
+        change()
+        notes = tap.modes()[1]
+    return notes
+
+
+def test_a_part_in_evaluation_mode_is_seen_where_it_cannot_be_meant() -> None:
+    fresh = TrunkAndHead()
+    assert modes_of(fresh, fresh.trunk.eval) == {"eval_parts": ("trunk.1",)}  # it has never seen a batch
+    assert modes_of(fresh, fresh.eval) == {}  # all of it: another fact
+    frozen = TrunkAndHead()
+    frozen.trunk.requires_grad_(False)
+    assert modes_of(frozen, frozen.trunk.eval) == {}
+    used = TrunkAndHead()
+    used(torch.randn(8, 4))
+    assert modes_of(used, lambda: None, used.trunk.eval) == {}  # statistics that are kept on purpose
+    dropping = TrunkAndHead(0.5)
+    dropping(torch.randn(8, 4))
+    assert modes_of(dropping, lambda: None, dropping.trunk.eval) == {"eval_parts": ("trunk.1", "trunk.2")}
+    assert modes_of(dropping, dropping.trunk.eval) == {}  # from the start: it may be meant

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrizations
 
 from tests.sample.loops import attached, loss_of, mlp, train
-from trimtab.sample.probes.wiring import EARLY, EVERY, Wiring, number_of_values
+from trimtab.sample.probes.wiring import EARLY, EVERY, Wiring, is_due, number_of_values
 from trimtab.sample.rows import Rows, parameter_names
 
 
@@ -207,3 +207,21 @@ def test_a_scripted_model_can_be_wired() -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with_gradients(model)
     assert looked(model, optimizer, Wiring(model, [optimizer]), *EARLY) == ({}, {})
+
+
+def test_an_optimizer_that_never_steps_is_named_and_one_that_steps_rarely_is_not() -> None:
+    net = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2))
+    stepped, idle = (torch.optim.SGD(part.parameters(), 0.1) for part in net)
+    for every, found in ((0, True), (50, False)):
+        wiring = Wiring(net, [stepped, idle])
+        facts: dict[str, float] = {}
+        notes: dict[str, tuple[str, ...]] = {}
+        for step in range(101):
+            with_gradients(net)
+            if is_due(step):
+                facts, notes = wiring.look(step, rows_of(stepped, net))
+            stepped.step()
+            if every and step % every == every - 1:
+                idle.step()
+        assert facts.get("unstepped") == (2.0 if found else None)
+        assert notes.get("unstepped", ()) == (("1.weight", "1.bias") if found else ())

@@ -16,6 +16,9 @@ JUMP = 8.5
 MIN_HISTORY = 5
 SPAN = 64
 """A rate that was reached within this many steps is new: what lies before is what the run was used to."""
+LEAST_GROWTH, STEADY = math.log(1.005), 0.9
+"""A rate that grows at every step by at least so much, and each time by nearly the same factor, grows without bound:
+the factor of a warm-up or of a cycle changes all the time."""
 NEVER = -(10**9)
 _OLD_NAMES = {"leapt_at": "jumped_at", "leapt_from": "jumped_from"}
 """Of fields in states that were saved by earlier releases."""
@@ -34,6 +37,8 @@ class Schedule:
         self.small_before = False
         self.idle_steps = 0  # consecutive steps with every rate at 0
         self.highs: deque[float] = deque(maxlen=SPAN)  # the highest rate so far, after each of the last steps
+        self.grows_for = 0  # consecutive steps with a rate that grew by a steady factor
+        self.grows_from, self._factor = 0.0, 0.0  # the rate before them, and the logarithm of the first factor
         self.effort = 0.0  # steps so far, each counted by its rate over the highest: what a warm-up delays
 
     def absorb(self, sample: Sample) -> None:
@@ -44,6 +49,7 @@ class Schedule:
             if self.rates and len(rates) > len(self.rates):
                 self.grown_at = sample.step
             if math.isfinite(top):
+                self._grow(before, top)
                 if before > 0 and top > RAISED * before and self.num_seen > 2:
                     self.raised_at = sample.step
                 if self.num_seen >= MIN_HISTORY and top > JUMP * self.highest > 0:
@@ -59,10 +65,27 @@ class Schedule:
             self._sized(size, sample.step)
         self.num_seen += 1
 
+    def _grow(self, before: float, top: float) -> None:
+        by = _factor(before, top)
+        if not LEAST_GROWTH < by < math.log(RAISED):
+            self.grows_for = 0
+        elif self.grows_for and STEADY * self._factor <= by <= self._factor / STEADY:
+            self.grows_for += 1
+        else:
+            self.grows_for, self.grows_from, self._factor = 1, before, by
+
+    def growth(self, top: float) -> tuple[int, float]:
+        """For how many steps a rate of `top` in the newest sample would have grown steadily, and from which rate."""
+        by = _factor(max(self.rates, default=0.0), top)
+        steady = self.grows_for > 0 and STEADY * self._factor <= by <= self._factor / STEADY
+        return (self.grows_for + 1, self.grows_from) if steady else (0, top)
+
     def absorb_same(self, num: int, *, sized: bool) -> None:
         """Take in steps with the rates that the last one had, and where the size of batches is told, the usual one."""
         if sized:
             self.small_before = False
+        if num:
+            self.grows_for = 0
         if self.rates:
             share = max(self.rates) / self.highest if self.highest > 0 else 0.0
             for _ in range(num):  # one by one, because sums are not the same otherwise
@@ -105,6 +128,7 @@ class Schedule:
             "batch_size": None if math.isnan(self.batch_size) else self.batch_size,
             "small_before": self.small_before,
             "idle_steps": self.idle_steps,
+            "grows": [self.grows_for, self.grows_from, self._factor],
             "effort": self.effort,
             "highs": list(self.highs),
         }
@@ -114,11 +138,18 @@ class Schedule:
         """The schedule that `state_dict` described."""
         new = cls()
         for name, value in state.items():
-            setattr(new, _OLD_NAMES.get(name, name), value)
+            if name != "grows":
+                setattr(new, _OLD_NAMES.get(name, name), value)
+        new.grows_for, new.grows_from, new._factor = state.get("grows", (0, 0.0, 0.0))
         new.highs = deque(state.get("highs", ()), maxlen=SPAN)
         new.rates = tuple(float(r) for r in state["rates"])
         new.batch_size = math.nan if state["batch_size"] is None else float(state["batch_size"])
         return new
+
+
+def _factor(before: float, now: float) -> float:
+    """The logarithm of what a rate was multiplied by; 0 where that cannot be said."""
+    return math.log(now) - math.log(before) if 0 < now < math.inf and 0 < before < math.inf else 0.0
 
 
 def rates_of(scalars: Mapping[str, float]) -> tuple[float, ...]:

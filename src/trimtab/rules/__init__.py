@@ -18,6 +18,7 @@ from trimtab.rules.gradient_underflow import GradientUnderflow
 from trimtab.rules.label_range import LabelRange
 from trimtab.rules.learning_rate import LearningRate
 from trimtab.rules.loss_spike import LossSpike
+from trimtab.rules.loss_unbounded import LossUnbounded
 from trimtab.rules.missing_gradient import MissingGradient
 from trimtab.rules.modality_collapse import ModalityCollapse
 from trimtab.rules.needless_scaler import NeedlessScaler
@@ -92,6 +93,7 @@ BUILTIN: tuple[type[Rule], ...] = (
     ExplodingGradient,
     LossSpike,
     DivergingLoss,
+    LossUnbounded,
     OscillatingLoss,
     ChronicClipping,
     TemperatureRunaway,

@@ -87,7 +87,7 @@ class DivergingLoss:
                 self,
                 window,
                 f"the loss has fallen from about {level.start:.4g} to {loss:.4g}; a cross-entropy cannot fall so far: "
-                "its sign is wrong.",
+                "its sign is wrong, or that of something added to it.",
                 ("loss",),
                 loss=loss,
             )

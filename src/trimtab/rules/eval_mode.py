@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from trimtab.core.types import Finding, Severity
-from trimtab.core.window import Window, found
+from trimtab.core.window import Window, found, listed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -16,8 +16,9 @@ class EvalMode:
 
     ## What it sees
     In `persist` steps in a row the model was called for training (gradients on) while it and all of its dropout and
-    batch-norm layers were in evaluation mode. A model without such layers, and single layers kept in eval mode on
-    purpose, stay silent.
+    batch-norm layers were in evaluation mode. Or the model trains and a part of it does not: a dropout that was on
+    before is off, or a BatchNorm that is trained has never seen a batch. A model without such layers, and single layers
+    kept in eval mode on purpose, stay silent.
 
     ## Why it matters
     Dropout is off and BatchNorm uses stale statistics that no longer follow the data. It happens after a validation
@@ -30,14 +31,25 @@ class EvalMode:
 
     code: ClassVar[str] = "MODE001"
     name: ClassVar[str] = "eval-mode"
-    needs: ClassVar[tuple[str, ...]] = ("eval_forward",)
+    needs: ClassVar[tuple[str, ...]] = ("eval_forward", "eval_parts")
     hold: ClassVar[int] = 20
     severity: Severity = Severity.ERROR
     persist: int = 3
+    looks: int = 2
 
     def check(self, window: Window) -> Iterator[Finding]:
         """Fire when training forwards run in eval mode."""
-        if window.streak("eval_forward", self.persist):
+        num = window.scalar("eval_parts")
+        if num and len(window.last("eval_parts", 64)) >= self.looks:
+            names = window.now.notes.get("eval_parts", ())
+            yield found(
+                self,
+                window,
+                f"{int(num)} layers are in evaluation mode, and the model around them trains: {listed(names, num)}.",
+                names,
+                num_layers=num,
+            )
+        elif window.streak("eval_forward", self.persist):
             yield found(
                 self,
                 window,

@@ -19,7 +19,9 @@ class LearningRate:
     ## What it sees
     A rate is not finite or negative; every rate has been exactly 0 for `idle` steps; or a rate jumps to more than
     8.5 times the highest one ever used, without the batch growing along with it, and within `reach` steps an update
-    is above `ratio` of the size of the weights. Warm-up, restarts to a rate used before, cycles and new groups stay
+    is above `ratio` of the size of the weights. Or it grows at every step by nearly the same factor, `steps` times in a
+    row and to more than `grown` times what it was, and steps have become too large: above `ratio`, or the loss leaves
+    its best level. Warm-up (whose factor comes down to 1), restarts to a rate used before, cycles and new groups stay
     silent.
 
     ## Why it matters
@@ -41,6 +43,8 @@ class LearningRate:
     ratio: float = 0.03
     reach: int = 8
     idle: int = 6
+    grown: float = 5.0
+    steps: int = 16
 
     def check(self, window: Window) -> Iterator[Finding]:
         """Fire on impossible rates and on jumps."""
@@ -59,6 +63,29 @@ class LearningRate:
             )
             return
         yield from self._jump(window, top)
+        yield from self._growth(window, top)
+
+    def _growth(self, window: Window, top: float) -> Iterator[Finding]:
+        """A rate that is multiplied at every step: a fault of the schedule, named before the explosion it leads to."""
+        steps, base = window.schedule.growth(top)
+        if steps < self.steps or not top > self.grown * base > 0:
+            return
+        ratios, loss = sorted(window.last("update_ratio", 5)), window.level("loss")
+        large = len(ratios) > 2 and ratios[len(ratios) // 2] > self.ratio
+        climbs = len(loss) > self.steps and loss.now > loss.best + max(3.0 * loss.calm_noise, 0.05 * abs(loss.best))
+        if not large and not climbs:
+            return
+        yield found(
+            self,
+            window,
+            f"the learning rate has grown at each of the last {steps} steps, by the same factor, from {base:.3g} to "
+            f"{top:.3g}.",
+            ("lr",),
+            lr=top,
+            before=base,
+            update_ratio=ratios[len(ratios) // 2] if ratios else None,
+            onset=float(window.now.step - steps),
+        )
 
     def _jump(self, window: Window, top: float) -> Iterator[Finding]:
         """A jump counts once the steps are large for the weights: the end of a constant warm-up is a jump as well."""

@@ -16,7 +16,8 @@ class OptimizerMissesParameters:
 
     ## What it sees
     Parameters of the model require a gradient and have one, no optimizer of this guard holds them, and nothing else
-    moves them either. Seen at step 2 and every 10 steps.
+    moves them either. Seen at step 2 and every 10 steps. Or the optimizer that holds them, one of several, has not made
+    a single step in the 60 that another one has made.
 
     ## Why it matters
     They stay as initialised while the rest learns around them. Common after adding a layer, with hand-made parameter
@@ -26,18 +27,29 @@ class OptimizerMissesParameters:
     1. Pass all of them: `optimizer = AdamW(model.parameters(), ...)`, or add the missing ones as a group.
     2. If they are meant to be frozen, say so with `requires_grad_(False)`: that also saves the time of their
        gradients.
-    3. If another optimizer moves them, give it to the guard too: `Guard(model, [first, second])`.
+    3. Call `step()` of every optimizer, also of one that was added later.
+    4. If another optimizer moves them, give it to the guard too: `Guard(model, [first, second])`.
     """
 
     code: ClassVar[str] = "OPT002"
     name: ClassVar[str] = "optimizer-misses-parameters"
-    needs: ClassVar[tuple[str, ...]] = ("unheld",)
+    needs: ClassVar[tuple[str, ...]] = ("unheld", "unstepped")
     hold: ClassVar[int] = 60
     severity: Severity = Severity.ERROR
     share: float = 1e-4
 
     def check(self, window: Window) -> Iterator[Finding]:
         """Fire when gradients are computed for nothing."""
+        if idle := window.scalar("unstepped"):
+            names = window.now.notes.get("unstepped", ())
+            yield found(
+                self,
+                window,
+                f"{int(idle)} parameters get gradients, and the optimizer that holds them has never made a step: "
+                f"{listed(names, idle)}.",
+                names,
+                num_parameters=idle,
+            )
         num, share = window.scalar("unheld"), window.scalar("unheld_share")
         if not num or window.scalar("idle") or share is None or share < self.share:
             return

@@ -86,7 +86,11 @@ class ZeroGradient:
     @staticmethod
     def _arrived(window: Window) -> bool:
         """Whether a loss of 0 is where the run was heading (a hinge that is satisfied), not where it was thrown."""
-        before = [v for s in window.past if (v := s.get("loss")) is not None and v != 0]
+        losses = [v for s in window.past if (v := s.get("loss")) is not None]
+        before = [v for v in losses if v != 0]
         if not before:  # it has been 0 for as long as is remembered: it was judged when it came there
             return bool(window.runs.real.any())
-        return min(map(abs, before[-3:])) < 0.25 * abs(window.level("loss").start)
+        last = max(i for i, v in enumerate(losses) if v != 0)
+        came_and_went = 0.0 in losses[:last]  # more and more batches are satisfied
+        near = 0.25 if came_and_went else 0.03
+        return min(map(abs, before[-3:])) < near * abs(window.level("loss").start)

@@ -90,6 +90,7 @@ class Watch:
             _merge(step, self._ledger.before())
         if self._wiring is not None and is_due(number):
             _merge(step, self._wiring.look(number, rows))
+            _merge(step, tap.modes())
         if self._has_more:
             self._look_at_more(step)
         if (factor := facts.get("loss_factor")) is not None and self._optimizer.param_groups[0].get("maximize"):

@@ -19,9 +19,11 @@ from torch.nn.modules.dropout import _DropoutNd
 from trimtab.core.contain import Contained
 from trimtab.sample.probes.batch import BatchProbe
 from trimtab.sample.probes.output import OutputProbe
+from trimtab.sample.transfer import number
 from trimtab.torchutil.autograd_graph import JOINING, LOSS_NODES, GraphWalk, first_inputs, loss_kind
 from trimtab.torchutil.patch import own_hook, plain_python
 
+NUM_NAMED = 8
 KIND_EVERY, BOUNDED_EVERY = 50, 5
 """Told losses between two looks at the loss function."""
 _TYPES = {torch.float16: 1.0, torch.bfloat16: 2.0}
@@ -50,6 +52,8 @@ class ForwardTap:
         self._device = next(model.parameters()).device.type
         self._armed = True
         self._modal: list[nn.Module] = []
+        self._names: dict[int, str] = {}  # of those
+        self._trained: set[int] = set()  # those that were in training mode at some look
         self._seen = False
         self._num = self._num_eval = self._num_blind = 0
         self._autocast: float | None = None
@@ -59,7 +63,8 @@ class ForwardTap:
 
     def refresh(self) -> None:
         """Look again for modules that behave differently in training and in evaluation."""
-        self._modal = [m for m in self._model.modules() if _is_modal(m)]
+        named = [(n, m) for n, m in self._model.named_modules() if _is_modal(m)]
+        self._modal, self._names = [m for _, m in named], {id(m): n for n, m in named}
 
     @plain_python
     def __call__(self, module: nn.Module, args: tuple[object, ...], kwargs: Mapping[str, object]) -> None:
@@ -85,6 +90,22 @@ class ForwardTap:
             self.batch.inputs(args, kwargs)
         except Exception as error:
             self.failed(error)
+
+    def modes(self) -> tuple[dict[str, float], dict[str, tuple[str, ...]]]:
+        """Layers in evaluation mode inside a model that trains, where nobody can have meant it.
+
+        That is a dropout that was on before, with all that is off beside it; and a BatchNorm that is trained, but has
+        never seen a batch: its statistics are those it was built with. One that is frozen on purpose is neither.
+        """
+        asleep = [m for m in self._modal if not m.training]
+        self._trained.update(id(m) for m in self._modal if m.training)
+        if not asleep or not self._model.training:
+            return {}, {}
+        was_on = [m for m in asleep if id(m) in self._trained]
+        found = was_on if any(isinstance(m, _DropoutNd) for m in was_on) else []
+        found = found or [m for m in asleep if isinstance(m, _BatchNorm) and _has_seen_nothing(m)]
+        names = tuple(self._names.get(id(m), "unnamed") for m in found)
+        return ({"eval_parts": float(len(found))}, {"eval_parts": names[:NUM_NAMED]}) if found else ({}, {})
 
     def left(self, output: object) -> None:
         """Runs after it."""
@@ -190,6 +211,11 @@ def _is_modal(module: nn.Module) -> bool:
     if isinstance(module, _DropoutNd):
         return module.p > 0
     return isinstance(module, _BatchNorm) and module.track_running_stats
+
+
+def _has_seen_nothing(norm: _BatchNorm) -> bool:
+    trained = norm.weight is None or norm.weight.requires_grad
+    return trained and norm.num_batches_tracked is not None and number(norm.num_batches_tracked) == 0
 
 
 NUM_NODES = 16

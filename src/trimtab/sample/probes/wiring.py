@@ -17,6 +17,9 @@ from trimtab.torchutil.optimizers import params_of
 EARLY = (2, 4, 8)
 EVERY = 10
 NUM_NAMED = 8
+NEVER_STEPPED = 60
+"""Steps of one optimizer after which another that has not made one has been forgotten."""
+NEVER, MOVED = -1, -2
 
 
 def is_due(step: int) -> bool:
@@ -32,6 +35,7 @@ class Wiring:
         self._versions: dict[int, int] = {}
         self._rows: Rows | None = None
         self._there: list[int] = []
+        self._still: dict[int, tuple[Tensor, int, int]] = {}  # by optimizer, one of its parameters as it was, and when
         self._free: dict[str, nn.Parameter] = {}
         self._ties = tied_pairs(model)
         self._split = split_twins(model)
@@ -43,6 +47,8 @@ class Wiring:
         facts: dict[str, float] = {}
         notes: dict[str, tuple[str, ...]] = {}
         self._held(facts, notes, rows)
+        if len(self._optimizers) > 1:
+            self._stepped(step, facts, notes)
         broken = [
             f"{a} and {b}" for a, b in self._ties if parameter_at(self._model, a) is not parameter_at(self._model, b)
         ]
@@ -78,6 +84,24 @@ class Wiring:
         idle = [p for p in rows.params if id(p) not in known and p.grad is None]
         if idle:
             facts["idle"] = float(len(idle))
+
+    def _stepped(self, step: int, facts: dict[str, float], notes: dict[str, tuple[str, ...]]) -> None:
+        """Name parameters that get gradients and that their optimizer, one of several, has never moved so far."""
+        names: list[str] = []
+        for optimizer in self._optimizers:
+            params = params_of(optimizer)
+            live = next((p for p in params if p.grad is not None and p.requires_grad), None)
+            param, version, since = self._still.get(id(optimizer), (None, -1, NEVER))
+            if since == MOVED or (param is not None and param._version != version):
+                self._still[id(optimizer)] = params[0], -1, MOVED  # once is enough: others may step more rarely
+            elif param is None and live is not None:
+                self._still[id(optimizer)] = live, live._version, step
+            elif param is not None and param.grad is not None and step - since >= NEVER_STEPPED:
+                known = {id(p): n for n, p in self._model.named_parameters()}
+                names += [known.get(id(p), "unnamed") for p in params if p.grad is not None]
+        if names:
+            facts["unstepped"] = float(len(names))
+            notes["unstepped"] = tuple(names[:NUM_NAMED])
 
 
 def tied_pairs(model: nn.Module) -> list[tuple[str, str]]:
