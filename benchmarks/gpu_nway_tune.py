@@ -40,12 +40,12 @@ PAIRED = Tiles(bm=128, bn=128, bk=64, warps=4, stages=3, flat=True, strip=32, be
 ALONE = Tiles(bm=256, bn=128, bk=64, warps=8, stages=4, flat=True, strip=32)
 CANDIDATES: dict[tuple[str, str], list[Tiles]] = {
     ("forward", "bf16"): [
-        PAIRED, ALONE, replace(ALONE, strip=64), replace(ALONE, strip=16), replace(ALONE, stages=3),
+        PAIRED, replace(PAIRED, strip=64), ALONE, replace(ALONE, strip=64), replace(ALONE, stages=3),
         replace(ALONE, bk=128, stages=2), replace(ALONE, bm=128, bn=256),
     ],
     ("weights", "bf16"): [
-        replace(PAIRED, parts=2), replace(ALONE, parts=4), replace(ALONE, parts=2), replace(ALONE, stages=3, parts=2),
-        replace(ALONE, parts=4, strip=16), replace(ALONE, bm=128, bn=256, parts=4),
+        replace(PAIRED, parts=2), replace(PAIRED, parts=4), replace(ALONE, parts=4), replace(ALONE, parts=8),
+        replace(ALONE, stages=3, parts=2), replace(ALONE, bm=128, bn=256, parts=4),
     ],
     ("forward", "tf32"): [
         replace(PAIRED, bk=32), replace(ALONE, bk=32), replace(ALONE, bk=64, stages=2), replace(ALONE, bk=32, strip=64),

@@ -30,10 +30,10 @@ if os.environ.get("TRITON_INTERPRET") != "1" or find_spec("triton") is None:
         assert " passed" in done.stdout
 
     @missing
-    @pytest.mark.parametrize("precision", ["bf16", "tf32"])
+    @pytest.mark.parametrize(("precision", "long"), [("bf16", False), ("bf16", True), ("tf32", False)])
     @pytest.mark.parametrize("kernel", ["forward", "weights"])
     def test_kernels_compile_and_fit_a_multiprocessor(
-        kernel: str, precision: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+        kernel: str, precision: Any, long: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         # The interpreter accepts what the compiler does not, and most of the speed rests on two programs side by side.
         monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
@@ -43,9 +43,9 @@ if os.environ.get("TRITON_INTERPRET") != "1" or find_spec("triton") is None:
         from triton.compiler import ASTSource
 
         from trimtab.losses.triton import stream_kernels
-        from trimtab.losses.triton.stream_launcher import HOPPER, TILES
+        from trimtab.losses.triton.stream_launcher import HOPPER, HOPPER_LONG, TILES
 
-        tiles = HOPPER.get((kernel, precision), TILES[kernel, precision])
+        tiles = HOPPER_LONG[kernel, precision] if long else HOPPER.get((kernel, precision), TILES[kernel, precision])
         dtype = {"bf16": "bf16", "tf32": "fp32"}[precision]
         constants: dict[str, Any] = {"D": 512, "ADD": False, "ROOT": False, "MASKED": False}
         constants |= {"PRECISION": "tf32", "FLAT": tiles.flat, "BM": tiles.bm, "BN": tiles.bn, "BK": tiles.bk}

@@ -36,6 +36,7 @@ class Form:
 FORMS = ("mip", "norm", "sqnorm", "paircos", "dist2")
 
 
+@cache
 def form_of(similarity: str, n: int) -> Form:
     """The form of a similarity of `FORMS` for N modalities (``paircos`` of unit rows)."""
     return {

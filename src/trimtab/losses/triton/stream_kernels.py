@@ -161,15 +161,87 @@ def forward_tiles(
 
 
 @triton.jit
-def _write(weights, e, row, column, PARTS: tl.constexpr):
-    """One tile to memory, in PARTS pieces: a piece waits in a buffer of its size, and shared memory is scarce."""
-    if PARTS == 1:
-        weights.store([row, column], e.to(weights.dtype))
-    else:
-        HALF: tl.constexpr = e.shape[1] // 2
-        left, right = tl.split(tl.permute(tl.reshape(e, [e.shape[0], 2, HALF]), [0, 2, 1]))
-        _write(weights, left, row, column, PARTS // 2)
-        _write(weights, right, row, column + HALF, PARTS // 2)
+def _halves(x):
+    """The left and the right half of a tile's columns: no value changes its thread."""
+    return tl.split(tl.permute(tl.reshape(x, [x.shape[0], 2, x.shape[1] // 2]), [0, 2, 1]))
+
+
+@triton.jit
+def _weigh_part(
+    weights,
+    s,
+    v,
+    w,
+    row_shifts,
+    column_shifts,
+    column_sums,
+    row_keep,
+    column_keep,
+    factor,
+    fast,
+    rare,
+    begin_row,
+    row,
+    P,
+    begin_column,
+    column,
+    Q,
+    shift,
+    SL,
+    SR,
+    ADD: tl.constexpr,
+    ROOT: tl.constexpr,
+    MASKED: tl.constexpr,
+    PRECISION: tl.constexpr,
+    PARTS: tl.constexpr,
+):
+    """The weights of one tile of similarities go to memory, in PARTS pieces; of each row the sum of weight times
+    similarity and the sum of weights come back.
+
+    A piece waits in a buffer of its size, as shared memory is scarce; meanwhile the next piece is computed.
+    """
+    if PARTS > 1:
+        HALF: tl.constexpr = s.shape[1] // 2
+        s_left, s_right = _halves(s)
+        w_left, w_right = _halves(w)
+        moment, total = _weigh_part(
+            weights, s_left, v, w_left, row_shifts, column_shifts, column_sums, row_keep, column_keep, factor, fast,
+            rare, begin_row, row, P, begin_column, column, Q, shift, SL, SR, ADD, ROOT, MASKED, PRECISION, PARTS // 2,
+        )  # fmt: skip
+        other_moment, other = _weigh_part(
+            weights, s_right, v, w_right, row_shifts, column_shifts, column_sums, row_keep, column_keep, factor, fast,
+            rare, begin_row, row, P, begin_column, column + HALF, Q, shift, SL, SR, ADD, ROOT, MASKED, PRECISION,
+            PARTS // 2,
+        )  # fmt: skip
+        return moment + other_moment, total + other
+    else:  # noqa: RET505 - the compiler compiles what follows a return
+        rows = row + tl.arange(0, s.shape[0])
+        columns = column + tl.arange(0, s.shape[1])
+        if ROOT:
+            inverse = tl.where(s <= 0, 0.0, tl.rsqrt(tl.maximum(s, _TINY)))
+            s = s * inverse
+        z = s * factor
+        if fast:
+            e = tl.exp2(z) * (v + w)
+        else:
+            r = tl.load(row_shifts + rows, mask=rows < P, other=0.0)[:, None]
+            c = tl.load(column_shifts + columns, mask=columns < Q, other=0.0)[None, :]
+            e = v * tl.exp2(z - r) + w * tl.exp2(z - c)
+        if rare:
+            kept = _kept(rows, columns, P, Q, row_keep, column_keep, shift, SL, SR, MASKED)
+            e = tl.where(kept, e, 0.0)
+        moment = tl.zeros([s.shape[0]], tl.float32)
+        total = tl.zeros([s.shape[0]], tl.float32)
+        if ADD:
+            moment = tl.sum(e * s, 1)
+            if ROOT:
+                e = e * (0.5 * inverse)
+            total = tl.sum(e, 1)
+            tl.store(column_sums + columns - begin_column, tl.sum(e, 0), mask=columns < Q)
+        if weights.dtype == tl.float32 and PRECISION == "tf32":
+            e = round_tf32(e)
+        weights.store([row - begin_row, column - begin_column], e.to(weights.dtype))
+        return moment, total
 
 
 @triton.jit(do_not_specialize=_ANY)
@@ -226,7 +298,6 @@ def weight_tiles(
     kind = tl.where(fast, 2, 1)
     row_weights = row_pulls + kind * num_rows
     w = tl.load(column_pulls + kind * num_columns + columns, mask=columns < Q, other=0.0)
-    c = tl.load(column_pulls + columns, mask=columns < Q, other=0.0)
     if ADD:
         right = tl.load(b + columns, mask=columns < Q, other=0.0)
     for t in tl.range(part * strip, tl.minimum(part * strip + strip, tl.cdiv(P - begin_row, BM)), flatten=FLAT):
@@ -236,29 +307,17 @@ def weight_tiles(
         v = tl.load(row_weights + rows, mask=rows < P, other=0.0)
         if ADD:
             s += tl.load(a + rows, mask=rows < P, other=0.0)[:, None] + right[None, :]
-        if ROOT:
-            inverse = tl.where(s <= 0, 0.0, tl.rsqrt(tl.maximum(s, _TINY)))
-            s = s * inverse
-        z = s * factor
-        if fast:
-            e = tl.exp2(z) * (v[:, None] + w[None, :])
-        else:
-            r = tl.load(row_pulls + rows, mask=rows < P, other=0.0)
-            e = v[:, None] * tl.exp2(z - r[:, None]) + w[None, :] * tl.exp2(z - c[None, :])
         edge = (row + BM > P) | (column + BN > Q)
-        if edge | MASKED | _positives(shift + row, column, SL, SR, BM, BN):
-            kept = _kept(rows, columns, P, Q, row_keep, column_keep, shift, SL, SR, MASKED)
-            e = tl.where(kept, e, 0.0)
+        rare = edge | MASKED | _positives(shift + row, column, SL, SR, BM, BN)
+        moment, total = _weigh_part(
+            weights, s, v[:, None], w[None, :], row_pulls, column_pulls, column_sums + t * (Q - begin_column), row_keep,
+            column_keep, factor, fast, rare, begin_row, row, P, begin_column, column, Q, shift, SL, SR, ADD, ROOT,
+            MASKED, PRECISION, PARTS,
+        )  # fmt: skip
         if ADD:
             where = block.to(tl.int64) * (P - begin_row) + rows - begin_row
-            tl.store(moments + where, tl.sum(e * s, 1), mask=rows < P)
-            if ROOT:
-                e = e * (0.5 * inverse)
-            tl.store(sums + where, tl.sum(e, 1), mask=rows < P)
-            tl.store(column_sums + t * (Q - begin_column) + columns - begin_column, tl.sum(e, 0), mask=columns < Q)
-        if weights.dtype == tl.float32 and PRECISION == "tf32":
-            e = round_tf32(e)
-        _write(weights, e, row - begin_row, column - begin_column, PARTS)
+            tl.store(moments + where, moment, mask=rows < P)
+            tl.store(sums + where, total, mask=rows < P)
 
 
 @triton.jit

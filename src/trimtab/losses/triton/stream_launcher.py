@@ -45,6 +45,8 @@ BLOCKS = ((8192, 16384), (16384, 16384))
 """Super-rows of both sides whose weights are in memory at a time, of problems of common size and of large ones."""
 LARGE = 2**30
 """Tuples from which on a problem is large: the time counts then, not the memory of a larger block."""
+LONG = 2**33
+"""Tuples from which on a problem is long: it takes 50 ms and more on an H200."""
 PARTS_BYTES = 2**26
 """Memory for partial row sums in the forward pass."""
 PROGRAMS = 132
@@ -94,6 +96,13 @@ HOPPER: dict[tuple[str, Precision], Tiles] = {
 }
 """What is faster on an H100 or H200: other cards have less shared memory. The fastest of `benchmarks/gpu_nway_tune.py`;
 for bfloat16 that is what `TILES` has."""
+_LARGE = Tiles(bm=256, bn=128, bk=64, warps=8, stages=4, flat=True, strip=64)
+HOPPER_LONG: dict[tuple[str, Precision], Tiles] = {
+    ("forward", "bf16"): _LARGE,
+    ("weights", "bf16"): replace(_LARGE, bm=128, bn=256, parts=4),
+}
+"""The same from `LONG` tuples on. A card that is busy for long slows down to its power limit: what takes less energy is
+faster then, and large tiles read each row less often."""
 _DOT: dict[Precision, str] = {"bf16": "tf32", "tf32": "tf32", "ieee": "tf32x3"}
 
 
@@ -193,10 +202,12 @@ class _Stream(torch.autograd.Function):
         return None, moment, *(g for part in grads for g in part.unbind(0))
 
 
-def _tiles(kernel: str, precision: Precision, device: torch.device) -> Tiles:
-    """How `kernel` cuts its work on `device`."""
-    key = kernel, precision
-    return HOPPER[key] if key in HOPPER and _hopper(device) else TILES[key]
+def _tiles(kernel: str, precision: Precision, left: Side, right: Side) -> Tiles:
+    """How `kernel` cuts its work on these sides."""
+    key, long = (kernel, precision), left.count * right.count >= LONG
+    if not _hopper(left.rows.device):
+        return TILES[key]
+    return (HOPPER_LONG.get(key) if long else None) or HOPPER.get(key) or TILES[key]
 
 
 @cache
@@ -236,7 +247,7 @@ def _sums(problem: Problem, left: Side, right: Side, settings: Tensor, rows: Ten
     """Base-2 log-sum-exps of all rows and all columns."""
     from trimtab.losses.triton import row_kernels, stream_kernels
 
-    tiles = _tiles("forward", problem.precision, left.rows.device)
+    tiles = _tiles("forward", problem.precision, left, right)
     common = _common(form_of(problem.similarity, problem.num_modalities), problem.precision, left, tiles)
     span = max(1, PARTS_BYTES // (4 * left.count)) * tiles.bn
     x_rows, y_rows = _rows_of(left.rows, tiles.bm, tiles.bk), _rows_of(right.rows, tiles.bn, tiles.bk)
@@ -261,7 +272,7 @@ def _weigh(
     """Gradients of the super-rows of both sides, sums of the weights per super-row, sums of weight times similarity."""
     from trimtab.losses.triton import stream_kernels
 
-    tiles = _tiles("weights", precision, left.rows.device)
+    tiles = _tiles("weights", precision, left, right)
     common = _common(form, precision, left, tiles)
     raw = left.base.new_empty(left.rows.shape), left.base.new_empty(right.rows.shape)
     # Only the additive similarities have something to add up beside the products.
