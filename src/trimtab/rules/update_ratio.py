@@ -11,6 +11,8 @@ from trimtab.core.schedule import rates_of
 from trimtab.core.types import Finding, Kind, Severity
 from trimtab.core.window import MIN_CALM, Window, found
 
+REPLACED = 2.0
+"""Times their size: a step this large leaves nothing of the weights."""
 DEAD = 0.02
 """Share of the first gradient norm below which hardly any gradient comes through."""
 
@@ -90,6 +92,9 @@ class UpdateRatio:
         norms = window.last("grad_norm", len(window.past) + 1)
         clearly = 0.15 if most > 1.0 else 1.0  # batches of a small model differ by more than a little
         worse = min(losses[-2:]) > losses[0] + clearly * abs(losses[0])
+        if most < REPLACED:  # the weights are still there: of a few small batches three must agree, beside two
+            first = max(losses[:2])
+            worse = worse and len(losses) > 5 and min(losses[-3:]) > first + clearly * abs(first)
         dead = most > 1.0 and len(norms) > 3 and max(norms[-2:]) < DEAD * norms[0] and losses[-1] > 0.5 * losses[0] > 0
         if not worse and not dead:
             return
