@@ -60,7 +60,7 @@ def comparison(runs: list[Judged]) -> str:
     for name in (OURS, *PEERS):
         row = score(runs, name)
         shares = (row.harmful, row.everything, row.false_alarms, row.early, row.harmful_lenient)
-        rows.append([f"**{name}**" if name == OURS else name, *map(_short, shares), _number(row.latency)])
+        rows.append([f"**{name}**" if name == OURS else name, *map(short, shares), number(row.latency)])
     head = (
         "detector",
         "recall, harmful faults",
@@ -85,13 +85,13 @@ def half_report(half: str, runs: list[Judged], *, lists: bool = True) -> str:
         ("fault runs with a finding before the onset", str(ours.early)),
         ("detected, first finding rightly named", str(Share.of(r.named() for r in found))),
         (f"detected, rightly named within {NAMED_WITHIN} steps", str(Share.of(r.named(NAMED_WITHIN) for r in found))),
-        ("median latency", _number(ours.latency)),
+        ("median latency", number(ours.latency)),
     ]
     parts = [
         f"## {TITLES.get(half, half)}",
         table(("trimtab", "share (95 % interval; count)"), summary),
-        _by("kind", KINDS, faults),
-        _by("group", GROUPS, faults),
+        by("kind", KINDS, faults),
+        by("group", GROUPS, faults),
         "### Early warning\n\n" + _early_warning(faults) + "\n\n" + _signals(runs),
         "### Beside the peers, on the same traces\n\n" + comparison(runs),
     ]
@@ -108,17 +108,18 @@ def _signals(runs: list[Judged]) -> str:
         rows.append(
             [
                 signal,
-                _short(Share(sum(lead > 0 for lead in leads), len(sick))),
-                _short(Share(sum(lead >= 0 for lead in leads), len(sick))),
-                _number(median(lead for lead in leads if lead >= 0)),
-                _short(Share.of(r.jumps.get(signal) is not None for r in well)),
+                short(Share(sum(lead > 0 for lead in leads), len(sick))),
+                short(Share(sum(lead >= 0 for lead in leads), len(sick))),
+                number(median(lead for lead in leads if lead >= 0)),
+                short(Share.of(r.jumps.get(signal) is not None for r in well)),
             ]
         )
     head = ("a jump of", "before the rise", "by the rise", "median lead", "jumps in healthy runs")
     return table(head, rows)
 
 
-def _by(what: str, order: tuple[str, ...], faults: list[Judged]) -> str:
+def by(what: str, order: tuple[str, ...], faults: list[Judged]) -> str:
+    """Recall, names and latency for every value of one field of the meta data."""
     known = [*order, *sorted({getattr(r.meta, what) for r in faults} - set(order))]
     rows = []
     for value in known:
@@ -131,8 +132,8 @@ def _by(what: str, order: tuple[str, ...], faults: list[Judged]) -> str:
                 str(len(some)),
                 str(Share.of(r.ours.detected(r.meta.onset) for r in some if r.meta.harmful)),
                 str(Share.of(r.ours.detected(r.meta.onset) for r in some)),
-                _short(Share.of(r.named() for r in found)),
-                _number(median(steps)),
+                short(Share.of(r.named() for r in found)),
+                number(median(steps)),
                 f"{steps[math.ceil(0.9 * len(steps)) - 1]} / {steps[-1]}" if steps else "–",
             ]
         )
@@ -148,7 +149,7 @@ def _early_warning(faults: list[Judged]) -> str:
         return f"No drift or abrupt fault ended in a loss above {RISE:g}x its median before the onset."
     return (
         f"{len(rising)} drift or abrupt faults ended in a loss that is not finite or above {RISE:g}x its median before "
-        f"the onset. Found {len(found)}; median lead {_number(median(leads))} steps"
+        f"the onset. Found {len(found)}; median lead {number(median(leads))} steps"
         + (f" (mean {statistics.fmean(leads):.1f})" if leads else "")
         + f". Found before that rise: {Share(sum(lead > 0 for lead in leads), len(rising))}; at the same step or "
         f"before: {Share(sum(lead >= 0 for lead in leads), len(rising))}."
@@ -200,11 +201,13 @@ def _list(title: str, lines: list[str]) -> str:
     return f"### {title}: {len(lines)}" + (f"\n\n{body}" if body else "")
 
 
-def _short(share: Share) -> str:
+def short(share: Share) -> str:
+    """A share without its interval."""
     return f"{share.hits / share.num:.3f} ({share.hits}/{share.num})" if share.num else "–"
 
 
-def _number(value: float | None) -> str:
+def number(value: float | None) -> str:
+    """A number; a dash where there is none."""
     return "–" if value is None else f"{value:g}"
 
 

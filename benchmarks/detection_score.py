@@ -109,7 +109,7 @@ def judge(folder: Path) -> Judged:
     run = read_run(folder)
     judged.problems += run.problems
     samples = list(run.samples())
-    for finding in sorted(_findings(run, samples, judged.problems), key=lambda f: f.step):
+    for finding in sorted(findings_again(run, samples, judged.problems), key=lambda f: f.step):
         judged.findings.append((finding.step, finding.name, f"{finding.code} {finding.name}: {finding.message}"))
         judged.ours.add(finding.step, meta.onset)
     trained = [s for s in samples if s.phase == "train" and s.optimizer == samples[0].optimizer]
@@ -124,7 +124,8 @@ def judge(folder: Path) -> Judged:
     return judged
 
 
-def _findings(run: Run, samples: list[Sample], problems: list[str]) -> Iterator[Finding]:
+def findings_again(run: Run, samples: list[Sample], problems: list[str]) -> Iterator[Finding]:
+    """What the rules as they are now find in a recorded run."""
     config = Config.from_dict(run.info.config) if run.info is not None else Config(mode="observe")
     brains: dict[str, Brain] = {}
     for sample in samples:

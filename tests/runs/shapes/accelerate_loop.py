@@ -130,7 +130,7 @@ def training_function(steps, seed):
             accuracy = float((model(images[2000:]).argmax(-1) == labels[2000:]).float().mean())
         accelerator.print(f"epoch {epoch}: {100 * accuracy:.2f} loss {total_loss.item() / seen:.4f}")
         epoch += 1
-    ending(steps, accuracy > 0.8, accelerator.unwrap_model(model), optimizer)
+    ending(steps, accuracy > 0.8, accelerator.unwrap_model(model), optimizer, final=accuracy)
 
 
 if __name__ == "__main__":

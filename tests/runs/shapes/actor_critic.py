@@ -81,7 +81,7 @@ def main():
         history.append(ep_reward)
         if i_episode % log_interval == 0:
             print(f"Episode {i_episode}\tLast reward: {ep_reward:.2f}\tAverage reward: {running_reward:.2f}")
-    ending(episodes, np.mean(history[-200:]) > 0.5, model, optimizer)
+    ending(episodes, np.mean(history[-200:]) > 0.5, model, optimizer, final=np.mean(history[-200:]))
 
 
 if __name__ == "__main__":

@@ -219,4 +219,4 @@ if __name__ == "__main__":
     model.eval()
     score = eval_split(trainer, "train")
     print(f"train score {score:.2f}")
-    ending(steps, score > 0.8, model, trainer.optimizer)
+    ending(steps, score > 0.8, model, trainer.optimizer, final=score)

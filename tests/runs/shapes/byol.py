@@ -97,7 +97,8 @@ def main():
     accuracy = nearest_accuracy(found[:800], labels[:800], found[800:], labels[800:])
     spread = float(F.normalize(found, dim=1).std(0).mean())
     print(f"nearest neighbour {accuracy:.3f}, spread {spread:.3f}")
-    ending(steps, sum(losses[-50:]) < 0.6 * sum(losses[:50]) and accuracy > 0.7 and spread > 0.02, learner, opt)
+    learned = sum(losses[-50:]) < 0.6 * sum(losses[:50]) and accuracy > 0.7 and spread > 0.02
+    ending(steps, learned, learner, opt, final=accuracy)
 
 
 if __name__ == "__main__":

@@ -79,4 +79,4 @@ while updates < total_updates:
 
 early, late = np.mean(env.finished[:20]), np.mean(env.finished[-10:])
 print(f"return {early:.1f} -> {late:.1f}")
-ending(total_updates, late > 2 * early, q_network, target_network, optimizer)
+ending(total_updates, late > 2 * early, q_network, target_network, optimizer, final=late)

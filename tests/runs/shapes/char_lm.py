@@ -168,4 +168,4 @@ for iter_num in range(max_iters):
 
 last = estimate_loss()["val"]
 print(f"val loss {last:.4f}")
-ending(max_iters, last < 0.5 * first, model, optimizer)
+ending(max_iters, last < 0.5 * first, model, optimizer, final=-last)

@@ -49,4 +49,4 @@ for step in range(steps):
     if step % 50 == 0:
         print(f"step {step} loss {loss.item():.4f} online accuracy {sum(online[-50:]) / len(online[-50:]):.3f}")
 print("start of each task", [round(a, 2) for a in first_of_task], "end", [round(a, 2) for a in last_of_task])
-ending(steps, len(last_of_task) > 0 and min(last_of_task) > 0.9, model, optimizer)
+ending(steps, len(last_of_task) > 0 and min(last_of_task) > 0.9, model, optimizer, final=sum(online[-100:]) / 100)

@@ -53,4 +53,5 @@ for batch_idx in count(1):
 
 print("==> Learned function:\t" + desc(fc.weight.view(-1), fc.bias))
 print("==> Actual function:\t" + desc(W_target.view(-1), b_target))
-ending(steps, loss < 1e-8, fc, optimizer)
+off = (fc.weight.detach().view(-1) - W_target.view(-1)).abs().max() + (fc.bias.detach() - b_target).abs().max()
+ending(steps, loss < 1e-8, fc, optimizer, final=-float(off))

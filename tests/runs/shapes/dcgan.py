@@ -117,4 +117,4 @@ while done < steps:
 
 last = distance()
 print(f"distance of the samples: {first:.3f} -> {last:.3f}")
-ending(steps, last < 0.5 * first, netG, netD, optimizerG, optimizerD)
+ending(steps, last < 0.5 * first, netG, netD, optimizerG, optimizerD, final=-last)

@@ -105,7 +105,7 @@ def main():
         epoch += 1
     last = energy_distance(sample(ema, scheduler), data[:256])
     print(f"distance {first:.4f} -> {last:.4f}")
-    ending(steps, last < 0.1 * first and sum(losses[-200:]) < 0.8 * 200, model, ema, optimizer)
+    ending(steps, last < 0.1 * first and sum(losses[-200:]) < 0.8 * 200, model, ema, optimizer, final=-last)
 
 
 if __name__ == "__main__":

@@ -92,4 +92,4 @@ if __name__ == "__main__":
 
     early, late = np.mean(env.finished[:20]), np.mean(env.finished[-10:])
     print(f"return {early:.1f} -> {late:.1f}")
-    ending(steps, late > 2 * early, q_network, target_network, optimizer)
+    ending(steps, late > 2 * early, q_network, target_network, optimizer, final=late)

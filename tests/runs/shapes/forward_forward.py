@@ -80,4 +80,4 @@ if __name__ == "__main__":
     net.train_layers(x_pos, x_neg)
     error = 1.0 - net.predict(x).eq(y).float().mean().item()
     print("Train error:", error)
-    ending(steps, error < 0.3, net, [layer.opt for layer in net.layers])
+    ending(steps, error < 0.3, net, [layer.opt for layer in net.layers], final=-error)

@@ -96,4 +96,4 @@ for epoch in range(1, epochs + 1):
         if val_acc > best_val_acc:
             best_val_acc, test_acc = val_acc, tmp_test_acc
         print(f"Epoch: {epoch:03d}, Loss: {loss:.4f}, Train: {train_acc:.4f}, Val: {val_acc:.4f}, Test: {test_acc:.4f}")
-ending(epochs, tmp_test_acc > 0.7, model, optimizer)
+ending(epochs, tmp_test_acc > 0.7, model, optimizer, final=tmp_test_acc)

@@ -86,4 +86,4 @@ while done < steps:
     epoch += 1
 last = distance()
 print(f"distance {first:.4f} -> {last:.4f}")
-ending(steps, last < 0.5 * first, generator, discriminator, optim_gen, optim_disc)
+ending(steps, last < 0.5 * first, generator, discriminator, optim_gen, optim_disc, final=-last)

@@ -69,4 +69,4 @@ if __name__ == "__main__":
         process.join()
         print(f"worker {rank} ended with {process.exitcode}", flush=True)
     accuracy = test(model, images[800:], labels[800:])
-    ending(steps, accuracy > 0.7, model)
+    ending(steps, accuracy > 0.7, model, final=accuracy)

@@ -50,4 +50,4 @@ if __name__ == "__main__":
     with torch.no_grad():
         last = criterion(seq(inputs), target).item()
     print(f"loss {first:.6f} -> {last:.8f}")
-    ending(STEPS, last < 0.01 * first, seq, optimizer)
+    ending(STEPS, last < 0.01 * first, seq, optimizer, final=-last)

@@ -85,4 +85,4 @@ scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda i: min((i + 1) /
 fit(model, new_images[:1600], new_labels[:1600], optimizer, tuning, scheduler, name="lora")
 after = accuracy(model, new_images[1600:], new_labels[1600:])
 print(f"accuracy {before:.3f} -> {after:.3f}")
-ending(steps, after > 0.8, model, pretrain_optimizer, optimizer)
+ending(steps, after > 0.8, model, pretrain_optimizer, optimizer, final=after)

@@ -93,4 +93,4 @@ with torch.no_grad():
     tokens, tags = torch.tensor([r[0] for r in rows]), torch.tensor([r[1] for r in rows])
     accuracy = float((model(tokens)["logits"].argmax(-1) == tags).float().mean())
 print(f"validation accuracy {accuracy:.4f}")
-ending(steps, accuracy > 0.9, model, optimizer)
+ending(steps, accuracy > 0.9, model, optimizer, final=accuracy)

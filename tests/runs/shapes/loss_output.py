@@ -133,7 +133,7 @@ def main():
         print(f"epoch {epoch}: perplexity: {perplexity():.4f}")
         epoch += 1
     last = perplexity()
-    ending(max_train_steps, last < 0.2 * first, model, optimizer)
+    ending(max_train_steps, last < 0.2 * first, model, optimizer, final=-last)
 
 
 if __name__ == "__main__":

@@ -147,7 +147,7 @@ def main():
             if global_step == t_total:
                 break
     accuracy = evaluate(model, eval_dataset)
-    ending(t_total, accuracy > 0.8, model, optimizer)
+    ending(t_total, accuracy > 0.8, model, optimizer, final=accuracy)
 
 
 if __name__ == "__main__":

@@ -65,4 +65,4 @@ for step in range(steps):
         print(f"[Step {step}] meta loss {outer_loss.item():.4f}")
 last = evaluate(model, test_tasks)
 print(f"loss after adaptation {first:.4f} -> {last:.4f}")
-ending(steps, last < 0.7 * first, model, meta_optimizer)
+ending(steps, last < 0.7 * first, model, meta_optimizer, final=-last)

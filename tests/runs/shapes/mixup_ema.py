@@ -132,7 +132,7 @@ def main():
         best = max(best, top1)
         print(f"Test (EMA): Acc@1: {top1:.3f} ({validate(model, images[800:], labels[800:]):.3f}) best {best:.3f}")
         epoch += 1
-    ending(steps, top1 > 0.85, model, model_ema, optimizer)
+    ending(steps, top1 > 0.85, model, model_ema, optimizer, final=top1)
 
 
 if __name__ == "__main__":

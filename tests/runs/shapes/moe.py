@@ -112,4 +112,4 @@ with torch.no_grad():
     accuracy = float((model(x)[0].argmax(-1) == y).float().mean())
     load = model.moe.gate(model.norm(model.proj_in(x)))[0].mean(0)
 print(f"validation accuracy {accuracy:.3f}, load {[round(v, 2) for v in load.tolist()]}")
-ending(steps, accuracy > 0.75, model, optim)
+ending(steps, accuracy > 0.75, model, optim, final=accuracy)

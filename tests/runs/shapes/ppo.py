@@ -154,4 +154,4 @@ if __name__ == "__main__":
 
     early, late = np.mean(envs.finished[:20]), np.mean(envs.finished[-20:])
     print(f"return {early:.1f} -> {late:.1f}")
-    ending(steps, late > 3 * early, agent, optimizer)
+    ending(steps, late > 3 * early, agent, optimizer, final=late)

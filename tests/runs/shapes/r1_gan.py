@@ -110,7 +110,7 @@ def train(steps, seed, batch=24, latent=12, r1=2.0, d_reg_every=8, lr=0.002):
             print(f"{i}: d: {d_loss.item():.4f}; g: {g_loss.item():.4f}; r1: {r1_loss.item():.4f}")
     last = distance()
     print(f"distance {first:.4f} -> {last:.4f}")
-    ending(steps, last < 0.3 * first, generator, discriminator, g_ema, g_optim, d_optim)
+    ending(steps, last < 0.3 * first, generator, discriminator, g_ema, g_optim, d_optim, final=-last)
 
 
 if __name__ == "__main__":

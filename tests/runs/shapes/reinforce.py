@@ -76,7 +76,7 @@ def main():
             print(f"Episode {i_episode}\tLast reward: {ep_reward:.2f}\tAverage reward: {running_reward:.2f}")
     early, late = np.mean(env.finished[:100]), np.mean(env.finished[-100:])
     print(f"return {early:.1f} -> {late:.1f}")
-    ending(num_episodes, late > 1.4 * early, policy, optimizer)
+    ending(num_episodes, late > 1.4 * early, policy, optimizer, final=late)
 
 
 if __name__ == "__main__":

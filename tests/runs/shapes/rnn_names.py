@@ -129,4 +129,4 @@ if __name__ == "__main__":
             break
     last = evaluate(model, test_dataset)
     print(f"test loss {last:.4f}")
-    ending(max_steps, last < 0.65 * first, model, optimizer)
+    ending(max_steps, last < 0.65 * first, model, optimizer, final=-last)

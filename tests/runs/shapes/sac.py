@@ -123,4 +123,4 @@ if __name__ == "__main__":
     early, late = np.mean(env.finished[:5]), np.mean(env.finished[-5:])
     print(f"return {early:.1f} -> {late:.1f}")
     nets = actor, qf1, qf2, qf1_target, qf2_target, log_alpha
-    ending(steps, late > 0.6 * early, *nets, q_optimizer, actor_optimizer, a_optimizer)
+    ending(steps, late > 0.6 * early, *nets, q_optimizer, actor_optimizer, a_optimizer, final=late)

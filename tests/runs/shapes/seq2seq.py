@@ -106,4 +106,4 @@ for n in range(1, n_iters + 1):
         print_loss_total = 0
 accuracy = evaluate(encoder, decoder, *make_pairs(100))
 print(f"word accuracy {accuracy:.4f}")
-ending(steps, accuracy > 0.6, encoder, decoder, encoder_optimizer, decoder_optimizer)
+ending(steps, accuracy > 0.6, encoder, decoder, encoder_optimizer, decoder_optimizer, final=accuracy)

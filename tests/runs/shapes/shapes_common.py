@@ -57,15 +57,17 @@ def digest(*things):
     return found.hexdigest(), finite
 
 
-def ending(steps, learned, *trained):
+def ending(steps, learned, *trained, final):
     """The last lines: a digest of what was trained and of the random states, whether all is finite, whether it learned.
 
-    `learned` is asked only after enough steps to tell.
+    `learned` is asked only after enough steps to tell. `final` says how well the trained model does at its task, not by
+    the loss that was trained on where there is another figure; more is better.
     """
     chance = [torch.get_rng_state(), np.random.get_state()[1].tolist(), list(random.getstate()[1])]
     found, finite = digest(*trained)
     print("sha256", digest(chance)[0][:16], found)
     print("finite", finite)
+    print("final", float(final))
     if steps >= ENOUGH:
         print("learned", bool(learned() if callable(learned) else learned))
 

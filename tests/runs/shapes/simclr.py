@@ -85,4 +85,4 @@ with torch.no_grad():
     found = model.backbone(images)
 accuracy = nearest_accuracy(found[:800], digits[:800], found[800:], digits[800:])
 print(f"Top1 {sum(history[:50]) / 50:.3f} -> {sum(history[-50:]) / 50:.3f}, nearest neighbour {accuracy:.3f}")
-ending(steps, sum(history[-50:]) > 1.3 * sum(history[:50]) and accuracy > 0.7, model, optimizer)
+ending(steps, sum(history[-50:]) > 1.3 * sum(history[:50]) and accuracy > 0.7, model, optimizer, final=accuracy)

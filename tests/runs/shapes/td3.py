@@ -119,4 +119,4 @@ if __name__ == "__main__":
     early, late = np.mean(env.finished[:5]), np.mean(env.finished[-5:])
     print(f"critic loss {critic_loss:.4f} return {early:.1f} -> {late:.1f}")
     nets = policy.actor, policy.actor_target, policy.critic, policy.critic_target
-    ending(max_timesteps, late > 0.5 * early, *nets, policy.actor_optimizer, policy.critic_optimizer)
+    ending(max_timesteps, late > 0.5 * early, *nets, policy.actor_optimizer, policy.critic_optimizer, final=late)

@@ -116,4 +116,4 @@ if __name__ == "__main__":
     model = UNet()
     model = model.to(memory_format=torch.channels_last)
     score, optimizer = train_model(model, steps, seed)
-    ending(steps, score > 0.85, model, optimizer)
+    ending(steps, score > 0.85, model, optimizer, final=score)

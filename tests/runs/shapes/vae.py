@@ -94,4 +94,4 @@ if __name__ == "__main__":
             sample = model.decode(torch.randn(16, 10))
         print(f"samples {sample.mean().item():.4f}")
         epoch += 1
-    ending(steps, last < 0.7 * first, model, optimizer)
+    ending(steps, last < 0.7 * first, model, optimizer, final=-last)

@@ -108,4 +108,4 @@ while critic_steps < ITERS:
 
 last = distance()
 print(f"distance {first:.4f} -> {last:.4f}")
-ending(ITERS, last < 0.25 * first, netG, netD, optimizerG, optimizerD)
+ending(ITERS, last < 0.25 * first, netG, netD, optimizerG, optimizerD, final=-last)
