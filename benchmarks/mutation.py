@@ -14,6 +14,7 @@ the tuned half, and `--misses` lists only what belongs to it.
 from __future__ import annotations
 
 import argparse
+import gc
 import os
 import sys
 import tempfile
@@ -65,6 +66,7 @@ def record(args: argparse.Namespace) -> None:
 
 
 def _work(todo: list[Job], root: Path, began: float) -> None:
+    gc.freeze()  # a child's collections then leave this process's pages shared
     for num, job in enumerate(todo, 1):
         made = runs.make(job, folder_of(job, root))
         if num % 20 == 0 or (made.error and not job.operator):
@@ -74,7 +76,7 @@ def _work(todo: list[Job], root: Path, began: float) -> None:
 def show(args: argparse.Namespace) -> None:
     """The operators, and where they apply."""
     for operator in OPERATORS:
-        programs = [p for p in SHAPES if runs.source_of(Job(p, sets.MUTANT_SEED, operator.name)) is not None]
+        programs = [p for p in SHAPES if runs.applies(operator, p)]
         loud = "silent" if operator.silent else "loud"
         print(
             f"{operator.name:28} {operator.group:10} {loud:7} {'late' if operator.late else 'start':6} "

@@ -5,8 +5,10 @@ The parent has imported PyTorch and trimtab but computed nothing, so that a chil
 
 from __future__ import annotations
 
+import ast
 import atexit
 import contextlib
+import functools
 import importlib
 import json
 import os
@@ -26,7 +28,7 @@ import torch
 import trimtab
 from tests.mutants import effects
 from tests.mutants.apply import mutate
-from tests.mutants.operators import BY_NAME
+from tests.mutants.operators import BY_NAME, Operator
 from tests.runs.shape_runs import FOLDER
 from trimtab.core.config import resolve
 from trimtab.run.runner import run_guarded
@@ -92,6 +94,16 @@ def source_of(job: Job) -> str | None:
     return mutate(text, BY_NAME[job.operator], job.seed) if job.operator else text
 
 
+@functools.cache
+def _tree(program: str) -> ast.Module:
+    return ast.parse((FOLDER / f"{program}.py").read_text(encoding="utf-8"))
+
+
+def applies(operator: Operator, program: str) -> bool:
+    """Whether the operator has anything to change in a program."""
+    return bool(operator.find(_tree(program)))
+
+
 def onset_of(job: Job) -> int:
     return job.steps // 3 if job.operator and BY_NAME[job.operator].late else 0
 
@@ -155,6 +167,7 @@ def _child(job: Job, folder: Path) -> NoReturn:
         with (folder / "out").open("w") as out, (folder / "err").open("w") as err:
             os.dup2(out.fileno(), 1)
             os.dup2(err.fileno(), 2)
+        sys.stdout, sys.stderr = os.fdopen(1, "w"), os.fdopen(2, "w")  # the parent's may be something else
         os.chdir(folder)
         torch.set_num_threads(1)
         sys.path += [str(FOLDER)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import random
 import statistics
@@ -10,7 +11,7 @@ from dataclasses import dataclass
 
 from tests.mutants.operators import HELD_OUT as HELD_OUT_OPERATORS
 from tests.mutants.operators import OPERATORS
-from tests.mutants.runs import Job, Made, source_of
+from tests.mutants.runs import Job, Made, applies
 from tests.runs.shape_runs import HELD_OUT as HELD_OUT_PROGRAMS
 from tests.runs.shape_runs import SHAPES
 
@@ -44,8 +45,8 @@ def mutant_jobs(half: str, per_operator: int) -> list[Job]:
     for operator in OPERATORS:
         programs = [p for p in SHAPES if half_of(p, operator.name) == half]
         random.Random(operator.name).shuffle(programs)
-        jobs = [Job(p, MUTANT_SEED, operator.name) for p in programs]
-        columns.append([job for job in jobs if source_of(job) is not None][:per_operator])
+        jobs = (Job(p, MUTANT_SEED, operator.name) for p in programs if applies(operator, p))
+        columns.append(list(itertools.islice(jobs, per_operator)))
     longest = max(len(column) for column in columns)
     return [column[i] for i in range(longest) for column in columns if i < len(column)]
 

@@ -182,7 +182,10 @@ def batches(tree: ast.Module) -> list[Site]:
     """Where a batch is drawn in a training loop: iterated loaders, calls that draw, rows of the images."""
     found = []
     for site in everywhere(tree):
-        node, text = site.node, site.text if isinstance(site.node, ast.expr) else ""
+        node = site.node
+        if not isinstance(node, ast.Call | ast.Subscript | ast.Name | ast.Attribute):
+            continue
+        text = site.text
         looped = site.inside(ast.For, ast.While) or any("train" in name for name in site.functions)
         iterated = any(isinstance(one, ast.For) and node in ast.walk(one.iter) for one in site.around)
         called = isinstance(node, ast.Call) and (_draws(node) or re.fullmatch(r"next\((data|loader)\w*\)", text))
