@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from trimtab.core.screen import Bounds
+from trimtab.core.stats.series import is_falling
 from trimtab.core.types import Finding, Severity
 from trimtab.core.window import Window, found
 
@@ -20,7 +21,7 @@ class NotLearning:
     After as much effort as `effort` steps at the full learning rate, the level of the loss is still within `gain` of
     its first level or of what guessing by frequency gives. It needs a loss whose chance level is known (cross-entropy
     or squared error, with targets told through `batch`). Warm-up counts for little effort; plateaus below chance are
-    no business of this rule.
+    no business of this rule, and a loss that falls beyond doubt is merely slow.
 
     ## Why it matters
     Hours can pass in a run that looks alive: gradients flow, weights change, nothing is learned.
@@ -38,6 +39,7 @@ class NotLearning:
     effort: float = 80.0
     gain: float = 0.03
     moving: float = 3e-4
+    slowly: float = 0.002
 
     def silent_while(self, window: Window) -> Bounds:
         """Of a run that was better than guessing once it is not said: its best level never rises."""
@@ -51,6 +53,8 @@ class NotLearning:
             return
         now = level.now
         if not now > chance * (1.0 - self.gain) - 1e-12 or level.best < chance * (1.0 - 2.0 * self.gain):
+            return
+        if is_falling(window.history("loss").values(), at_least=self.slowly * chance):
             return
         ratios = window.last("update_ratio", 32)
         ratio = sorted(ratios)[len(ratios) // 2] if ratios else None

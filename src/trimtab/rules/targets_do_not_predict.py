@@ -9,6 +9,7 @@ from statistics import fmean, stdev
 from typing import ClassVar
 
 from trimtab.core.screen import Bounds
+from trimtab.core.stats.series import is_falling
 from trimtab.core.types import Finding, Severity
 from trimtab.core.window import Window, found
 
@@ -65,6 +66,8 @@ class TargetsDoNotPredict:
             return  # it still falls: on its way through the level of guessing
         if fmean(losses[-64:]) < chance - self.surely * stdev(losses[-64:]) / 8.0:
             return  # clearly better than guessing, if only by little: it is slow
+        if is_falling(losses, at_least=0.2 * self.settled * chance):
+            return
         ratios, turns = window.last("update_ratio", 48), window.last("grad_cos", 48)
         if len(ratios) < 24 or sorted(ratios)[len(ratios) // 2] < self.moving:
             return

@@ -76,9 +76,9 @@ class Watch:
             number % CHANCE_EVERY == 0
             and "chance" not in facts
             and tap.batch.loss_kind == "nll"
-            and tap.output.num_answers > 1
+            and tap.num_choices > 1
         ):
-            facts["chance"] = math.log(tap.output.num_answers)  # no targets were told: any answer is as likely
+            facts["chance"] = math.log(tap.num_choices)  # no targets were told: any answer is as likely
         if heard := self._sentinel.before(number, 1.0 if scale is None else scale):
             facts.update(heard)
             step.products = self._sentinel.take_products()

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from math import isfinite
+from statistics import fmean, variance
 from typing import Any
 
 SIZE = 128
@@ -152,3 +153,23 @@ def _median(values: deque[float] | list[float]) -> float:
 def _centre_and_spread(values: list[float]) -> tuple[float, float]:
     centre = _median(values)
     return centre, 1.4826 * _median([abs(v - centre) for v in values])
+
+
+SURELY = 3.0
+
+
+def is_falling(values: Sequence[float], *, at_least: float) -> bool:
+    """Whether the newer half lies below the older one by at least so much, and beyond what chance does.
+
+    Example:
+        >>> is_falling([1.0 - 0.01 * i + 0.05 * (i % 3) for i in range(64)], at_least=0.1)
+        True
+        >>> is_falling([1.0 + 0.05 * (i % 3) for i in range(64)], at_least=0.001)
+        False
+    """
+    half = len(values) // 2
+    if half < 8:
+        return False
+    older, newer = values[:half], values[-half:]
+    fallen = fmean(older) - fmean(newer)
+    return fallen > at_least and fallen > SURELY * math.sqrt((variance(older) + variance(newer)) / half)

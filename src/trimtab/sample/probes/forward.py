@@ -58,6 +58,7 @@ class ForwardTap:
         self._num = self._num_eval = self._num_blind = 0
         self._autocast: float | None = None
         self._told = 0
+        self._choices = 0
         self._detached = self._bounded = self._fixed = self._answers_itself = False
         self.refresh()
 
@@ -126,9 +127,15 @@ class ForwardTap:
             self._detached = True
         elif self._told % KIND_EVERY < 2:
             self.batch.loss_kind = self.output.loss_kind = kind_of(loss)
+            self._choices = choices_of(loss) if self.batch.loss_kind == "nll" else 0
             self._bounded = self.batch.loss_kind in ("nll", "bce") and is_bounded(loss)
             self._fixed = is_fixed(loss)
         self._told += 1
+
+    @property
+    def num_choices(self) -> int:
+        """How many answers a cross-entropy chooses from: by its graph, else by the output; 0 where neither says."""
+        return self._choices or self.output.num_answers
 
     @property
     def looks_at_output(self) -> bool:
@@ -240,6 +247,21 @@ def kind_of(loss: Tensor) -> str:
     """`nll`, `bce` or `mse` where exactly one of them is at the end of the graph; empty where it is not known."""
     found = {kind for kind, _ in _ends(loss, through=JOINING)}
     return found.pop() if len(found) == 1 else ""
+
+
+def choices_of(loss: Tensor) -> int:
+    """How many answers the one softmax in front of a cross-entropy is over; 0 where there is none, or another one."""
+    found: set[int] = set()
+    for kind, node in _ends(loss, through=JOINING):
+        softmax: Any = next(islice(first_inputs(node), 1, 2), None) if kind == "nll" else None
+        shapes: Any = getattr(softmax, "_input_metadata", ())
+        dim: Any = getattr(softmax, "_saved_dim", None)
+        if not shapes or not isinstance(dim, int):
+            return 0
+        size = len(shapes[0].shape)
+        dim = dim if dim < size else dim - (1 << 64)  # a negative one is told as a huge number
+        found.add(int(shapes[0].shape[dim]) if -size <= dim else 0)
+    return found.pop() if len(found) == 1 else 0
 
 
 def is_bounded(loss: Tensor) -> bool:
