@@ -36,7 +36,7 @@ class ChronicClipping:
     In the last `span` steps nearly every gradient was clipped, by the guard or by the loop itself, and the median of
     what was left is below `coef` of the gradient. A few clipped steps, or a gentle clip on most of them, are normal.
     Where the objective may move (reinforcement learning, games of two models) a clip at every step is often the
-    recipe: there it counts if the weights never moved to speak of.
+    recipe: there it counts if the weights never moved to speak of, or if less than `nothing` is left.
 
     ## Why it matters
     Clipping is meant for the exception. Where it always acts it only hides the disease: the step no longer depends on
@@ -55,6 +55,7 @@ class ChronicClipping:
     severity: Severity = Severity.WARN
     coef: float = 0.02
     span: int = 20
+    nothing: float = 1e-4
 
     def silent_while(self, window: Window) -> Bounds:
         """A step that both, the guard and the loop, leave this much of its gradient is not clipped hard."""
@@ -71,7 +72,9 @@ class ChronicClipping:
             return
         coefs.sort()
         median = coefs[len(coefs) // 2]
-        if median >= self.coef or coefs[int(0.95 * (len(coefs) - 1))] > 0.9 or _is_recipe(window):
+        if median >= self.coef or coefs[int(0.95 * (len(coefs) - 1))] > 0.9:
+            return
+        if median >= self.nothing and _is_recipe(window):
             return
         rates, clipped = rates_of(window.now.scalars), sum(c < 1.0 for c in coefs)
         effective = max(rates) * median if rates else None

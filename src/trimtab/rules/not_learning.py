@@ -39,7 +39,7 @@ class NotLearning:
     effort: float = 80.0
     gain: float = 0.03
     moving: float = 3e-4
-    slowly: float = 0.002
+    slowly: float = 0.01
 
     def silent_while(self, window: Window) -> Bounds:
         """Of a run that was better than guessing once it is not said: its best level never rises."""
@@ -58,7 +58,7 @@ class NotLearning:
             return
         ratios = window.last("update_ratio", 32)
         ratio = sorted(ratios)[len(ratios) // 2] if ratios else None
-        if ratio is not None and ratio > self.moving:
+        if ratio is None or ratio > self.moving:
             return  # the weights move all the time: what to learn is missing, not the learning
         yield found(
             self,

@@ -52,6 +52,7 @@ class Watch:
         self._temperature: TemperatureProbe | None = None
         self._has_float16 = self._has_bfloat16 = self._has_more = False
         self._heard = 0
+        self._factor = 1.0  # of the loss, to a mean over answers, as it was heard last
         self._undo = [
             own_hook(one.register_load_state_dict_post_hook(_OnLoad(self))).remove  # type: ignore[no-untyped-call]
             for one in {id(m): m for m in (model, *roots_of(model))}.values()
@@ -79,6 +80,8 @@ class Watch:
             and tap.num_choices > 1
         ):
             facts["chance"] = math.log(tap.num_choices)  # no targets were told: any answer is as likely
+        if "chance" in facts and self._factor != 1.0:
+            facts["chance"] *= self._factor  # of a loss that was divided for accumulation, or summed up
         if heard := self._sentinel.before(number, 1.0 if scale is None else scale):
             facts.update(heard)
             step.products = self._sentinel.take_products()
@@ -94,7 +97,9 @@ class Watch:
         if self._has_more:
             self._look_at_more(step)
         if (factor := facts.get("loss_factor")) is not None and self._optimizer.param_groups[0].get("maximize"):
-            facts["loss_factor"] = -factor
+            facts["loss_factor"] = factor = -factor
+        if isinstance(factor, float):
+            self._factor = abs(factor) if not 0.9 < abs(factor) < 1.1 else 1.0
         if "backwards" in facts:
             several = facts["backwards"]
             self._heard += isinstance(several, float) and several > 1
