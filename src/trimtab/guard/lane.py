@@ -39,6 +39,10 @@ STATE_EVERY = 1_000
 """Steps between two states of the brain on record: a replay can begin there."""
 
 
+UNLESS_ZERO = ("in_bad", "carried")
+"""What the host says only where there is something: not worth a line in the record, nor a question to a rule."""
+
+
 class Lane:
     """Everything kept for one optimizer between steps. Its seam calls `before` and `after`."""
 
@@ -341,7 +345,7 @@ class Lane:
         measured = step.table
         step.layout, step.table, more = look.finish()
         step.scalars |= more
-        if step.device_names and isinstance(measured, Tensor):
+        if step.device_names and isinstance(measured, Tensor) and isinstance(step.table, Tensor):
             step.table = torch.cat([step.table.reshape(-1), measured[-len(step.device_names) :]])
 
     def abandon(self) -> None:
@@ -359,6 +363,9 @@ class Lane:
         if not self._rows.on_host:
             told: Any = sample.scalars  # made for this sample, and not seen by anybody yet: changed where it is
             spread_of(resolved(told))
+            for name in UNLESS_ZERO:
+                if told.get(name) == 0.0:
+                    del told[name]
             if sample.phase == "train" and sample.step in self._decided_on_device:
                 self._decided_on_device.discard(sample.step)
                 told_by_device(told, self._config)

@@ -24,7 +24,7 @@ from trimtab.sample.measure.reference import GLOBALS, NUM_OTHERS, Limits, Outgoi
 from trimtab.sample.probes.batch import HELD_BACK, can_be_held, look_on_device
 from trimtab.sample.rows import Rows
 from trimtab.sample.thorough import FullLook, Scope, Suspicion
-from trimtab.sample.transfer import Replays, number, to_host
+from trimtab.sample.transfer import Replays, Sent, number, to_host
 from trimtab.sample.watch import Step
 from trimtab.torchutil.undo import tensor_values
 
@@ -214,7 +214,11 @@ class Judge:
         _name_rows(step, rows, measured)
         self.suspicion.note(math.nan if nonfinite else norm)
         if step.cadence or bad or nonfinite:
-            step.look = FullLook(self._scope_of(rows), self._full_gradients(measured, plain, present))
+            scope = self._scope_of(rows)
+            here = scope.sends and measured.num_columns == len(FULL_COLUMNS)
+            step.look = FullLook(
+                scope, Sent(values, None, values.size, ()) if here else self._full_gradients(measured, plain, present)
+            )
         self._settle(step, rows, judged, loss_value, bad)
         if self._clips and not judged.reject:
             if self._config.clip.per_group or self._config.clip.value is not None:
@@ -236,9 +240,9 @@ class Judge:
         self._live = live
         meter, limits = self._meter_of(rows), self._limits_now()
         step.captured = len(live) > 0 and live[0].is_cuda and torch.cuda.is_current_stream_capturing()
-        # A step that is looked at thoroughly has more to send than is known now.
+        look = step.cadence and not step.captured
         outgoing = None
-        if self._alone and self._units is None and (step.captured or not step.cadence):
+        if self._alone and self._units is None and (not look or self._scope_of(rows).sends):
             outgoing = _outgoing(step, batch)
         # Two ways to the same gradients. `grad_scale` costs a write of every gradient, clipped or not; scaling them
         # here costs a read and a write, but nothing at all in a step that needs no clipping.
@@ -272,12 +276,14 @@ class Judge:
             if "loss" in outgoing.taken:
                 step.loss = None  # it is on its way
             step.products = None
+            if look:
+                step.look = FullLook(self._scope_of(rows), measured.sent)
             return
         if step.captured:
             return  # its replays leave their values on the device
         step.table, step.device_names = measured.flat, GLOBALS
         _compute(step, batch)
-        if step.cadence:
+        if look:
             step.look = FullLook(self._scope_of(rows), self._full_gradients(measured, plain, present))
 
     @property

@@ -10,15 +10,18 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from trimtab.core.types import Kind, Layout
+from trimtab.core.types import F32, FULL_COLUMNS, Kind, Layout
 from trimtab.sample.measure import reference as measure
 from trimtab.sample.measure.meter import Meter
 from trimtab.sample.rows import Rows
-from trimtab.sample.transfer import upload
+from trimtab.sample.transfer import Sent, SentParts, upload
 
 BufferRows = tuple[tuple[str, int], ...]
+KINDS = (Kind.GRAD, Kind.WEIGHT, Kind.UPDATE)
+"""Whose rows a full scan has, in this order; those of buffers come behind them."""
 
 
 class Scope:
@@ -26,50 +29,88 @@ class Scope:
 
     def __init__(self, rows: Rows, kernels: str) -> None:
         self._everything = [*rows.params, *rows.others]
-        self._addresses = [measure.address(p) for p in self._everything]
+        self._sharded = any(hasattr(p, "to_local") for p in self._everything)
+        self._addresses = self._where()
         self._weights = [measure.plain(p) for p in self._everything]
         self._meter = Meter({p.device for p in self._everything}, kernels)
         self.rows = rows
-        rows.layout(FullLook.KINDS)  # made once, before the first step
+        rows.layout(KINDS)  # made once, before the first step
         self.probe = UpdateProbe(rows.params, Meter({p.device for p in rows.params}, kernels))
+        self._sends = self._meter.can_send(self._weights)
+
+    @property
+    def sends(self) -> bool:
+        """Whether the kernels can send everything to the host; else torch measures it."""
+        return self._sends and self.probe.sends
+
+    def _where(self) -> list[int]:
+        if self._sharded:
+            return [measure.address(p) for p in self._everything]
+        return list(map(Tensor.data_ptr, self._everything))
 
     def fits(self, rows: Rows) -> bool:
         """Whether the views still show the parameters: same rows, and nobody put other storage under them."""
-        return rows is self.rows and [measure.address(p) for p in self._everything] == self._addresses
+        return rows is self.rows and self._where() == self._addresses
 
     def weights(self) -> Tensor:
         """The size of every weight."""
         return self._meter.full(self._weights)
 
+    def send_weights(self) -> Sent | Tensor:
+        """The same on its way to the host, where the weights are copied as well to be compared after the step."""
+        sent = self._meter.send(self._weights, self.probe.copy)
+        if sent is None:
+            self._sends = False
+            self.probe.copy()
+            return self.weights()
+        return sent
+
+    def values_of(self, tables: list[F32]) -> dict[str, float]:
+        """The scalars that sum up the tables of gradients, weights and updates, in this order."""
+        rows, num = self.rows, len(self.rows.params)
+        weights, updates = (table.reshape(-1, len(FULL_COLUMNS))[:, 0].astype(np.float64) for table in tables[1:3])
+        out = {"weight_norm": _total(weights)}
+        if len(rows.groups) > 1:
+            out |= {f"weight_norm/{g}": _total(weights[members]) for g, members in enumerate(rows.groups)}
+        out["update_ratio"] = _total(updates) / (_total(weights[:num]) + 1e-12)
+        return out
+
+
+def _total(norms: NDArray[np.float64]) -> float:
+    return math.sqrt(float(np.dot(norms, norms)))
+
 
 class FullLook:
     """Started before the step, finished after it, when what it changed is known."""
 
-    KINDS = (Kind.GRAD, Kind.WEIGHT, Kind.UPDATE)
-
-    def __init__(self, scope: Scope, grads: Tensor) -> None:
+    def __init__(self, scope: Scope, grads: Tensor | Sent) -> None:
         self._scope, self._grads = scope, grads
-        self._weights = scope.weights()
         self._buffers: tuple[BufferRows, Tensor] | None = None
-        scope.probe.start()
+        if isinstance(grads, Tensor):
+            self._weights: Tensor | Sent = scope.weights()
+            scope.probe.start()
+        else:
+            self._weights = scope.send_weights()
 
     def add_buffers(self, rows: BufferRows, table: Tensor) -> None:
         """Add the rows of buffers that went bad."""
         self._buffers = (rows, table)
 
-    def finish(self) -> tuple[Layout, Tensor, dict[str, float | Tensor]]:
-        """The layout, the table, and the scalars that sum it up."""
-        updates = self._scope.probe.table()
-        pieces = dict(zip(self.KINDS, (self._grads, self._weights, updates), strict=True))
-        names: BufferRows = ()
-        if self._buffers is not None:
-            names, pieces[Kind.BUFFER] = self._buffers
-        device = self._grads.device
-        table = torch.cat([piece.to(device, non_blocking=True) for piece in pieces.values()])
-        return self._scope.rows.layout(tuple(pieces), names), table, self._scalars(updates)
+    def finish(self) -> tuple[Layout, Tensor | Sent, dict[str, float | Tensor]]:
+        """The layout, the table, and the scalars that sum it up; what is sent brings them along."""
+        scope, grads, weights = self._scope, self._grads, self._weights
+        names, buffers = self._buffers or ((), None)
+        kinds = KINDS if buffers is None else (*KINDS, Kind.BUFFER)
+        layout = scope.rows.layout(kinds, names)
+        last = [] if buffers is None else [buffers]
+        if not isinstance(grads, Tensor) or not isinstance(weights, Tensor):
+            return layout, SentParts([grads, weights, scope.probe.send(), *last], scope.values_of), {}
+        updates = scope.probe.table()
+        table = torch.cat([piece.to(grads.device, non_blocking=True) for piece in (grads, weights, updates, *last)])
+        return layout, table, self._scalars(weights, updates)
 
-    def _scalars(self, updates: Tensor) -> dict[str, float | Tensor]:
-        norms, rows = self._weights[:, 0], self._scope.rows
+    def _scalars(self, weights: Tensor, updates: Tensor) -> dict[str, float | Tensor]:
+        norms, rows = weights[:, 0], self._scope.rows
         out: dict[str, float | Tensor] = {"weight_norm": measure.total(norms)}
         if len(rows.groups) > 1:
             for g, members in enumerate(rows.group_indices(norms.device)):
@@ -98,8 +139,13 @@ class UpdateProbe:
         self._copied = [i for i, (f, a) in enumerate(zip(flats, at, strict=True)) if f.data_ptr() != a]
         self._params, self._counts, self._meter = params, counts, meter
         ratio = [(f.numel() / max(n, 1)) ** 0.5 for f, n in zip(flats, counts, strict=True)]
-        self._scale = upload(np.array(ratio, np.float32), params[0].device) if share < 1.0 else None
+        self._ratio = np.array(ratio, np.float32)
+        self._scale = upload(self._ratio, params[0].device) if share < 1.0 else None
         self._before: tuple[Tensor, ...] = ()
+        # Where kernels compare them: in memory that is kept, so that copying and comparing can be recorded.
+        self._copies: list[Tensor] = []
+        self._changes: list[Tensor] = []
+        self.sends = not self._copied and meter.can_send(self._parts)
 
     def start(self) -> None:
         """Before the step: copy."""
@@ -113,10 +159,49 @@ class UpdateProbe:
             table[:, 0] *= self._scale
         return table
 
+    def copy(self) -> None:
+        """`start` for `send`, into memory that is kept."""
+        if not self._copies:
+            self._copies, self._changes = _beside(self._parts), _beside(self._parts)
+        torch._foreach_copy_(self._copies, self._parts)
+
+    def _compare(self) -> None:
+        torch._foreach_copy_(self._changes, self._parts)
+        torch._foreach_sub_(self._changes, self._copies)
+
+    def send(self) -> Sent | Tensor:
+        """`table` on its way to the host, after `copy`."""
+        sent = self._meter.send(self._changes, self._compare)
+        if sent is None:
+            self._before, self.sends = tuple(self._copies), False
+            return self.table()
+        sent.factors = None if self._scale is None else self._ratio
+        return sent
+
     def _now(self) -> list[Tensor]:
         for i in self._copied:
             self._parts[i] = measure.plain(self._params[i]).reshape(-1)[: self._counts[i]]
         return self._parts
+
+
+ALIGNED = 64
+"""Elements from one tensor's place to the next are a multiple of this: the kernels then read all of them alike."""
+
+
+def _beside(parts: Sequence[Tensor]) -> list[Tensor]:
+    """Room for each of these, in one piece of memory per type."""
+    sizes = [-(-part.numel() // ALIGNED) * ALIGNED for part in parts]
+    whole = {dtype: sum(s for s, p in zip(sizes, parts, strict=True) if p.dtype is dtype) for dtype in _types(parts)}
+    flats = {dtype: torch.zeros(num, dtype=dtype, device=parts[0].device) for dtype, num in whole.items()}
+    out = []
+    for size, part in zip(sizes, parts, strict=True):
+        out.append(flats[part.dtype][: part.numel()])
+        flats[part.dtype] = flats[part.dtype][size:]
+    return out
+
+
+def _types(parts: Sequence[Tensor]) -> set[torch.dtype]:
+    return {part.dtype for part in parts}
 
 
 RATIO = 8.0

@@ -4,7 +4,7 @@ place where the host may have to wait."""
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,11 +19,12 @@ from trimtab.core.types import ABSENT, F32, FROZEN, Layout, Sample
 class Sent:
     """Values on their way to memory of the host, where later ones will follow: they are taken out before that."""
 
-    __slots__ = ("_event", "_memory", "_values", "names", "size")
+    __slots__ = ("_event", "_memory", "_values", "factors", "names", "size")
 
     def __init__(self, memory: F32, event: torch.cuda.Event | None, size: int, names: tuple[str, ...]) -> None:
         self._memory, self._event, self._values = memory, event, memory[:0]
         self.size, self.names = size, names  # of the table, and of the values behind it; a nameless one means nothing
+        self.factors: F32 | None = None  # for the norms: those of sampled tensors are scaled up to the whole
 
     def take(self) -> F32:
         """The values; waits for them where they are still under way."""
@@ -39,7 +40,32 @@ class Sent:
         rest: memoryview[float] = values[self.size :].data  # type: ignore[assignment]
         found = dict(zip(self.names, rest, strict=True))
         found.pop("", None)
-        return values[: self.size], found
+        table = values[: self.size]
+        if self.factors is not None:
+            table = table.copy()
+            table.reshape(self.factors.size, -1)[:, 0] *= self.factors
+        return table, found
+
+
+class SentParts(Sent):
+    """Tables that go to the host one by one, and are put together there.
+
+    The values behind the first are kept, and `more` makes further ones of the tables.
+    """
+
+    __slots__ = ("_more", "_parts")
+
+    def __init__(self, parts: Sequence[Sent | Tensor], more: Callable[[list[F32]], dict[str, float]]) -> None:
+        self._parts, self._more = parts, more
+
+    def split(self) -> tuple[F32, dict[str, float]]:
+        """All tables behind each other, flat, and the values by their names."""
+        pairs = [
+            (to_host(part).astype(np.float32, copy=False).reshape(-1), {}) if isinstance(part, Tensor) else part.split()
+            for part in self._parts
+        ]
+        tables = [table for table, _ in pairs]
+        return np.concatenate(tables), pairs[0][1] | self._more(tables)
 
 
 @dataclass(slots=True)

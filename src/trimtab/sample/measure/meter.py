@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from importlib.util import find_spec
 from typing import Any
@@ -15,9 +15,10 @@ from torch import Tensor
 from trimtab.core.types import FULL_COLUMNS, NORM_COLUMNS, Column
 from trimtab.sample.measure import reference as measure
 from trimtab.sample.measure.reference import Limits, Measured, Outgoing
-from trimtab.sample.transfer import Replays
+from trimtab.sample.transfer import Replays, Sent
 
 log = logging.getLogger("trimtab")
+NO_LIMITS = Limits()
 
 
 @cache
@@ -136,3 +137,23 @@ class Meter:
         if measured is None or measured.num_columns != len(FULL_COLUMNS):
             return measure.sizes(tensors)
         return measured.table
+
+    def can_send(self, tensors: Sequence[Tensor]) -> bool:
+        """Whether `send` can measure these: dense, and of types that the kernels read."""
+        return self._triton is not None and len(tensors) > 0 and all(map(self._triton.is_readable, tensors))
+
+    def send(self, tensors: Sequence[Tensor], prelude: Callable[[], None]) -> Sent | None:
+        """What `full` measures, on its way to the host; `prelude` is launched before. None where that does not work.
+
+        Of one meter always the same tensors, in memory that stays theirs, and the same `prelude`.
+        """
+        try:
+            if self._plan is None:
+                self._plan = self._triton.Plan(tensors, None, len(tensors), prelude)
+            addresses = self._plan.known or list(map(Tensor.data_ptr, tensors))
+            sent: Sent | None = self._plan.run(tensors, addresses, NO_LIMITS, outgoing=Outgoing()).sent
+            return sent
+        except Exception as error:  # as in `measure`
+            log.warning("the Triton kernels cannot be used here (%s); measuring with torch", error)
+            self._triton = self._plan = None
+            return None

@@ -44,6 +44,8 @@ MAX_READ = 2048
 """Chunks up to which the kernels read addresses from the host's memory; of more, each would wait a microsecond."""
 GRAPH_AFTER = 3 * NUM_RING
 """Runs of one plan before its launches are recorded: plans that change all the time are not worth it."""
+NUM_RARE = 2
+"""Places for plans that run now and then: the values of one look are taken out before the next but one."""
 NUM_SPARES, MAX_CAPTURES = 2, 64
 RING_BYTES = 1 << 20
 MAX_PLACES = 256
@@ -114,9 +116,20 @@ class _Slot:
 
 
 class Plan:
-    """How to measure one list of tensors. Built once; every step only their addresses are looked at again."""
+    """How to measure one list of tensors. Built once; every step only their addresses are looked at again.
 
-    def __init__(self, tensors: Sequence[Tensor], present: Sequence[int] | None, num_rows: int) -> None:
+    `prelude`: launch this before anything is measured. It is recorded with the rest, so it must read and write the same
+    memory every time. Such a plan runs rarely and is never captured by others: its launches are recorded at once.
+    """
+
+    def __init__(
+        self,
+        tensors: Sequence[Tensor],
+        present: Sequence[int] | None,
+        num_rows: int,
+        prelude: Callable[[], None] | None = None,
+    ) -> None:
+        self._prelude = prelude
         self._device = tensors[0].device
         self._on_gpu = self._device.type == "cuda"
         self._num_rows = num_rows
@@ -150,8 +163,11 @@ class Plan:
         )
         self._known: list[int] = []
         _IN_FLIGHT[:] = [slot for slot in _IN_FLIGHT if slot.event is not None and not slot.event.query()]
-        self._slots = [self._slot() for _ in range(NUM_RING)]
-        self._spares = [self._slot()]  # for steps that others capture: each keeps its own for good
+        self._slots = [self._slot() for _ in range(NUM_RING if prelude is None else NUM_RARE)]
+        # For steps that others capture: each keeps its own for good.
+        self._num_spares = NUM_SPARES if prelude is None else 0
+        self._spares = [self._slot()] if self._num_spares else []
+        self._graph_after = GRAPH_AFTER if prelude is None else 0
         self._turn, self._runs = 0, 0
         self.replays: Replays | None = None
         self._own: Measured | None = None
@@ -262,11 +278,11 @@ class Plan:
             return measured
         self._start(slot, tensors, measured, way)
         self._known = addresses
-        self._turn = (self._turn + 1) % NUM_RING
+        self._turn = (self._turn + 1) % len(self._slots)
         if outgoing is not None:
             memory = slot.values[: self._num_behind + len(outgoing.names)]
             measured.sent = slot.sent = Sent(memory, slot.event, self._num_rows * NUM_COLUMNS, outgoing.all_names())
-            while len(self._spares) < NUM_SPARES:
+            while len(self._spares) < self._num_spares:
                 self._spares.append(self._slot())
         return measured
 
@@ -282,7 +298,7 @@ class Plan:
             table = self._num_rows * NUM_COLUMNS
             self._own.scalars = {name: self._own.flat[table + i] for i, name in enumerate(GLOBALS)}
             self._found = torch.zeros(1 + NUM_SHARES + NUM_DOTS, dtype=torch.float32, device=self._device)
-            places = max(min(MAX_PLACES, RING_BYTES // (4 * self._width)), 4)
+            places = max(min(MAX_PLACES, RING_BYTES // (4 * self._width)), 4) if self._num_spares else 1
             self._ring = torch.zeros(places, self._width, dtype=torch.float32, device=self._device)
             self._counter = torch.zeros(1, dtype=torch.int64, device=self._device)
             self._numbers = torch.arange(MAX_CAPTURES, dtype=torch.float32, device=self._device)
@@ -347,7 +363,7 @@ class Plan:
             way = _Way(*key)
             self._launch(slot, tensors, measured, way)
             self._runs += 1
-            if self._graphs_work and self._runs > GRAPH_AFTER and way.target:
+            if self._graphs_work and self._runs > self._graph_after and way.target:
                 slot.graphs[key] = self._recorded(lambda: self._launch(slot, tensors, measured, way))
         if self._on_gpu:
             slot.event.record(self._current_stream())
@@ -378,6 +394,8 @@ class Plan:
 
     def _launch(self, slot: _Slot, tensors: Sequence[Tensor], measured: Measured, way: _Way) -> None:
         flat = measured.flat
+        if self._prelude is not None:
+            self._prelude()
         if self._near is not None:
             self._near.copy_(slot.told[: self._num_told], non_blocking=True)
         for batch in self._batches:
@@ -463,7 +481,7 @@ class Plan:
 
     def scale(self, tensors: Sequence[Tensor], factor: Tensor) -> None:
         """Multiply the tensors measured last by a device scalar, in place; at 1 nothing is read or written."""
-        slot = self._slots[(self._turn - 1) % NUM_RING]
+        slot = self._slots[(self._turn - 1) % len(self._slots)]
         self._launch_scale(slot, tensors, factor)
         if self._on_gpu:
             slot.event.record(self._current_stream())
@@ -500,6 +518,11 @@ class Plan:
 
 def _even(number: int) -> int:
     return number + number % 2
+
+
+def is_readable(tensor: Tensor) -> bool:
+    """Whether the kernels can read this tensor where it is, from its address on."""
+    return tensor.dtype in _DTYPES and tensor.is_contiguous()
 
 
 def flat_values(tensor: Tensor) -> Tensor:
