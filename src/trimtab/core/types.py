@@ -121,9 +121,11 @@ class Sample:
 
     def col(self, kind: Kind, column: Column) -> F32:
         """One column over the rows of one kind; empty where not measured."""
-        if not self.has(kind, column):
+        layout = self.layout
+        rows = layout._spans.get(kind)
+        if rows is None or column not in layout.columns:
             return np.empty(0, dtype=np.float32)
-        return self.table[self.layout.rows(kind), self.layout.columns.index(column)]
+        return self.table[rows, layout.columns.index(column)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -164,7 +164,8 @@ class Attachment:
 
     def _forward_begins(self) -> None:
         """The first training forward after a step: what comes of it are gradients of the weights there are now."""
-        self.shadow.renew()
+        if len(self.shadow):
+            self.shadow.renew()
         for lane in self.lanes.values():
             lane.forward_begins()
 

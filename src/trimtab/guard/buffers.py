@@ -14,6 +14,7 @@ from torch.nn.parameter import is_lazy
 
 from trimtab.sample.measure import reference as measure
 from trimtab.sample.transfer import number
+from trimtab.torchutil.module_tree import ModuleTree
 
 LARGE = 1 << 18
 """Elements. A larger buffer (a mask, a cache, a queue) is copied again only when its version counter moved.
@@ -96,6 +97,7 @@ class BufferShadow:
         self._places: list[tuple[dict[str, Tensor | None], str, _Pack, int]] = []
         self._packs: list[_Pack] = []
         self._large: list[_Pack] = []
+        self._tree, self._all_kept = ModuleTree(model), False
         self.refresh()
 
     def __len__(self) -> int:
@@ -105,8 +107,11 @@ class BufferShadow:
     def refresh(self) -> None:
         """Look for buffers that were added, replaced or moved, and copy all of them again if there are any."""
         self._follow()
+        if not self._tree.has_changed() and self._all_kept and not self._beside:
+            return
         every = {id(b): (n, b) for m in self._modules() for n, b in m.named_buffers()}
         named = [(n, b) for n, b in every.values() if _can_be_kept(b)]
+        self._all_kept = len(named) == len(every)  # else one may become such that it can be, and stay the same object
         if [id(b) for _, b in named] == list(self._names):
             return
         self._names = {id(b): n for n, b in named}

@@ -92,6 +92,7 @@ class Lane:
         self._open: Step | None = None
         self._decided_on_device: set[int] = set()
         self._reflexes = config.mode != "observe"
+        self._clips = self._reflexes and bool(config.clip)
         # Steps that are certain to be found healthy may wait to be absorbed, where nothing is done by a verdict.
         self._screen = screen if config.mode in ("observe", "advise") else None
         self._at_once = self._screen is not None and lag == 0
@@ -368,7 +369,7 @@ class Lane:
                     del told[name]
             if sample.phase == "train" and sample.step in self._decided_on_device:
                 self._decided_on_device.discard(sample.step)
-                told_by_device(told, self._config)
+                told_by_device(told, clips=self._clips)
                 self._judge.heard(told)
                 self.rejected += told["rejected"] > 0
         if "norm_before" in sample.scalars:
@@ -392,7 +393,7 @@ class Lane:
         if self.last_rejected or sample.phase != "train" or sample.notes or sample.layout.has_weight_norms:
             return False
         norms = sample.col(Kind.GRAD, Column.L2)
-        return norms.size > 0 and self._passes(sample.step, sample.scalars, norms, float(norms.min()))
+        return norms.size > 0 and self._passes(sample.step, sample.scalars, norms, float(np.minimum.reduce(norms)))
 
     def decided(self, decision: Decision, *, settled: bool = False) -> None:
         """Do what was decided: at once, or with other processes at the end of a step, when all can be asked."""

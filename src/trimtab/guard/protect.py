@@ -21,7 +21,7 @@ from trimtab.sample.measure import reference as measure
 from trimtab.sample.measure.meter import Meter
 from trimtab.sample.measure.native import clips_as_torch, native
 from trimtab.sample.measure.reference import GLOBALS, NUM_OTHERS, Limits, Outgoing
-from trimtab.sample.probes.batch import HELD_BACK, can_be_held, look_on_device
+from trimtab.sample.probes.batch import HELD_BACK, look_on_device
 from trimtab.sample.rows import Rows
 from trimtab.sample.thorough import FullLook, Scope, Suspicion
 from trimtab.sample.transfer import Replays, Sent, number, to_host
@@ -48,6 +48,8 @@ class Judge:
         self._follow = norm_limit(config.clip) if self._clips else None
         self._units = config.clip.adaptive if self._clips and isinstance(config.clip.adaptive, Agc) else None
         self._gate = DeviceGate(optimizer)
+        # Whether everything that is asked for can be decided on the device, for an optimizer that it can stop.
+        self._gate_may = not config.clip.per_group and config.clip.value is None
         self._meter: Meter | None = None
         self._scope: Scope | None = None
         self._metered: Rows | None = None
@@ -72,12 +74,13 @@ class Judge:
     def decide(self, step: Step, rows: Rows) -> None:
         """Look at the gradients, and let the update through or not."""
         held = step.scalars.pop(HELD_BACK) if HELD_BACK in step.scalars else None
-        batch = held if isinstance(held, Tensor) else None  # on an accelerator: looked at along with the gradients
+        # On an accelerator: looked at along with the gradients, where it is (`can_be_held`).
+        batch = held if isinstance(held, Tensor) else None
         if rows.on_host:
             self._on_host(step, rows)
             if batch is not None:
                 _compute(step, batch)
-        elif gate_can(self._optimizer, self._config):
+        elif self._gate_may and supports_gate(self._optimizer):
             self._on_device(step, rows, batch)
         else:
             self._after_one_wait(step, rows, batch)
@@ -238,7 +241,7 @@ class Judge:
         scale = getattr(self._optimizer, "grad_scale", None)
         live, plain, present = _gradients(rows, step)
         self._live = live
-        meter, limits = self._meter_of(rows), self._limits_now()
+        meter, limits = self._meter_of(rows), self._limits if self._follow is None else self._limits_now()
         step.captured = len(live) > 0 and live[0].is_cuda and torch.cuda.is_current_stream_capturing()
         look = step.cadence and not step.captured
         outgoing = None
@@ -346,8 +349,6 @@ class Judge:
 
 def _outgoing(step: Step, batch: Tensor | None) -> Outgoing | None:
     """What is on the device already and can be sent along with the gradients' table; None where it is too much."""
-    if batch is not None and not can_be_held(batch):
-        return None
     vectors = None
     if step.products is not None:
         if not step.products.dense:
@@ -372,10 +373,10 @@ def _compute(step: Step, batch: Tensor | None) -> None:
         step.products = None
 
 
-def told_by_device(told: dict[str, float], config: Config) -> None:
+def told_by_device(told: dict[str, float], *, clips: bool) -> None:
     """Turn what a device decided into the words the host would have used for it."""
     told.pop("inverse_coef", None)
-    if not config.clip or config.mode == "observe":
+    if not clips:
         told.pop("clip_coef", None)
     if not told.pop("nonfinite_grads", 0.0):
         return
@@ -483,13 +484,7 @@ def supports_gate(optimizer: Optimizer) -> bool:
         return False
     # A fused momentum SGD that is told to skip its very first step keeps an uninitialised buffer: that one step goes
     # the other way, by the host.
-    momentum = any(g.get("momentum") for g in optimizer.param_groups)
-    return not (momentum and not optimizer.state)
-
-
-def gate_can(optimizer: Optimizer, config: Config) -> bool:
-    """Whether everything this configuration asks for can be decided on the device and told to this optimizer there."""
-    return supports_gate(optimizer) and not config.clip.per_group and config.clip.value is None
+    return bool(optimizer.state) or not any(g.get("momentum") for g in optimizer.param_groups)
 
 
 def limits_of(config: Config) -> Limits:
@@ -519,6 +514,10 @@ class DeviceGate:
         fused kernel rewrite every gradient, so it is set only when clipping was asked for.
         """
         optimizer = self._optimizer
+        if inverse_coef is None and not hasattr(optimizer, "found_inf"):  # the usual case
+            optimizer.found_inf, self._armed = reject, ("found_inf",)
+            self._before = {}
+            return
         names = ("found_inf",) if inverse_coef is None else ("found_inf", "grad_scale")
         self._before = {name: getattr(optimizer, name) for name in names if hasattr(optimizer, name)}
         found = self._before.get("found_inf")

@@ -16,6 +16,8 @@ from trimtab.core.errors import InputError
 def scalar_loss(loss: object, *, strict: bool) -> Tensor | float:
     """The loss as one detached number; `strict` wants a tensor, as `guard.step` does."""
     if isinstance(loss, Tensor):
+        if loss.dtype is torch.float32 and not loss.is_cpu and not loss.dim():
+            return loss.detach()  # the usual case on an accelerator
         if loss.is_cpu and loss.is_floating_point() and loss.numel() == 1:
             return float(loss.item())  # now: what a loop does to the tensor afterwards is none of this step
         if loss.numel() != 1:

@@ -19,19 +19,19 @@ from trimtab.core.types import ABSENT, F32, FROZEN, Layout, Sample
 class Sent:
     """Values on their way to memory of the host, where later ones will follow: they are taken out before that."""
 
-    __slots__ = ("_event", "_memory", "_values", "factors", "names", "size")
+    __slots__ = ("_event", "_values", "factors", "names", "size", "taken")
 
     def __init__(self, memory: F32, event: torch.cuda.Event | None, size: int, names: tuple[str, ...]) -> None:
-        self._memory, self._event, self._values = memory, event, memory[:0]
+        self._event, self._values, self.taken = event, memory, False
         self.size, self.names = size, names  # of the table, and of the values behind it; a nameless one means nothing
         self.factors: F32 | None = None  # for the norms: those of sampled tensors are scaled up to the whole
 
     def take(self) -> F32:
         """The values; waits for them where they are still under way."""
-        if self._memory.size:
+        if not self.taken:
             if self._event is not None:
                 self._event.synchronize()  # free when the device is no more than `lag` steps behind
-            self._values, self._memory = self._memory.copy(), self._values
+            self._values, self.taken = self._values.copy(), True
         return self._values
 
     def split(self) -> tuple[F32, dict[str, float]]:
@@ -66,6 +66,9 @@ class SentParts(Sent):
         ]
         tables = [table for table, _ in pairs]
         return np.concatenate(tables), pairs[0][1] | self._more(tables)
+
+
+_FLOATS = {float}
 
 
 @dataclass(slots=True)
@@ -110,12 +113,15 @@ class DelayedSamples:
         rows whose parameters want no gradient. A table that is `Sent` is on its way already.
         """
         delayed = _Delayed(step, layout, table, device_names, scalars, phase, notes or {}, frozen)
-        mine = {k: v for k, v in scalars.items() if v.__class__ is not float and isinstance(v, Tensor) and v.is_cuda}
-        if mine or (isinstance(table, Tensor) and table.is_cuda):
+        on_device = isinstance(table, Tensor) and table.is_cuda
+        mine: dict[str, Tensor] = {}
+        if on_device or set(map(type, scalars.values())) != _FLOATS:
+            mine = {k: v for k, v in scalars.items() if isinstance(v, Tensor) and v.is_cuda}
+        if mine or on_device:
             delayed.scalars = {k: v for k, v in scalars.items() if k not in mine}
             values = [v.detach().reshape(-1).float() for v in mine.values()]
             names = tuple(name for k, v in mine.items() for name in names_of(k, v))
-            if isinstance(table, Tensor) and table.is_cuda:
+            if isinstance(table, Tensor) and on_device:
                 delayed.device_names = (*device_names, *names)
                 delayed.table = _sent(torch.cat([table.reshape(-1), *values]) if values else table.reshape(-1))
             else:  # the table is known on the host already: only these numbers are under way
@@ -137,7 +143,9 @@ class DelayedSamples:
     def _open(self, delayed: _Delayed) -> Sample:
         if delayed.event is not None:
             delayed.event.synchronize()  # free when the device is no more than `lag` steps behind
-        scalars = {k: v if v.__class__ is float else number(v) for k, v in delayed.scalars.items()}
+        scalars: Any = delayed.scalars
+        if set(map(type, scalars.values())) != _FLOATS:
+            scalars = {k: number(v) for k, v in scalars.items()}
         if delayed.loose is not None:
             names, values = delayed.loose
             scalars |= {k: float(v) for k, v in zip(names, to_host(values), strict=True)}

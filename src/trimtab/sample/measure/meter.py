@@ -101,15 +101,17 @@ class Meter:
         tensors = plain
         plan = self._plan
         addresses = list(map(Tensor.data_ptr, tensors))
-        if plan is None or addresses != plan.known:
+        known = plan is not None and addresses == plan.known
+        if not known:
             # New tensors: only now look whether their memory can be read straight through.
             self._copied = not all(map(Tensor.is_contiguous, tensors))
             if self._copied:
                 tensors = [self._triton.flat_values(t) for t in plain]
                 self._copied = any(a is not b for a, b in zip(tensors, plain, strict=True))
                 addresses = list(map(Tensor.data_ptr, tensors))
+                known = plan is not None and addresses == plan.known
         sizes = list(map(Tensor.numel, tensors)) if vary else self._sizes
-        if plan is None or present != self._present or sizes != self._sizes or not plan.takes(addresses):
+        if plan is None or present != self._present or sizes != self._sizes or not (known or plan.takes(addresses)):
             if capturing:  # what a plan is made of cannot be sent to the device now
                 return measure.on_device(plain, present, num_rows, limits, scale)
             plan = self._plan = self._triton.Plan(tensors, present, num_rows)

@@ -10,7 +10,9 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import reduce
 from itertools import accumulate
+from operator import or_
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -136,7 +138,6 @@ class Plan:
         self._rows = list(range(num_rows)) if present is None else list(present)
         self._aligned = [t.data_ptr() % 16 == 0 for t in tensors]
         self._all_aligned = all(self._aligned)
-        self._seen: tuple[list[int], NDArray[np.int64]] = [], np.zeros(0, np.int64)
         kinds: dict[tuple[torch.dtype, bool], list[int]] = {}
         self._others: list[int] = []
         for i, t in enumerate(tensors):
@@ -161,7 +162,7 @@ class Plan:
         self._near = (
             torch.zeros(self._num_told, dtype=torch.int64, device=self._device) if num_chunks > MAX_READ else None
         )
-        self._known: list[int] = []
+        self.known: list[int] = []  # the addresses that were measured last
         _IN_FLIGHT[:] = [slot for slot in _IN_FLIGHT if slot.event is not None and not slot.event.query()]
         self._slots = [self._slot() for _ in range(NUM_RING if prelude is None else NUM_RARE)]
         # For steps that others capture: each keeps its own for good.
@@ -230,12 +231,8 @@ class Plan:
 
     def takes(self, addresses: list[int]) -> bool:
         """Whether tensors at these addresses can be measured by this plan: they must be aligned as its own were."""
-        if addresses == self._known:
-            return True
-        array = np.array(addresses, np.int64)
-        self._seen = addresses, array
         if self._all_aligned:
-            return not np.bitwise_or.reduce(array) & 15
+            return not reduce(or_, addresses, 0) & 15
         return [a % 16 == 0 for a in addresses] == self._aligned
 
     def run(
@@ -256,7 +253,7 @@ class Plan:
         """
         # Memory that a captured launch reads and writes is used again at every replay: nothing else may use it.
         slot = self._spares.pop() if capturing else self._slots[self._turn]
-        if not capturing:
+        if not capturing and (slot.sent is None or not slot.sent.taken):
             slot.free()
         self._tell(slot, addresses, limits, scale)
         measured = self._values() if outgoing is None else self._own_values()
@@ -274,10 +271,10 @@ class Plan:
         if capturing:
             _IN_GRAPHS.append((self, slot))
             self._launch(slot, tensors, measured, _Way(*way))
-            self._known = []
+            self.known = []
             return measured
         self._start(slot, tensors, measured, way)
-        self._known = addresses
+        self.known = addresses
         self._turn = (self._turn + 1) % len(self._slots)
         if outgoing is not None:
             memory = slot.values[: self._num_behind + len(outgoing.names)]
@@ -316,11 +313,8 @@ class Plan:
         if addresses != slot.known:
             for batch in self._batches:
                 first, members = batch.first_address, batch.members
-                if len(members) < len(addresses):
-                    slot.addresses[first : first + len(members)] = [addresses[i] for i in members]
-                else:
-                    known, array = self._seen
-                    slot.addresses[first : first + len(members)] = array if known is addresses else addresses
+                mine = addresses if len(members) == len(addresses) else [addresses[i] for i in members]
+                slot.addresses[first : first + len(members)] = mine
             slot.known = addresses
         if scale is not None:
             slot.addresses[self._num_told] = scale.data_ptr()
@@ -504,11 +498,6 @@ class Plan:
                 )
         for i in self._others:
             tensors[i].mul_(factor.to(tensors[i].dtype))
-
-    @property
-    def known(self) -> list[int]:
-        """The addresses that were measured last."""
-        return self._known
 
     def __del__(self) -> None:
         # PyTorch does not know that kernels write to this memory: it must not be given to others before they are done.

@@ -21,6 +21,7 @@ from trimtab.sample.probes.batch import BatchProbe
 from trimtab.sample.probes.output import OutputProbe
 from trimtab.sample.transfer import number
 from trimtab.torchutil.autograd_graph import JOINING, LOSS_NODES, GraphWalk, first_inputs, loss_kind
+from trimtab.torchutil.module_tree import ModuleTree
 from trimtab.torchutil.patch import own_hook, plain_python
 
 NUM_NAMED = 8
@@ -48,7 +49,7 @@ class ForwardTap:
         self.batch, self.output = BatchProbe(), OutputProbe(contained)
         self._contained = contained
         self._exit_handle: Any = None
-        self._model, self._renew = model, renew
+        self._model, self._renew, self._tree = model, renew, ModuleTree(model)
         self._device = next(model.parameters()).device.type
         self._armed = True
         self._modal: list[nn.Module] = []
@@ -64,7 +65,8 @@ class ForwardTap:
 
     def refresh(self) -> None:
         """Look again for modules that behave differently in training and in evaluation."""
-        named = [(n, m) for n, m in self._model.named_modules() if _is_modal(m)]
+        self._tree.has_changed()
+        named = [(n, m) for n, m in self._tree.named if _is_modal(m)]
         self._modal, self._names = [m for _, m in named], {id(m): n for n, m in named}
 
     @plain_python

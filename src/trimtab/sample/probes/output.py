@@ -41,8 +41,9 @@ class OutputProbe:
             self._listen(output)
         if self.wanted:
             self.wanted, self.has_news = False, True  # once a step: micro-batches look alike
-            self.num_answers = _answers(output)
-            found = [t for t in tensors_in(output) if t.is_floating_point() and t.dim() >= 2 and t.shape[0] >= 4]
+            given = list(tensors_in(output))
+            self.num_answers = _answers(given)
+            found = [t for t in given if t.is_floating_point() and t.dim() >= 2 and t.shape[0] >= 4]
             spreads = [_spread(t.detach()) for t in found[:NUM_OUTPUTS] if t.numel()]
             self._spread = spreads[0] if spreads else {}
             alike = len(spreads) > 1 and len({t.shape for t in found}) == 1
@@ -88,12 +89,12 @@ class OutputProbe:
         own_hook(first.register_hook(hook))  # type: ignore[no-untyped-call]
 
 
-def _answers(output: object) -> int:
+def _answers(given: list[Tensor]) -> int:
     """How many answers a softmax over this output chooses from; 0 where that is not plain to see.
 
     Two or more equal tensors are the towers of a contrastive model, which chooses among the samples of the batch.
     """
-    found = [t for t in tensors_in(output) if t.is_floating_point() and t.dim() >= 2]
+    found = [t for t in given if t.is_floating_point() and t.dim() >= 2]
     if len(found) > 1:
         return found[0].shape[0] if len({t.shape for t in found}) == 1 and found[0].dim() == 2 else 0
     if not found:
@@ -150,7 +151,9 @@ def _spread(output: Tensor) -> dict[str, float | Tensor]:
     """The share of the output's mean square that differs between samples: 0 when all of them get the same answer."""
     rows = output.reshape(-1, output.shape[-1]) if output.dim() == 3 else output.reshape(output.shape[0], -1)
     stride = max(rows.shape[0] // NUM_ROWS, 1)
-    rows = rows[::stride][:NUM_ROWS, :NUM_COLUMNS].float()
+    shape = min(-(-rows.shape[0] // stride), NUM_ROWS), min(rows.shape[1], NUM_COLUMNS)
+    steps = rows.stride()
+    rows = rows.as_strided(shape, (steps[0] * stride, steps[1])).float()  # one view instead of three
     if rows.is_cpu:
         values = to_host(rows).astype(np.float64)
         with np.errstate(all="ignore"):

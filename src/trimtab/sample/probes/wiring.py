@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from trimtab.sample.rows import Rows
 from trimtab.sample.transfer import number
+from trimtab.torchutil.module_tree import ModuleTree
 from trimtab.torchutil.optimizers import params_of
 
 EARLY = (2, 4, 8)
@@ -34,6 +35,7 @@ class Wiring:
         self._model, self._optimizers = model, optimizers
         self._versions: dict[int, int] = {}
         self._rows: Rows | None = None
+        self._tree = ModuleTree(model)
         self._there: list[int] = []
         self._still: dict[int, tuple[Tensor, int, int]] = {}  # by optimizer, one of its parameters as it was, and when
         self._free: dict[str, nn.Parameter] = {}
@@ -60,11 +62,11 @@ class Wiring:
 
     def find(self, rows: Rows) -> None:
         """Find the parameters that no optimizer holds; where nothing has changed, the last answer still holds."""
-        there = [id(p) for p in self._model.parameters()]
-        if rows is not self._rows or there != self._there:  # names cost most
+        if self._tree.has_changed() or rows is not self._rows:  # names cost most
+            self._there = [id(p) for p in self._model.parameters()]
             held = {id(p) for p in params_of(*self._optimizers)}
             self._free = {n: p for n, p in self._model.named_parameters() if id(p) not in held}
-            self._rows, self._there = rows, there
+            self._rows = rows
 
     def _held(self, facts: dict[str, float], notes: dict[str, tuple[str, ...]], rows: Rows) -> None:
         self.find(rows)
