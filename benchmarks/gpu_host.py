@@ -1,6 +1,6 @@
 """What a guarded step costs the host on a GPU, beside `clip_grad_norm_`: the time until a step is handed to the device.
 
-    PYTHONPATH=src python benchmarks/gpu_host.py [--quick] [--only "MLP 9k"] [--parts] [--commit HASH] [--out FILE]
+    PYTHONPATH=src python benchmarks/gpu_host.py [--quick] [--fused] [--only "MLP 9k"] [--parts] [--commit HASH] [--out FILE]
 
 Every arm trains its own copy of the same model on the same batches, in blocks of ten steps in changing order. The
 device is idle before each step, so that a step's time is what the host spends on it: forward, backward, the guard's
@@ -258,6 +258,7 @@ def parts(workload: Workload, fused: bool | None, folder: Path) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="eager and fused only, a third of the blocks")
+    parser.add_argument("--fused", action="store_true", help="the fused AdamW only")
     parser.add_argument("--only", help="one model, by its name")
     parser.add_argument("--parts", action="store_true", help="where the time of a guarded step goes")
     parser.add_argument("--commit", default="", help="what to write as the commit, outside of a checkout")
@@ -274,7 +275,7 @@ def main() -> None:
         print(lines[1], flush=True)
         for workload in wanted:
             for compiled in (False,) if args.quick else (False, True):
-                for fused in (True,) if args.quick else (True, None):
+                for fused in (True,) if args.quick or args.fused else (True, None):
                     blocks = workload.blocks // 3 if args.quick else workload.blocks
                     row = measure(workload, compiled=compiled, fused=fused, blocks=blocks, folder=folder)
                     lines.append(row.line())
