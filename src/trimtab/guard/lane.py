@@ -21,9 +21,10 @@ from trimtab.guard.protect import Judge, Withheld, told_by_device
 from trimtab.guard.ranks import Together
 from trimtab.guard.rollback import Branches, Rollback
 from trimtab.remedies.cut_lr import LrMultiplier
+from trimtab.sample.measure.reference import DOTS
 from trimtab.sample.observed import Observed, before_their_clipping
 from trimtab.sample.probes.forward import ForwardTap
-from trimtab.sample.probes.output import spread_of
+from trimtab.sample.probes.output import SPREAD, spread_of
 from trimtab.sample.probes.sentinel import resolved
 from trimtab.sample.rows import Rows
 from trimtab.sample.thorough import FullLook
@@ -167,11 +168,14 @@ class Lane:
         )
         if step.multiplied:
             self.multiplier.recover()
+        if self._memory is None:
+            self._judge_due(step.number)
+            return
         branch = self._branches.now
         self._judge_due(step.number)
         if self.together is not None:
             self.together.settle(self)
-        if self._memory is not None and self._branches.now == branch:
+        if self._branches.now == branch:
             self._memory.after(self.label, step)
 
     def _captured(self, step: Step) -> None:
@@ -363,14 +367,18 @@ class Lane:
     def _hand_over(self, sample: Sample) -> None:
         if not self._rows.on_host:
             told: Any = sample.scalars  # made for this sample, and not seen by anybody yet: changed where it is
-            spread_of(resolved(told))
+            if DOTS[0] in told:
+                resolved(told)
+            if SPREAD in told:
+                spread_of(told)
             for name in UNLESS_ZERO:
                 if told.get(name) == 0.0:
                     del told[name]
             if sample.phase == "train" and sample.step in self._decided_on_device:
                 self._decided_on_device.discard(sample.step)
                 told_by_device(told, clips=self._clips)
-                self._judge.heard(told)
+                if self._clips:
+                    self._judge.heard(told)
                 self.rejected += told["rejected"] > 0
         if "norm_before" in sample.scalars:
             sample = replace(sample, scalars=before_their_clipping(dict(sample.scalars)))

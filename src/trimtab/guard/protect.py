@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 
 from trimtab.core.clipping import Agc, norm_limit
 from trimtab.core.config import Clip, Config
-from trimtab.core.types import FULL_COLUMNS, Kind
+from trimtab.core.types import FULL_COLUMNS
 from trimtab.guard.buffers import BufferShadow
 from trimtab.sample.measure import reference as measure
 from trimtab.sample.measure.meter import Meter
@@ -241,7 +241,8 @@ class Judge:
         scale = getattr(self._optimizer, "grad_scale", None)
         live, plain, present = _gradients(rows, step)
         self._live = live
-        meter, limits = self._meter_of(rows), self._limits if self._follow is None else self._limits_now()
+        meter = self._meter if self._metered is rows and self._meter is not None else self._meter_of(rows)
+        limits = self._limits if self._follow is None else self._limits_now()
         step.captured = len(live) > 0 and live[0].is_cuda and torch.cuda.is_current_stream_capturing()
         look = step.cadence and not step.captured
         outgoing = None
@@ -400,7 +401,7 @@ def _gradients(rows: Rows, step: Step) -> tuple[list[Tensor], list[Tensor], list
 def _name_rows(step: Step, rows: Rows, measured: measure.Measured) -> None:
     """The layout of what was really measured: with no gradient at all not even the kernels run."""
     if measured.num_columns == len(FULL_COLUMNS):
-        step.layout = rows.layout((Kind.GRAD,))
+        step.layout = rows.full_layout
 
 
 SAFE_EPS = 1e-6

@@ -54,6 +54,7 @@ class Rows:
         self._indices: dict[torch.device, list[Tensor]] = {}
         self._layouts: dict[tuple[Kind, ...], Layout] = {}
         self.norm_layout = self._layout((Kind.GRAD,), NORM_COLUMNS)
+        self.full_layout = self.layout((Kind.GRAD,))
 
     def fits(self, optimizer: Optimizer) -> bool:
         """Whether the optimizer still has as many parameters as when this was built (the cheap test of every step)."""

@@ -174,6 +174,7 @@ class Plan:
         self._own: Measured | None = None
         self._graphs_work = self._on_gpu and not self._others
         self._stream: Any = None
+        self._raw = -1
 
     def _batch(
         self,
@@ -255,8 +256,9 @@ class Plan:
         slot = self._spares.pop() if capturing else self._slots[self._turn]
         if not capturing and (slot.sent is None or not slot.sent.taken):
             slot.free()
-        self._tell(slot, addresses, limits, scale)
-        measured = self._values() if outgoing is None else self._own_values()
+        if addresses != slot.known or limits is not slot.set_limits or scale is not None:
+            self._tell(slot, addresses, limits, scale)
+        measured = self._values() if outgoing is None else self._own or self._own_values()
         way = (
             limits.max_norm is not None,
             limits.reject_nonfinite,
@@ -271,7 +273,7 @@ class Plan:
         if capturing:
             _IN_GRAPHS.append((self, slot))
             self._launch(slot, tensors, measured, _Way(*way))
-            self.known = []
+            measured.sent, self.known = None, []
             return measured
         self._start(slot, tensors, measured, way)
         self.known = addresses
@@ -299,7 +301,6 @@ class Plan:
             self._ring = torch.zeros(places, self._width, dtype=torch.float32, device=self._device)
             self._counter = torch.zeros(1, dtype=torch.int64, device=self._device)
             self._numbers = torch.arange(MAX_CAPTURES, dtype=torch.float32, device=self._device)
-        self._own.sent = None
         return self._own
 
     @property
@@ -350,9 +351,9 @@ class Plan:
 
     def _start(self, slot: _Slot, tensors: Sequence[Tensor], measured: Measured, key: tuple[Any, ...]) -> None:
         """Launch, by a graph where there is one, and note when it will be done."""
-        graph = slot.graphs.get(key)
-        if graph is not None:
-            graph.replay()
+        replay = slot.graphs.get(key)
+        if replay is not None:
+            replay()
         else:
             way = _Way(*key)
             self._launch(slot, tensors, measured, way)
@@ -360,14 +361,14 @@ class Plan:
             if self._graphs_work and self._runs > self._graph_after and way.target:
                 slot.graphs[key] = self._recorded(lambda: self._launch(slot, tensors, measured, way))
         if self._on_gpu:
-            slot.event.record(self._current_stream())
+            self._note_end(slot)
 
-    def _current_stream(self) -> Any:
-        """The stream that is current now; asked for by its number, which is quick."""
+    def _note_end(self, slot: _Slot) -> None:
+        # The stream that is current now is asked for by its number, which is quick.
         raw = torch._C._cuda_getCurrentRawStream(self._device.index or 0)
-        if self._stream is None or self._stream.cuda_stream != raw:
-            self._stream = torch.cuda.current_stream(self._device)
-        return self._stream
+        if raw != self._raw:
+            self._raw, self._stream = raw, torch.cuda.current_stream(self._device)
+        slot.event.record(self._stream)
 
     def _recorded(self, launch: Callable[[], None]) -> Any:
         """The launches as one graph; None where that does not work. Nothing is run."""
@@ -384,7 +385,7 @@ class Plan:
             log.debug("the measuring launches cannot be recorded as a graph (%s); they go out one by one", error)
             self._graphs_work = False
             return None
-        return graph
+        return super(torch.cuda.CUDAGraph, graph).replay  # without the frame of Python around it
 
     def _launch(self, slot: _Slot, tensors: Sequence[Tensor], measured: Measured, way: _Way) -> None:
         flat = measured.flat
@@ -478,7 +479,7 @@ class Plan:
         slot = self._slots[(self._turn - 1) % len(self._slots)]
         self._launch_scale(slot, tensors, factor)
         if self._on_gpu:
-            slot.event.record(self._current_stream())
+            self._note_end(slot)
 
     def _launch_scale(self, slot: _Slot, tensors: Sequence[Tensor], factor: Tensor) -> None:
         for batch in self._batches:

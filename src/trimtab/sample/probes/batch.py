@@ -103,8 +103,12 @@ class BatchProbe:
     def inputs(self, args: tuple[object, ...], kwargs: Mapping[str, object]) -> None:
         """Look at what a forward was called with."""
         if len(args) == 1 and not kwargs and args[0].__class__ is Tensor and args[0].layout is torch.strided:
-            self._ids.add(args[0].data_ptr())  # the usual case
-            self._look(args)  # type: ignore[arg-type]
+            main = args[0]  # the usual case
+            self._ids.add(main.data_ptr())
+            if main.is_cpu or not main.numel():
+                self._look([main])
+            else:
+                self._look_on_device(main)
             return
         found = list(tensors_in((args, dict(kwargs) if kwargs else ())))[:NUM_TENSORS]
         self._ids.update(tensor.data_ptr() for tensor in found)

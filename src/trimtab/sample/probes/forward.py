@@ -49,6 +49,7 @@ class ForwardTap:
         self.batch, self.output = BatchProbe(), OutputProbe(contained)
         self._contained = contained
         self._exit_handle: Any = None
+        self.looks_at_output = False  # the next one, as things stand
         self._model, self._renew, self._tree = model, renew, ModuleTree(model)
         self._device = next(model.parameters()).device.type
         self._armed = True
@@ -139,11 +140,6 @@ class ForwardTap:
         """How many answers a cross-entropy chooses from: by its graph, else by the output; 0 where neither says."""
         return self._choices or self.output.num_answers
 
-    @property
-    def looks_at_output(self) -> bool:
-        """Whether the next output is looked at, as things stand."""
-        return self._exit_handle is not None
-
     def look_at_output(self, *, listen: bool, spread: bool) -> None:
         """Say what the next output is wanted for. A hook costs even when it does nothing: it is there when needed.
 
@@ -152,6 +148,7 @@ class ForwardTap:
         if listen or spread:
             self.output.listen, self.output.wanted = listen, spread
             if self._exit_handle is None:
+                self.looks_at_output = True
                 self._exit_handle = own_hook(self._model.register_forward_hook(_Exit(self)), listed=False)
         elif self._exit_handle is not None:
             self.output.listen = self.output.wanted = False
@@ -162,6 +159,7 @@ class ForwardTap:
         if self._exit_handle is not None:
             self._exit_handle.remove()
             self._exit_handle = None
+            self.looks_at_output = False
 
     def step_done(self) -> None:
         """The next training forward is the first of a new step."""

@@ -19,6 +19,8 @@ from trimtab.torchutil.patch import own_hook
 NUM_OUTPUTS = 8
 NUM_ROWS = 32
 NUM_COLUMNS = 512
+SPREAD = "out_spread/varies"
+"""The first of the two numbers that a device sends of it."""
 
 
 class OutputProbe:
@@ -166,13 +168,13 @@ def _spread(output: Tensor) -> dict[str, float | Tensor]:
 def spread_on_device(rows: Tensor) -> dict[str, float | Tensor]:
     """Two numbers that stay on the device until their step is judged: `spread_of` makes one of them on the host."""
     varies, means = torch.var_mean(rows, 0, correction=0)
-    return {"out_spread/varies": varies.sum(), "out_spread/means": torch.linalg.vector_norm(means)}
+    return {SPREAD: varies.sum(), "out_spread/means": torch.linalg.vector_norm(means)}
 
 
 def spread_of(scalars: dict[str, float]) -> dict[str, float]:
     """The same dict, with the spread in place of the two numbers that a device sent."""
-    if "out_spread/varies" in scalars:
-        varies = scalars.pop("out_spread/varies")
+    if SPREAD in scalars:
+        varies = scalars.pop(SPREAD)
         whole = varies + scalars.pop("out_spread/means") ** 2
         share = varies / max(whole, 1e-30)
         scalars["out_spread"] = share if math.isfinite(share) and whole > 0 else 1.0
