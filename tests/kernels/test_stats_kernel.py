@@ -338,3 +338,48 @@ else:
         assert float(first.table[0, 0]) == pytest.approx(float(tensors[0].norm()), rel=1e-6)
         assert meter.full(tensors).shape == (2, 7)
         assert [r.getMessage().count("no C compiler") for r in caplog.records] == [1]
+
+    def test_a_full_scan_that_is_sent_says_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+        from trimtab.sample import thorough
+        from trimtab.sample.rows import Rows
+
+        monkeypatch.setattr(thorough, "MAX_COPIED", 64)  # the largest tensor is judged by a part of it
+        monkeypatch.setattr(thorough, "MIN_COPIED", 30)
+        params = [torch.randn(40, 20), torch.randn(7), torch.randn(3, 3)]
+        groups = [{"params": params[:2]}, {"params": params[2:]}]
+        rows = Rows(torch.optim.SGD(groups, lr=0.1), {}, label="", others=[torch.randn(5)])
+        scope = thorough.Scope(rows, "triton")
+        assert scope.sends
+        for _ in range(3):
+            grads = torch.rand(3, 7)
+            here = Sent(grads.numpy().reshape(-1), None, grads.numel(), ())
+            looks = [thorough.FullLook(scope, grads), thorough.FullLook(scope, here)]
+            for p in params:
+                p += torch.randn_like(p)
+            (layout, table, scalars), (same, parts, nothing) = (look.finish() for look in looks)
+            assert layout is same
+            assert nothing == {}
+            assert isinstance(table, torch.Tensor)
+            assert isinstance(parts, Sent)
+            sent, values = parts.split()
+            np.testing.assert_allclose(sent.reshape(10, 7), table.numpy(), rtol=1e-6)
+            assert values == pytest.approx({name: float(value) for name, value in scalars.items()}, rel=1e-6)
+
+    def test_a_full_scan_falls_back_to_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+        from trimtab.sample import thorough
+        from trimtab.sample.rows import Rows
+
+        def broken(*args: object, **kwargs: object) -> None:
+            raise RuntimeError("no C compiler")
+
+        params = [torch.ones(10)]
+        rows = Rows(torch.optim.SGD(params, lr=0.1), {}, label="", others=[])
+        scope = thorough.Scope(rows, "triton")
+        monkeypatch.setattr(Plan, "run", broken)
+        look = thorough.FullLook(scope, Sent(np.zeros(7, np.float32), None, 7, ()))
+        params[0] += 1.0
+        parts = look.finish()[1]
+        assert not scope.sends
+        assert isinstance(parts, Sent)
+        _, values = parts.split()
+        assert values == pytest.approx({"weight_norm": 10**0.5, "update_ratio": 1.0})

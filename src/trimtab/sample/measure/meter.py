@@ -48,6 +48,7 @@ class Meter:
         interpreted = kernels == "triton" and os.environ.get("TRITON_INTERPRET") == "1"
         self._triton: Any = _triton() if kernels != "torch" and (one_cuda or interpreted) else None
         self._plan: Any = None
+        self._sending: Any = None  # the plan of `send`
         self._present: list[int] | None = None
         self._sizes: list[int] | None = None
         self._copied = False
@@ -150,12 +151,12 @@ class Meter:
         Of one meter always the same tensors, in memory that stays theirs, and the same `prelude`.
         """
         try:
-            if self._plan is None:
-                self._plan = self._triton.Plan(tensors, None, len(tensors), prelude)
-            addresses = self._plan.known or list(map(Tensor.data_ptr, tensors))
-            sent: Sent | None = self._plan.run(tensors, addresses, NO_LIMITS, outgoing=Outgoing()).sent
+            if self._sending is None:
+                self._sending = self._triton.Plan(tensors, None, len(tensors), prelude)
+            addresses = self._sending.known or list(map(Tensor.data_ptr, tensors))
+            sent: Sent | None = self._sending.run(tensors, addresses, NO_LIMITS, outgoing=Outgoing()).sent
             return sent
         except Exception as error:  # as in `measure`
             log.warning("the Triton kernels cannot be used here (%s); measuring with torch", error)
-            self._triton = self._plan = None
+            self._triton = self._plan = self._sending = None
             return None
