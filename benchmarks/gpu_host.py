@@ -1,6 +1,6 @@
 """What a guarded step costs the host on a GPU, beside `clip_grad_norm_`: the time until a step is handed to the device.
 
-    PYTHONPATH=src python benchmarks/gpu_host.py [--quick] [--fused] [--only "MLP 9k"] [--parts] [--commit HASH] [--out FILE]
+    PYTHONPATH=src python benchmarks/gpu_host.py [--quick] [--fused] [--only "MLP 9k"] [--parts] [--out FILE]
 
 Every arm trains its own copy of the same model on the same batches, in blocks of ten steps in changing order. The
 device is idle before each step, so that a step's time is what the host spends on it: forward, backward, the guard's

@@ -34,7 +34,7 @@ class ModuleTree:
         return True
 
     def _now(self) -> list[int]:
-        """What the modules hold, in their order, by identity: nothing is kept alive."""
+        """What the modules hold, in their order, by identity: parameters and buffers are not kept alive."""
         out: list[int] = []
         for _, module in self.named:
             out += map(id, module._modules.values())
