@@ -45,6 +45,13 @@ def zero_grad_lost_midway(run: Run) -> None:
     run.zero_grad = lambda: None  # type: ignore[method-assign]
 
 
+@fault(WIRING, "wiring", "wiring", "gradients-dropped", silent=True)
+def zero_grad_inside_accumulation(run: Run) -> None:
+    """Gradients are zeroed before each of four micro-batches: only the last one counts."""
+    run.accumulate = 4
+    before(run, "backward", run.zero_grad)
+
+
 @fault(WIRING, "wiring", "wiring", "missing-gradient", "zero-gradient", "weights-unchanged", "no-grad", "not-learning")
 def zero_grad_before_step(run: Run) -> None:
     """Gradients are dropped after backward and before the step."""

@@ -292,6 +292,8 @@ WIRING = [
     ),
     healthy("MODE001", "a part in one look", [*calm(), at(10, eval_parts=2.0, notes=PARTS), *calm(5)]),
     healthy("MODE001", "a single look", [*calm(), at(10, eval_forward=1.0), *steps(5, lambda i: at(i), 11)]),
+    trouble("GRAD008", "all but the last", steps(12, lambda i: at(i, dropped=3.0)), 2),
+    healthy("GRAD008", "now and then", steps(12, lambda i: at(i, dropped=3.0 if i % 3 else None))),
     trouble("GRAD006", "never zeroed", steps(12, lambda i: at(i, carried=1.0)), 0),
     healthy("GRAD006", "always zeroed", steps(12, lambda i: at(i, carried=0.0))),
     healthy("GRAD006", "forgotten once", steps(12, lambda i: at(i, carried=float(i == 5)))),

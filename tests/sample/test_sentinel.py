@@ -437,3 +437,57 @@ def test_infinities_that_cancel_do_not_warn() -> None:
                 (model(torch.ones(2, 4)).sum() * sign * (math.inf if step == 2 else 1.0)).backward()
             optimizer.step()
             optimizer.zero_grad()
+
+
+def dropped(between: str, *, passes: int = 3) -> float | None:
+    """What is heard where gradients are zeroed before each of several backward passes, with something in between."""
+    torch.manual_seed(0)
+    net = nn.Linear(8, 6)
+    other = torch.optim.SGD([nn.Parameter(torch.ones(2))], 0.1)
+    sentinel = Sentinel(Contained())
+    net(torch.randn(4, 8)).square().mean().backward()
+    sentinel.choose(list(net.parameters()))
+    heard: Any = {}
+    for step in range(2):
+        for i in range(passes):
+            if between != "nothing":
+                net.zero_grad()
+            net(torch.randn(4, 8)).square().mean().backward()
+            if i == 0 and between == "a moved weight":
+                with torch.no_grad():
+                    net.weight.add_(1e-3)
+            if i == 0 and between == "another step":
+                other.step()
+                Sentinel.num_steps += 1
+        if between == "clipping":
+            nn.utils.clip_grad_norm_(net.parameters(), 1e-3)
+        heard = sentinel.before(step, 1.0)
+        sentinel.after()
+        net.zero_grad()
+    sentinel.remove()
+    return heard.get("dropped")
+
+
+@pytest.mark.parametrize(
+    ("between", "found"),
+    [("zeros", 2.0), ("clipping", 2.0), ("nothing", None), ("a moved weight", None), ("another step", None)],
+)
+def test_gradients_that_are_zeroed_before_the_step_are_counted(between: str, found: float | None) -> None:
+    assert dropped(between) == found
+    assert dropped(between, passes=1) is None
+
+
+def test_a_weight_of_a_few_numbers_is_enough_where_the_sum_is_exact() -> None:
+    net = nn.Linear(4, 1)
+    sentinel = Sentinel(Contained())
+    net(torch.randn(3, 4)).square().mean().backward()
+    sentinel.choose(list(net.parameters()))
+    carried = []
+    for step in range(4):
+        net(torch.randn(3, 4)).square().mean().backward()
+        carried.append(sentinel.before(step, 1.0).get("carried"))
+        sentinel.after()
+        if step >= 2:
+            net.zero_grad()
+    sentinel.remove()
+    assert carried[1:] == [1.0, 1.0, 0.0]

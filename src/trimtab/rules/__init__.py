@@ -15,6 +15,7 @@ from trimtab.rules.empty_batch import EmptyBatch
 from trimtab.rules.eval_mode import EvalMode
 from trimtab.rules.exploding_gradient import ExplodingGradient
 from trimtab.rules.gradient_underflow import GradientUnderflow
+from trimtab.rules.gradients_dropped import GradientsDropped
 from trimtab.rules.label_range import LabelRange
 from trimtab.rules.learning_rate import LearningRate
 from trimtab.rules.loss_spike import LossSpike
@@ -72,6 +73,7 @@ BUILTIN: tuple[type[Rule], ...] = (
     NoGrad,
     EvalMode,
     StaleGradient,
+    GradientsDropped,
     DoubleStep,
     AccumulationNotDivided,
     ClipBeforeUnscale,

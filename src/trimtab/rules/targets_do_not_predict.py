@@ -58,8 +58,8 @@ class TargetsDoNotPredict:
             return
         if window.schedule.effort < self.effort or not level.now > chance * (1.0 - self.gain):
             return
-        if level.best < chance * (1.0 - 6.0 * self.gain):
-            return
+        if level.best < chance * (1.0 - 6.0 * self.gain) or level.now > chance * (1.0 + 10.0 * self.gain):
+            return  # it was better once; or something else is in the loss
         losses = window.history("loss").values()
         late, before = losses[-32:], losses[-96:-48]
         if len(before) < 32 or sorted(before)[len(before) // 2] - sorted(late)[16] > self.settled * chance:

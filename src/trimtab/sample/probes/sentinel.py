@@ -52,6 +52,9 @@ class Products:
 class Sentinel:
     """Listens to one parameter of one optimizer."""
 
+    num_steps = 0
+    """Of all optimizers that are listened to in this process."""
+
     def __init__(self, contained: Contained) -> None:
         self._contained = contained
         self._param: Tensor | None = None
@@ -60,6 +63,8 @@ class Sentinel:
         self._left: Any = None
         self._before: Any = None
         self._num = 0
+        self._last: Any = None  # the newest of what arrived
+        self._since: tuple[int, int] | None = None  # steps of all optimizers, and writes to the weight, at the first
         self._listening = True
         self._mark: tuple[weakref.ref[Tensor], int] | None = None
         self._products: Products | None = None
@@ -99,6 +104,10 @@ class Sentinel:
     def _on_gradient(self, grad: Tensor) -> None:
         self._num += 1
         part = _leading(grad)
+        if self._since is None and self._param is not None:
+            self._since = Sentinel.num_steps, self._param._version
+        elif not isinstance(part, Tensor):
+            self._last = part + 0
         # A copy: the engine may hand this very memory on and add to it.
         if self._arrived is None:
             self._arrived = part + 0
@@ -111,6 +120,8 @@ class Sentinel:
         out: dict[str, float | Tensor] = {}
         param, num, heard = self._param, self._num, self._hook is not None
         arrived, self._arrived, self._num = self._arrived, None, 0
+        last, self._last = self._last, None
+        since, self._since = self._since, None
         if param is None:
             return out
         self._listening = step + 1 < EARLY or (step + 1) % EVERY < RUN
@@ -139,10 +150,17 @@ class Sentinel:
                 with np.errstate(all="ignore"):  # huge and non-finite values may well be in it
                     dots = _dots(arrived, now, *old) if arrived.shape == now.shape else [0.0] * len(DOTS)
                 out |= facts_of(dots, tolerance, number(scale), len(now))
+                # A weight that was moved in between, or another optimizer's step, is a reason to begin anew.
+                alone = num > 1 and last is not None and len(now) >= 4 and since == (Sentinel.num_steps, param._version)
+                if alone and _is_all(now, last, tolerance) and not _is_all(now, arrived, 10.0 * tolerance):
+                    out["dropped"] = float(num - 1)
+                if "carried" not in out and old[0] is not None and _is_sum(now, arrived, old[0]):
+                    out["carried"] = 1.0
         return out
 
     def after(self) -> None:
         """After the step: remember what is left in the gradient, and that it was used."""
+        Sentinel.num_steps += 1
         grad = self._param.grad if self._param is not None else None
         self._left = None
         if grad is None:
@@ -155,6 +173,23 @@ class Sentinel:
         elif self._hook is not None:
             self._hook.remove()
             self._hook = None
+
+
+def _is_all(grad: Any, part: Any, tolerance: float) -> bool:
+    """Whether a gradient is this part of what arrived and nothing else, scaled at most."""
+    if part.shape != grad.shape:
+        return False
+    with np.errstate(all="ignore"):
+        pp, pg, gg = (float(np.vdot(a, b)) for a, b in ((part, part), (part, grad), (grad, grad)))
+        return pp > 0 and gg > 0 and pg > 0 and gg - pg * pg / pp <= tolerance**2 * gg
+
+
+def _is_sum(grad: Any, arrived: Any, left: Any) -> bool:
+    """Whether a gradient is exactly what arrived and what was left: too few numbers for products may say that."""
+    if len(grad) >= MIN_SIZE or len(grad) < 2 or not left.any() or not arrived.any():
+        return False
+    close = 1e-5 * float(np.abs(grad).max())
+    return bool(np.allclose(grad, arrived + left, rtol=1e-5, atol=close)) and not np.allclose(grad, arrived, rtol=1e-2)
 
 
 def resolved(scalars: dict[str, float]) -> dict[str, float]:
