@@ -268,6 +268,20 @@ def overfitting(run: Run) -> None:
     run.draw = draw  # type: ignore[method-assign]
 
 
+@fault(DYNAMICS, "dynamics", "drift", "softmax-twice", "not-learning", silent=True, families=("mlp", "cnn"))
+def softmax_twice(run: Run) -> None:
+    """The model ends in a softmax, and the loss applies another one."""
+    replace_head(run, nn.Sequential(head(run), nn.Softmax(-1)))
+
+
+@fault(DYNAMICS, "dynamics", "drift", "initial-loss", *TOO_FAST, "not-learning", families=("cnn", "lm"))
+def head_too_large(run: Run) -> None:
+    """The last layer begins two hundred times too large: the first answers are sure and wrong."""
+    with torch.no_grad():
+        for param in head(run).parameters():
+            param.mul_(200.0)
+
+
 @fault(DYNAMICS, "dynamics", "drift", "loss-unbounded", *TOO_FAST, silent=True)
 def penalty_turned_round(run: Run) -> None:
     """The weight penalty has the wrong sign: the loss can be lowered endlessly without learning anything."""

@@ -33,8 +33,7 @@ CHOSEN = {  # where the fault shows best: elsewhere the optimizer or BatchNorm m
     "momentum-oscillates": "segment",
     "negative-weight-decay": "cnn",
 }
-# Not found: under plain SGD with weight decay a loss times a millionth looks like any small loss that stands still.
-MISSED = ("loss-weighs-nothing",)
+MISSED: tuple[str, ...] = ()
 CANONICAL = """
     nonfinite-gradient exploding-gradient vanishing-gradient zero-gradient missing-gradient stale-gradient
     chronic-clipping nonfinite-loss loss-spike diverging-loss not-learning oscillating-loss overfitting
@@ -44,7 +43,7 @@ CANONICAL = """
     nonfinite-optimizer-state optimizer-state-lost accumulation-not-divided eval-mode no-grad nonfinite-ema
     ema-not-moving nonfinite-input outlier-batch constant-batch repeated-batch empty-batch label-range
     targets-do-not-predict data-replayed temperature-runaway modality-collapse step-exception loss-unbounded
-    gradients-dropped
+    gradients-dropped initial-loss softmax-twice
 """
 
 

@@ -15,7 +15,7 @@ from trimtab.core.registry import advice_of, all_rules, find_rule
 from trimtab.core.types import ABSENT, FROZEN, FULL_COLUMNS, NORM_COLUMNS, Column, Finding, Kind, Layout, Sample
 
 TESTED_ELSEWHERE = {"ACT001", "ACT002"}
-WITHOUT_NUMBERS = {"AMP004"}  # says everything in its message
+WITHOUT_NUMBERS = {"AMP004", "LOSS010"}  # says everything in its message
 
 NAMES = ("stem.weight", "layers.0.weight", "layers.1.weight", "layers.2.weight", "layers.3.weight", "head.weight")
 NUMEL = (1024,) * 6
@@ -662,6 +662,20 @@ def towers(*spreads: tuple[float, float]) -> History:
 
 
 LOSS = [
+    trouble("LOSS009", "far above guessing", steps(4, lambda i: at(i, answer_ratio=9.0)), 1, "output"),
+    healthy("LOSS009", "a little above", steps(4, lambda i: at(i, answer_ratio=2.0))),
+    healthy("LOSS009", "gone at once", [at(0), at(1, answer_ratio=9.0), at(2, answer_ratio=1.5)]),
+    healthy("LOSS009", "not in the first steps", [*calm(20), *steps(9, lambda i: at(i, answer_ratio=9.0), 20)]),
+    trouble(
+        "LOSS010", "probabilities", steps(30, lambda i: at(i, normalised_twice=None if i % 5 else 1.0)), 5, "output"
+    ),
+    healthy("LOSS010", "once", [*calm(), at(10, normalised_twice=1.0), *calm()]),
+    trouble(
+        "LOSS004", "worse than guesses", steps(200, lambda i: at(i, answer_ratio=None if i % 20 else 2.0)), 80, "output"
+    ),
+    healthy(
+        "LOSS004", "ever better guesses", steps(200, lambda i: at(i, answer_ratio=None if i % 20 else 200.0 / (i + 1)))
+    ),
     trouble("LOSS008", "falls endlessly", losses(*[1.0 - 0.5 * i for i in range(200)]), 40, "loss"),
     trouble("LOSS008", "falls ever faster", losses(*[1.0 - 1.06**i for i in range(150)]), 40, "loss"),
     healthy("LOSS008", "a likelihood that settles", losses(*[2.0 - 90.0 * (1 - 0.97**i) for i in range(300)])),

@@ -202,7 +202,7 @@ def test_an_output_that_nobody_wants_is_not_looked_at() -> None:
     tapped.tap.output.loss_kind = "nll"
     x, y = batch()
     functional.cross_entropy(tapped.model(x), y).backward()
-    assert set(tapped.tap.output.take()) == {"loss_factor"}
+    assert set(tapped.tap.output.take()) == {"loss_factor", "answer_ratio"}
 
 
 def test_keyword_inputs_are_looked_at() -> None:

@@ -16,6 +16,7 @@ from trimtab.rules.eval_mode import EvalMode
 from trimtab.rules.exploding_gradient import ExplodingGradient
 from trimtab.rules.gradient_underflow import GradientUnderflow
 from trimtab.rules.gradients_dropped import GradientsDropped
+from trimtab.rules.initial_loss import InitialLoss
 from trimtab.rules.label_range import LabelRange
 from trimtab.rules.learning_rate import LearningRate
 from trimtab.rules.loss_spike import LossSpike
@@ -41,6 +42,7 @@ from trimtab.rules.overfitting import Overfitting
 from trimtab.rules.repeated_batch import RepeatedBatch
 from trimtab.rules.saturated_units import SaturatedUnits
 from trimtab.rules.scale_collapse import ScaleCollapse
+from trimtab.rules.softmax_twice import SoftmaxTwice
 from trimtab.rules.stale_gradient import StaleGradient
 from trimtab.rules.stale_optimizer import StaleOptimizer
 from trimtab.rules.step_exception import StepException
@@ -81,6 +83,8 @@ BUILTIN: tuple[type[Rule], ...] = (
     GradientUnderflow,
     ScaleCollapse,
     LearningRate,
+    SoftmaxTwice,
+    InitialLoss,
     NonfiniteLoss,
     NonfiniteGradient,
     NonfiniteBuffer,

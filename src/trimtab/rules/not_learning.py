@@ -21,7 +21,8 @@ class NotLearning:
     After as much effort as `effort` steps at the full learning rate, the level of the loss is still within `gain` of
     its first level or of what guessing by frequency gives. It needs a loss whose chance level is known (cross-entropy
     or squared error, with targets told through `batch`). Warm-up counts for little effort; plateaus below chance are
-    no business of this rule, and a loss that falls beyond doubt is merely slow.
+    no business of this rule, and a loss that falls beyond doubt is merely slow. Or, where the gradient at the output
+    shows it, the loss of the answers alone is `worse` times that of blind guessing in `looks` looks, 20 steps apart.
 
     ## Why it matters
     Hours can pass in a run that looks alive: gradients flow, weights change, nothing is learned.
@@ -32,7 +33,7 @@ class NotLearning:
 
     code: ClassVar[str] = "LOSS004"
     name: ClassVar[str] = "not-learning"
-    needs: ClassVar[tuple[str, ...]] = ("chance",)
+    needs: ClassVar[tuple[str, ...]] = ("chance", "answer_ratio")
     hold: ClassVar[int] = 50
     every: ClassVar[int] = 10
     severity: Severity = Severity.WARN
@@ -40,13 +41,17 @@ class NotLearning:
     gain: float = 0.03
     moving: float = 3e-4
     slowly: float = 0.01
+    worse: float = 1.25
+    looks: int = 3
 
     def silent_while(self, window: Window) -> Bounds:
         """Of a run that was better than guessing once it is not said: its best level never rises."""
-        return {"chance": (max(window.level("loss").best, 0.0) / (1.0 - 2.0 * self.gain) * (1.0 + 1e-9), math.inf)}
+        least = max(window.level("loss").best, 0.0) / (1.0 - 2.0 * self.gain) * (1.0 + 1e-9)
+        return {"chance": (least, math.inf), "answer_ratio": (-math.inf, self.worse)}
 
     def check(self, window: Window) -> Iterator[Finding]:
-        """Fire when a good deal of effort left the loss at chance."""
+        """Fire when a good deal of effort left the loss at chance, or the answers worse than that."""
+        yield from self._worse(window)
         chance, level = window.scalar("chance"), window.level("loss")
         step = window.now.step
         if chance is None or window.schedule.effort < self.effort or window.now.layout.optimizer:
@@ -70,4 +75,19 @@ class NotLearning:
             start=level.start,
             chance=chance,
             update_ratio=ratio,
+        )
+
+    def _worse(self, window: Window) -> Iterator[Finding]:
+        ratio, known = window.scalar("answer_ratio"), window.last("answer_ratio", 64)[-self.looks :]
+        if ratio is None or len(known) < self.looks or window.schedule.effort < self.effort:
+            return
+        if min(known) < self.worse or known[-1] < 0.8 * known[0]:
+            return
+        yield found(
+            self,
+            window,
+            f"the answers are still worse than blind guesses at step {window.now.step}: their loss is {ratio:.3g} "
+            "times that of giving every answer the same share.",
+            ("output",),
+            ratio=ratio,
         )

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from trimtab.sample.measure.native import native
+from trimtab.sample.probes.answers import Answers
 from trimtab.sample.transfer import to_host
 
 SLICE = 2048
@@ -99,6 +100,7 @@ class BatchProbe:
         self.loss_kind = ""
         self.epoch = Epoch()
         self._steps = 0
+        self._has_targets = False  # the loop tells them
 
     def inputs(self, args: tuple[object, ...], kwargs: Mapping[str, object]) -> None:
         """Look at what a forward was called with."""
@@ -175,7 +177,17 @@ class BatchProbe:
             self._facts.pop(HELD_BACK, None)
             self._facts |= look_on_device(main)
 
+    def heard(self, answers: Answers) -> None:
+        """What answers were compared with: it counts where the loop tells no targets."""
+        if self._has_targets:
+            return
+        if answers.labels is not None:
+            self._count(answers.labels)
+        elif answers.values is not None and answers.values.ndim:
+            self._places.add(torch.from_numpy(answers.values))
+
     def _target(self, target: Tensor) -> None:
+        self._has_targets = True
         if not target.is_cpu:
             return
         facts = self._facts

@@ -47,6 +47,7 @@ class ForwardTap:
 
     def __init__(self, model: nn.Module, renew: Callable[[], None], contained: Contained) -> None:
         self.batch, self.output = BatchProbe(), OutputProbe(contained)
+        self.output.heard = self.batch.heard
         self._contained = contained
         self._exit_handle: Any = None
         self.looks_at_output = False  # the next one, as things stand
@@ -126,6 +127,8 @@ class ForwardTap:
 
     def loss(self, loss: Tensor) -> None:
         """The loop told a loss: which function it came from, now and then, and whether anything leads back from it."""
+        if self.output.wants_loss:
+            self.output.told(loss)
         if loss.is_leaf:  # asked so, no Python object is made of its graph
             self._detached = True
         elif self._told % KIND_EVERY < 2:

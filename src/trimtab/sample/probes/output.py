@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ from torch import Tensor
 from torch.utils.hooks import unserializable_hook
 
 from trimtab.core.contain import Contained
+from trimtab.sample.probes.answers import Answers, by_classes, by_values, by_yes_and_no
 from trimtab.sample.probes.batch import tensors_in
 from trimtab.sample.transfer import number, to_host
 from trimtab.torchutil.patch import own_hook
@@ -19,6 +21,10 @@ from trimtab.torchutil.patch import own_hook
 NUM_OUTPUTS = 8
 NUM_ROWS = 32
 NUM_COLUMNS = 512
+MAX_ROWS = 512
+"""Answers of a cross-entropy that are compared in a look."""
+MAX_COMPARED = 1 << 18
+"""Numbers of other answers."""
 SPREAD = "out_spread/varies"
 """The first of the two numbers that a device sends of it."""
 
@@ -32,6 +38,11 @@ class OutputProbe:
         self._towers: list[float] = []
         self._num_towers = 0
         self._factor: float | None = None
+        self._compared: Answers | None = None
+        self._pair: tuple[Tensor, Tensor] | None = None  # answers and their gradient, until the loss is known
+        self._loss: float | None = None
+        self.wants_loss = False
+        self.heard: Callable[[Answers], object] = id  # whoever wants to know what answers were compared with
         self.listen = self.wanted = False
         self.has_news = False  # whether anything was seen since the last step that asked
         self.loss_kind = ""
@@ -67,12 +78,25 @@ class OutputProbe:
         if self._factor is not None:
             out["loss_factor"] = self._factor
             self._factor = None
+        if self._compared is not None:
+            if math.isfinite(self._compared.blind):
+                out["answer_ratio"] = self._compared.loss / self._compared.blind
+            if self._compared.are_shares:
+                out["normalised_twice"] = 1.0
+            self._compared = None
+        self._pair, self._loss, self.wants_loss = None, None, False
         return out
+
+    def told(self, loss: Tensor) -> None:
+        """The loss of answers that are listened to, where only it tells what their gradient means."""
+        if loss.is_cpu and loss.numel() == 1:
+            self._loss = number(loss)
+            self._match()
 
     def _listen(self, output: object) -> None:
         """Find out how the loss was scaled before backward: 1 for a plain mean, 1/n where it was divided, below 0
         where it is climbed instead of descended."""
-        if self.loss_kind not in ("nll", "bce"):
+        if self.loss_kind not in ("nll", "bce", "mse"):
             return
         # The first that can be logits: a model that computes its own loss answers with that first.
         first = next((t for t in tensors_in(output) if t.dim() >= 1 and t.is_floating_point()), None)
@@ -85,10 +109,43 @@ class OutputProbe:
             with np.errstate(all="ignore"):
                 back = grad.detach()
                 self.has_news = True
+                if kind == "mse":
+                    self._pair = logits, back
+                    self._match()
+                    return
                 self._factor = _bce_factor(logits, back) if kind == "bce" else _nll_factor(logits, back, classes)
+                if self._factor is not None:
+                    self._compare(logits, back, kind, classes, self._factor)
 
         hook = unserializable_hook(self._contained.hook("listening to the output's gradient", arrived))  # type: ignore[no-untyped-call]
         own_hook(first.register_hook(hook))  # type: ignore[no-untyped-call]
+        self.wants_loss = kind == "mse"
+
+    def _compare(self, logits: Tensor, grad: Tensor, kind: str, classes: int, factor: float) -> None:
+        if kind == "bce":
+            if grad.numel() <= MAX_COMPARED:
+                self._hear(by_yes_and_no(_wide(logits), _wide(grad), factor=factor))
+            return
+        answers, back = _rows(logits, classes), _rows(grad, classes)
+        every = max(len(back) // MAX_ROWS, 1)
+        self._hear(by_classes(*(v[::every].astype(np.float64) for v in (answers, back)), upwards=factor < 0))
+
+    def _match(self) -> None:
+        if self._pair is None or self._loss is None or self._pair[1].numel() > MAX_COMPARED:
+            return
+        pair, self._pair = self._pair, None
+        with np.errstate(all="ignore"):
+            self._hear(by_values(_wide(pair[0]), _wide(pair[1]), self._loss))
+
+    def _hear(self, found: Answers | None) -> None:
+        self._compared = found
+        if found is not None:
+            self.has_news = True
+            self.heard(found)
+
+
+def _wide(tensor: Tensor) -> NDArray[np.float64]:
+    return to_host(tensor.float()).astype(np.float64)
 
 
 def _answers(given: list[Tensor]) -> int:
