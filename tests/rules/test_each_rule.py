@@ -466,6 +466,7 @@ RATES = [
     healthy("UPD001", "rejected", steps(60, lambda i: at(i, update_ratio=20.0, rejected=1.0))),
     trouble("GRAD007", "clipped to a thousandth", steps(100, lambda i: at(i, clip_coef=1e-3)), 5),
     trouble("GRAD007", "by the loop itself", steps(100, lambda i: at(i, handed=1e-3, lr__0=None)), 5),
+    healthy("GRAD007", "a loss scale that nobody told", steps(100, lambda i: at(i, handed=2.0**-16, lr__0=None))),
     healthy("GRAD007", "gently", steps(100, lambda i: at(i, clip_coef=0.5))),
     healthy("GRAD007", "now and then", steps(100, lambda i: at(i, clip_coef=1e-3 if i % 10 == 0 else 1.0))),
     healthy("GRAD007", "rejected steps say nothing", steps(100, lambda i: at(i, clip_coef=1e-3, rejected=1.0))),

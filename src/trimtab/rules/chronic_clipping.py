@@ -19,11 +19,15 @@ def _coef(scalars: Mapping[str, float]) -> float | None:
     if scalars.get("rejected") or scalars.get("scaler_skipped"):
         return None
     handed, mine = scalars.get("handed"), scalars.get("clip_coef")
+    if handed is not None and 0 < handed < 0.1 and abs(math.log2(handed) - round(math.log2(handed))) < UNSCALED:
+        handed = None  # a loss scale that the guard was not told of, taken out again: no clipping ends at such numbers
     if handed is None and mine is None:
         return None
     return min(handed if handed is not None else 1.0, 1.0) * (mine if mine is not None else 1.0)
 
 
+UNSCALED = 1e-3
+"""Loss scales are powers of two: so near to one lies what is left of a gradient after unscaling."""
 HARDLY = 1e-5
 """Updates of at most this share of the weights are next to none."""
 
