@@ -1,4 +1,4 @@
-"""GRAD008: gradients of several backward passes are computed, and all but the last are thrown away."""
+"""GRAD008: gradients are computed, and zeroed before any step uses them."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from trimtab.core.window import Window, found
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GradientsDropped:
-    """Gradients of several backward passes are computed for a step, and all but the last are thrown away.
+    """Gradients are computed, and zeroed before any step uses them.
 
     ## What it sees
-    One weight is listened to. Several backward passes brought it a gradient since the last step, and at the step it
-    holds the last of them alone, in `persist` looks in a row. Where the weight was moved in between (a sharpness-aware
-    step, a line search), or another optimizer made a step, beginning anew is meant.
+    One weight is listened to. Several backward passes added to its gradient since the last step, and in between it was
+    zeroed, in `persist` looks in a row. Where the weight was moved in between (a sharpness-aware step, a line search),
+    or another optimizer made a step, beginning anew is meant.
 
     ## Why it matters
     `zero_grad` inside an accumulation, or a step that is made only now and then: the batches in between are computed
@@ -36,14 +36,14 @@ class GradientsDropped:
     persist: int = 3
 
     def check(self, window: Window) -> Iterator[Finding]:
-        """Fire when only the last gradient is left several times in a row."""
+        """Fire when gradients were dropped several times in a row."""
         num = window.scalar("dropped")
         if not num or not window.streak("dropped", self.persist):
             return
         yield found(
             self,
             window,
-            f"{int(num) + 1} backward passes were made since the last step, and the gradient is that of the last one: "
-            f"{int(num)} of them were for nothing.",
+            f"the gradients of {int(num)} backward passes since the last step were zeroed before this one: they were "
+            "computed for nothing.",
             num_dropped=num,
         )

@@ -99,7 +99,7 @@ class Watch:
         if (factor := facts.get("loss_factor")) is not None and self._optimizer.param_groups[0].get("maximize"):
             facts["loss_factor"] = factor = -factor
         if isinstance(factor, float):
-            self._factor = abs(factor) if not 0.9 < abs(factor) < 1.1 else 1.0
+            self._factor = abs(factor) if not 0.85 < abs(factor) < 1.18 else 1.0
         if "backwards" in facts:
             several = facts["backwards"]
             self._heard += isinstance(several, float) and several > 1

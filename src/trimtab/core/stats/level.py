@@ -10,6 +10,8 @@ from typing import Any
 SHORT = 9
 FIRST = 3
 NOISE_DECAY = 0.97
+LUCK = 1.5
+"""Times the noise: as far below where a series stands all the time its best level may come to lie in a long run."""
 
 
 class Level:
@@ -66,6 +68,13 @@ class Level:
         weight = max(1.0 - NOISE_DECAY, 1.0 / max(self._num - SHORT + 1, 1))
         left = self.noise * (1.0 - weight) ** num
         return min(left, self.best_noise) if self.best_noise > 0 else left
+
+    def most_noise(self, num: int) -> float:
+        """No more than this is `noise` after `num` more values, whatever they are."""
+        if self._num <= 3 * SHORT:
+            return math.inf
+        weight = max(1.0 - NOISE_DECAY, 1.0 / max(self._num - SHORT + 1, 1))
+        return max(self.noise, 1e-12) * (1.0 + 7.0 * weight) ** num
 
     def rebase(self) -> None:
         """Forget the best level: the loop changed what it means."""

@@ -63,7 +63,7 @@ class Sentinel:
         self._left: Any = None
         self._before: Any = None
         self._num = 0
-        self._last: Any = None  # the newest of what arrived
+        self._added = self._dropped = 0  # gradients of this step that are in the sum, and that were in it
         self._since: tuple[int, int] | None = None  # steps of all optimizers, and writes to the weight, at the first
         self._listening = True
         self._mark: tuple[weakref.ref[Tensor], int] | None = None
@@ -104,10 +104,8 @@ class Sentinel:
     def _on_gradient(self, grad: Tensor) -> None:
         self._num += 1
         part = _leading(grad)
-        if self._since is None and self._param is not None:
-            self._since = Sentinel.num_steps, self._param._version
-        elif not isinstance(part, Tensor):
-            self._last = part + 0
+        if self._param is not None and _is_added(self._param):
+            self._pile_up(self._param)
         # A copy: the engine may hand this very memory on and add to it.
         if self._arrived is None:
             self._arrived = part + 0
@@ -115,12 +113,22 @@ class Sentinel:
             with np.errstate(all="ignore"):
                 self._arrived = self._arrived + part
 
+    def _pile_up(self, param: Tensor) -> None:
+        """A gradient is about to be added to the others of this step; where there are none left, they were dropped."""
+        if self._since is None:
+            self._since = Sentinel.num_steps, param._version
+        old = param.grad
+        if self._added and (old is None or (old.is_cpu and old.layout is torch.strided and not _leading(old).any())):
+            self._dropped += self._added
+            self._added = 0
+        self._added += 1
+
     def before(self, step: int, scale: float | Tensor) -> dict[str, float | Tensor]:
         """At the step, before anything of ours changed the gradient: what it is made of."""
         out: dict[str, float | Tensor] = {}
         param, num, heard = self._param, self._num, self._hook is not None
         arrived, self._arrived, self._num = self._arrived, None, 0
-        last, self._last = self._last, None
+        dropped, self._dropped, self._added = self._dropped, 0, 0
         since, self._since = self._since, None
         if param is None:
             return out
@@ -134,6 +142,9 @@ class Sentinel:
             return out
         if num != 1:
             out["backwards"] = float(num)
+        # A weight that was moved in between, or another optimizer's step, is a reason to begin anew.
+        if dropped and since == (Sentinel.num_steps, param._version):
+            out["dropped"] = float(dropped)
         if grad is None or grad.layout is not param.layout:
             self._before = self._left = None
             return out
@@ -150,10 +161,6 @@ class Sentinel:
                 with np.errstate(all="ignore"):  # huge and non-finite values may well be in it
                     dots = _dots(arrived, now, *old) if arrived.shape == now.shape else [0.0] * len(DOTS)
                 out |= facts_of(dots, tolerance, number(scale), len(now))
-                # A weight that was moved in between, or another optimizer's step, is a reason to begin anew.
-                alone = num > 1 and last is not None and len(now) >= 4 and since == (Sentinel.num_steps, param._version)
-                if alone and _is_all(now, last, tolerance) and not _is_all(now, arrived, 10.0 * tolerance):
-                    out["dropped"] = float(num - 1)
                 if "carried" not in out and old[0] is not None and _is_sum(now, arrived, old[0]):
                     out["carried"] = 1.0
         return out
@@ -175,13 +182,13 @@ class Sentinel:
             self._hook = None
 
 
-def _is_all(grad: Any, part: Any, tolerance: float) -> bool:
-    """Whether a gradient is this part of what arrived and nothing else, scaled at most."""
-    if part.shape != grad.shape:
+def _is_added(param: Tensor) -> bool:
+    """Whether the pass under way adds to the gradient of a leaf: `torch.autograd.grad` hands it to its caller only."""
+    try:
+        added: bool = torch._C._will_engine_execute_node(torch.autograd.graph.get_gradient_edge(param).node)
+    except RuntimeError:  # of a leaf that `torch.autograd.grad` was asked for it cannot be told
         return False
-    with np.errstate(all="ignore"):
-        pp, pg, gg = (float(np.vdot(a, b)) for a, b in ((part, part), (part, grad), (grad, grad)))
-        return pp > 0 and gg > 0 and pg > 0 and gg - pg * pg / pp <= tolerance**2 * gg
+    return added
 
 
 def _is_sum(grad: Any, arrived: Any, left: Any) -> bool:
