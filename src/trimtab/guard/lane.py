@@ -17,7 +17,7 @@ from trimtab.core.screen import Screen
 from trimtab.core.types import Column, Decision, Kind, Layout, Sample, Verdict
 from trimtab.guard.batches import Batches
 from trimtab.guard.buffers import BufferShadow
-from trimtab.guard.protect import Judge, Withheld, told_by_device
+from trimtab.guard.protect import Judge, Withheld, told_by_buffers, told_by_device
 from trimtab.guard.ranks import Together
 from trimtab.guard.rollback import Branches, Rollback
 from trimtab.remedies.cut_lr import LrMultiplier
@@ -165,6 +165,8 @@ class Lane:
             device_names=step.device_names,
             notes=step.notes,
             frozen=step.frozen,
+            later=step.later,
+            arrival=step.arrival,
         )
         if step.multiplied:
             self.multiplier.recover()
@@ -351,7 +353,8 @@ class Lane:
         step.layout, step.table, more = look.finish()
         step.scalars |= more
         if step.device_names and isinstance(measured, Tensor) and isinstance(step.table, Tensor):
-            step.table = torch.cat([step.table.reshape(-1), measured[-len(step.device_names) :]])
+            table = step.table.reshape(-1)
+            step.table = torch.cat([table, measured[-len(step.device_names) :].to(table.device, non_blocking=True)])
 
     def abandon(self) -> None:
         """Leave nothing temporary behind, whether the step ended well or raised."""
@@ -377,8 +380,9 @@ class Lane:
             if sample.phase == "train" and sample.step in self._decided_on_device:
                 self._decided_on_device.discard(sample.step)
                 told_by_device(told, clips=self._clips)
-                if self._clips:
-                    self._judge.heard(told)
+                if len(self._shadow):
+                    told_by_buffers(told, restored=self._reflexes)
+                self._judge.heard(told)
                 self.rejected += told["rejected"] > 0
         if "norm_before" in sample.scalars:
             sample = replace(sample, scalars=before_their_clipping(dict(sample.scalars)))
@@ -499,6 +503,7 @@ _TEXTS = {
         "index out of range",
         "class values must be",
         "should be between 0",
+        "device-side assert",
     ),
     "no_grad_error": ("does not require grad",),
 }

@@ -32,6 +32,8 @@ NUM_GLOBALS = len(GLOBALS)
 NEARLY = 1.0 - 1e-5
 """Of a limit: closer to it PyTorch's own norm decides, which may differ from another in its last digits."""
 BUFFERS = "norm of buffers "
+LARGEST = float(np.finfo(np.float32).max)
+"""A norm of finite gradients that is beyond what a device can send."""
 OFTEN = 0.5
 """Share of clipped steps above which `grad_scale` is the cheaper way to clip."""
 
@@ -54,6 +56,7 @@ class Judge:
         self._scope: Scope | None = None
         self._metered: Rows | None = None
         self._clip_rate = 0.0
+        self._look = False  # whether a step on a device looked wrong, which is known only now
         rejects = config.mode != "observe" and config.reject_above is not None
         self._reject_above = (config.reject_above or 0.0) * NEARLY if rejects else math.inf
         # Otherwise than by the norm of all gradients together.
@@ -86,7 +89,11 @@ class Judge:
             self._after_one_wait(step, rows, batch)
 
     def heard(self, scalars: Mapping[str, float]) -> None:
-        """Learn from what the device reported `lag` steps ago: how often it clips, and which norms it let through."""
+        """Learn from what the device reported `lag` steps ago: how often it clips, which norms it let through, and
+        whether it looked wrong: then the next step gets a thorough look."""
+        norm = math.nan if scalars.get("nonfinite_grads") else scalars["grad_norm"]
+        self._look = self.suspicion.looks_wrong(norm, scalars.get("loss"))
+        self.suspicion.note(norm)
         if (coef := scalars.get("clip_coef")) is not None:
             self._clip_rate += (float(coef < 1.0) - self._clip_rate) / 16
         if self._follow is not None and not scalars.get("rejected"):
@@ -212,11 +219,13 @@ class Judge:
             sound = all(map(math.isfinite, values[table + NUM_GLOBALS + 1 :]))
             values = values[:table]
         bad = [] if sound else self._shadow.bad()
+        norm = norm if nonfinite else min(norm, LARGEST)
         judged = Judged(norm, bool(nonfinite), bool(reject))
         step.table = values.reshape(measured.num_rows, measured.num_columns)
         _name_rows(step, rows, measured)
+        wrong = self.suspicion.looks_wrong(math.nan if nonfinite else norm, loss_value)
         self.suspicion.note(math.nan if nonfinite else norm)
-        if step.cadence or bad or nonfinite:
+        if step.cadence or bad or wrong:
             scope = self._scope_of(rows)
             here = scope.sends and measured.num_columns == len(FULL_COLUMNS)
             step.look = FullLook(
@@ -244,7 +253,9 @@ class Judge:
         meter = self._meter if self._metered is rows and self._meter is not None else self._meter_of(rows)
         limits = self._limits if self._follow is None else self._limits_now()
         step.captured = len(live) > 0 and live[0].is_cuda and torch.cuda.is_current_stream_capturing()
-        look = step.cadence and not step.captured
+        look, self._look = (step.cadence or self._look) and not step.captured, False
+        if len(self._shadow) and not step.captured:
+            step.scalars |= {f"{BUFFERS}{i}": one for i, one in enumerate(self._shadow.norms())}
         outgoing = None
         if self._alone and self._units is None and (not look or self._scope_of(rows).sends):
             outgoing = _outgoing(step, batch)
@@ -377,6 +388,8 @@ def _compute(step: Step, batch: Tensor | None) -> None:
 def told_by_device(told: dict[str, float], *, clips: bool) -> None:
     """Turn what a device decided into the words the host would have used for it."""
     told.pop("inverse_coef", None)
+    if not told.get("nonfinite_grads"):
+        told["grad_norm"] = min(told["grad_norm"], LARGEST)
     if not clips:
         told.pop("clip_coef", None)
     if not told.pop("nonfinite_grads", 0.0):
@@ -384,6 +397,15 @@ def told_by_device(told: dict[str, float], *, clips: bool) -> None:
     told["nonfinite_grads"] = 1.0
     if "scale" in told and math.isfinite(told.get("loss", 0.0)):
         told |= {"routine_overflow": 1.0, "rejected": 0.0}
+
+
+def told_by_buffers(told: dict[str, float], *, restored: bool) -> None:
+    """Say that buffers went bad where the norm of one is not finite; `restored`: the device has put them back."""
+    norms = [told.pop(name) for name in list(told) if name.startswith(BUFFERS)]
+    if bad := sum(not math.isfinite(norm) for norm in norms):
+        told["bad_buffers"] = float(bad)
+        if restored:
+            told["buffers_restored"] = 1.0
 
 
 def _gradients(rows: Rows, step: Step) -> tuple[list[Tensor], list[Tensor], list[int] | None]:

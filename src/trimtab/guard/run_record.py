@@ -26,6 +26,7 @@ from trimtab.record.recorder import Recorder
 from trimtab.record.sinks import adapt
 from trimtab.record.writer import RunWriter
 from trimtab.sample.rows import Parts
+from trimtab.sample.transfer import is_here
 
 log = logging.getLogger("trimtab")
 
@@ -49,7 +50,7 @@ def lag_for(config: Config, model: nn.Module) -> int:
     """The configured lag, else 0 where everything is on the CPU and 1 on accelerators."""
     if config.lag is not None:
         return config.lag
-    return 0 if all(p.device.type == "cpu" for p in model.parameters()) else 1
+    return 0 if all(map(is_here, model.parameters())) else 1
 
 
 def open_recorder(

@@ -16,7 +16,8 @@ class LabelRange:
 
     ## What it sees
     Targets of a binary cross-entropy lie outside 0 to 1 (told through `batch`). Class numbers beyond the number of
-    classes end a step with an exception, which is reported under this name as well.
+    classes end a step with an exception, which is reported under this name as well. On a GPU that is an assertion in a
+    kernel, which does not say what failed; most often it is this.
 
     ## Why it matters
     Masks with values 0 and 255, labels that begin at 1, a class that was added without a larger head: the loss has no
@@ -35,8 +36,11 @@ class LabelRange:
     def check(self, window: Window) -> Iterator[Finding]:
         """Fire on impossible targets."""
         if window.scalar("label_error"):
-            texts = window.now.notes.get("exception", ())
-            yield found(self, window, f"a label or token is out of range: {': '.join(texts)}", ("targets",))
+            text = ": ".join(window.now.notes.get("exception", ()))
+            story = "a label or token is out of range"
+            if "device-side assert" in text:
+                story = "an assertion failed on the device, most likely because a label or token is out of range"
+            yield found(self, window, f"{story}: {text}", ("targets",))
             return
         share = window.scalar("targets_outside")
         if share:

@@ -52,7 +52,9 @@ class NonfiniteBuffer:
             name=self.name,
             step=sample.step,
             severity=self.severity,
-            message=f"{bad.size} buffers became NaN or Inf, first {names[0] if names else 'unknown'}.{restored}",
+            message=f"{bad.size} buffers became NaN or Inf, first {names[0]}.{restored}"
+            if names
+            else f"some buffer became NaN or Inf.{restored}",
             subject=names,
             evidence={"num_tensors": float(bad.size)},
         )

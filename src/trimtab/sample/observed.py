@@ -11,14 +11,16 @@ import torch
 from torch import Tensor
 
 from trimtab.core.errors import InputError
+from trimtab.sample.transfer import is_here
 
 
 def scalar_loss(loss: object, *, strict: bool) -> Tensor | float:
     """The loss as one detached number; `strict` wants a tensor, as `guard.step` does."""
     if isinstance(loss, Tensor):
-        if loss.dtype is torch.float32 and not loss.is_cpu and not loss.dim():
+        here = is_here(loss)
+        if not here and loss.dtype is torch.float32 and not loss.dim():
             return loss.detach()  # the usual case on an accelerator
-        if loss.is_cpu and loss.is_floating_point() and loss.numel() == 1:
+        if here and loss.is_floating_point() and loss.numel() == 1:
             return float(loss.item())  # now: what a loop does to the tensor afterwards is none of this step
         if loss.numel() != 1:
             raise InputError(
@@ -27,7 +29,7 @@ def scalar_loss(loss: object, *, strict: bool) -> Tensor | float:
             )
         if loss.is_complex():
             raise InputError(f"the loss is complex ({loss.dtype}); expected a real number, for example loss.abs()")
-        if loss.is_cpu:
+        if here:
             return float(loss.detach())
         return loss.detach().reshape(()) if loss.dim() else loss.detach()
     if strict or isinstance(loss, bool) or not isinstance(loss, int | float):

@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 from trimtab.core.errors import InputError
 from trimtab.core.types import FULL_COLUMNS, NORM_COLUMNS, Column, Kind, Layout
 from trimtab.sample.measure import reference as measure
-from trimtab.sample.transfer import upload
+from trimtab.sample.transfer import is_here, upload
 from trimtab.torchutil.optimizers import params_of
 
 
@@ -48,7 +48,7 @@ class Rows:
         self.names = tuple(called)
         self.other_names = tuple(names.get(id(p), "unnamed") for p in self.others)
         self.num_listed = sum(map(len, self.groups))
-        self.on_host = all(p.device.type == "cpu" for p in self.params)
+        self.on_host = all(map(is_here, self.params))
         self._odd = [i for i, p in enumerate(self.params) if p.is_complex()]
         self._num_checked, self._special = -1, True
         self._indices: dict[torch.device, list[Tensor]] = {}

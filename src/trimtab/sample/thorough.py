@@ -106,7 +106,9 @@ class FullLook:
         if not isinstance(grads, Tensor) or not isinstance(weights, Tensor):
             return layout, SentParts([grads, weights, scope.probe.send(), *last], scope.values_of), {}
         updates = scope.probe.table()
-        table = torch.cat([piece.to(grads.device, non_blocking=True) for piece in (grads, weights, updates, *last)])
+        # To the device of the weights: where there is no gradient at all their table is on the host.
+        device = weights.device
+        table = torch.cat([piece.to(device, non_blocking=True) for piece in (grads, weights, updates, *last)])
         return layout, table, self._scalars(weights, updates)
 
     def _scalars(self, weights: Tensor, updates: Tensor) -> dict[str, float | Tensor]:

@@ -3,6 +3,7 @@ place where the host may have to wait."""
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,6 +15,18 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from trimtab.core.types import ABSENT, F32, FROZEN, Layout, Sample
+
+log = logging.getLogger("trimtab")
+_LOST: list[object] = []
+"""Memory that copies from a failed device were sent to: PyTorch ends the process where it is given back after that."""
+Notes = dict[str, tuple[str, ...]]
+Later = Callable[[dict[str, float], Notes], None]
+"""Adds facts and notes to those of a step once what it sent to the host has arrived there."""
+
+
+def is_here(tensor: Tensor) -> bool:
+    """Whether the host can read a tensor where it is. Of any other it waits for what it sent, until its step is due."""
+    return tensor.is_cpu
 
 
 class Sent:
@@ -81,6 +94,7 @@ class _Delayed:
     phase: str
     notes: dict[str, tuple[str, ...]]
     frozen: tuple[int, ...]
+    later: Sequence[Later] = ()
     event: torch.cuda.Event | None = None
     loose: tuple[tuple[str, ...], Tensor] | None = None
 
@@ -106,28 +120,33 @@ class DelayedSamples:
         phase: str = "train",
         notes: dict[str, tuple[str, ...]] | None = None,
         frozen: tuple[int, ...] = (),
+        later: Sequence[Later] = (),
+        arrival: torch.cuda.Event | None = None,
     ) -> None:
         """Put a table and its scalars on their way; device values travel together, without stopping the device.
 
         `device_names` are the names of values that stand behind the table in the same flat buffer; `frozen` are the
-        rows whose parameters want no gradient. A table that is `Sent` is on its way already.
+        rows whose parameters want no gradient. A table that is `Sent` is on its way already. `later` makes facts of
+        what probes sent, which is there when `arrival` is.
         """
-        delayed = _Delayed(step, layout, table, device_names, scalars, phase, notes or {}, frozen)
-        on_device = isinstance(table, Tensor) and table.is_cuda
+        delayed = _Delayed(step, layout, table, device_names, scalars, phase, notes or {}, frozen, later, arrival)
+        on_device = isinstance(table, Tensor) and _leaves(table)
         mine: dict[str, Tensor] = {}
         if on_device or set(map(type, scalars.values())) != _FLOATS:
-            mine = {k: v for k, v in scalars.items() if isinstance(v, Tensor) and v.is_cuda}
+            mine = {k: v for k, v in scalars.items() if isinstance(v, Tensor) and _leaves(v)}
         if mine or on_device:
             delayed.scalars = {k: v for k, v in scalars.items() if k not in mine}
             values = [v.detach().reshape(-1).float() for v in mine.values()]
             names = tuple(name for k, v in mine.items() for name in names_of(k, v))
+            on_gpu = table.is_cuda if isinstance(table, Tensor) and on_device else values[0].is_cuda
             if isinstance(table, Tensor) and on_device:
                 delayed.device_names = (*device_names, *names)
-                delayed.table = _sent(torch.cat([table.reshape(-1), *values]) if values else table.reshape(-1))
+                delayed.table = sent(torch.cat([table.reshape(-1), *values]) if values else table.reshape(-1))
             else:  # the table is known on the host already: only these numbers are under way
-                delayed.loose = (names, _sent(torch.cat(values)))
-            delayed.event = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            delayed.event.record()
+                delayed.loose = (names, sent(torch.cat(values)))
+            if on_gpu:
+                delayed.event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+                delayed.event.record()
         self._waiting.append(delayed)
 
     def due(self, step: int) -> Iterator[Sample]:
@@ -136,9 +155,17 @@ class DelayedSamples:
             yield self._open(self._waiting.popleft())
 
     def drain(self) -> Iterator[Sample]:
-        """Everything still under way."""
+        """Everything still under way; nothing of it where the device has failed."""
         while self._waiting:
-            yield self._open(self._waiting.popleft())
+            delayed = self._waiting.popleft()
+            try:
+                sample = self._open(delayed)
+            except RuntimeError as error:  # such as an assertion in a kernel: all that comes after it fails alike
+                log.warning("the last %d steps cannot be read from their device (%s)", len(self._waiting) + 1, error)
+                _LOST.extend([delayed, *self._waiting])
+                self._waiting.clear()
+                return
+            yield sample
 
     def _open(self, delayed: _Delayed) -> Sample:
         if delayed.event is not None:
@@ -163,6 +190,8 @@ class DelayedSamples:
         table = table.reshape(len(delayed.layout.names), len(delayed.layout.columns))
         if delayed.frozen:
             table = _marked(table, delayed.frozen)
+        for add in delayed.later:
+            add(scalars, delayed.notes)
         table.setflags(write=False)
         return Sample(
             step=delayed.step,
@@ -248,9 +277,68 @@ def names_of(name: str, value: Tensor) -> tuple[str, ...]:
     return (name,) if value.numel() == 1 else tuple(f"{name}/{i}" for i in range(value.numel()))
 
 
-def _sent(flat: Tensor) -> Tensor:
-    """Put on its way to pinned memory of the host, which does not wait for it."""
-    return torch.empty(flat.shape, dtype=flat.dtype, device="cpu", pin_memory=True).copy_(flat, non_blocking=True)
+def _leaves(tensor: Tensor) -> bool:
+    return tensor.is_cuda or not is_here(tensor)
+
+
+def sent(tensor: Tensor) -> Tensor:
+    """A copy on its way to the host, which does not wait for it: to be read, by `to_host`, when its step is due."""
+    if not tensor.is_cuda:
+        return tensor.detach().clone()
+    memory = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu", pin_memory=True)
+    return memory.copy_(tensor.detach(), non_blocking=True)
+
+
+class Copies:
+    """Sends copies to memory of the host that is used again once they were read: getting new memory takes time."""
+
+    def __init__(self) -> None:
+        self._free: dict[tuple[torch.dtype, torch.Size], list[Tensor]] = {}
+
+    def send(self, flat: Tensor) -> Tensor:
+        """A copy on its way; it may be read when its step is due, and is then to be handed back."""
+        if not flat.is_cuda:
+            return flat.detach().clone()
+        free = self._free.get((flat.dtype, flat.shape))
+        memory = free.pop() if free else torch.empty(flat.shape, dtype=flat.dtype, device="cpu", pin_memory=True)
+        try:
+            return memory.copy_(flat, non_blocking=True)
+        except RuntimeError:
+            _LOST.append(memory)
+            raise
+
+    def hand_back(self, copy: Tensor) -> None:
+        """It was read."""
+        if copy.is_cpu:
+            if len(self._free) > MAX_SIZES:  # batches of any size: the usual ones come back
+                self._free.clear()
+            self._free.setdefault((copy.dtype, copy.shape), []).append(copy)
+
+
+MAX_SIZES = 16
+
+
+class Arrivals:
+    """Notes on the device's stream that what was sent so far is there once they are passed."""
+
+    def __init__(self) -> None:
+        self._free: list[torch.cuda.Event] = []
+        self._stream: Any = None
+        self._raw = -1
+
+    def note(self, device: torch.device) -> torch.cuda.Event:
+        """After everything that was launched so far."""
+        # The stream that is current now is asked for by its number, which is quick.
+        raw = torch._C._cuda_getCurrentRawStream(device.index or 0)
+        if raw != self._raw:
+            self._raw, self._stream = raw, torch.cuda.current_stream(device)
+        event = self._free.pop() if self._free else torch.cuda.Event()  # type: ignore[no-untyped-call]
+        event.record(self._stream)
+        return event
+
+    def hand_back(self, event: torch.cuda.Event) -> None:
+        """It was waited for."""
+        self._free.append(event)
 
 
 def _marked(table: F32, frozen: tuple[int, ...]) -> F32:

@@ -15,12 +15,12 @@ from trimtab.core.types import F32, Layout
 from trimtab.sample.probes.activations import ActivationTap
 from trimtab.sample.probes.batch import CHANCE_EVERY
 from trimtab.sample.probes.forward import ForwardTap, inert
-from trimtab.sample.probes.ledger import AveragedProbe, Ledger
+from trimtab.sample.probes.ledger import AveragedProbe, DelayedLedger, Ledger
 from trimtab.sample.probes.sentinel import Products, Sentinel
 from trimtab.sample.probes.wiring import TemperatureProbe, Wiring, is_due
 from trimtab.sample.rows import Rows, roots_of
 from trimtab.sample.thorough import FullLook
-from trimtab.sample.transfer import Sent
+from trimtab.sample.transfer import Arrivals, Later, Notes, Sent
 from trimtab.torchutil.patch import own_hook
 
 LISTEN, LISTEN_EVERY, SPREAD_EVERY = 3, 20, 10
@@ -46,6 +46,9 @@ class Watch:
         self._activations = activations if first else None
         self._sentinel = Sentinel(self._contained)
         self._ledger: Ledger | None = None
+        self._delayed: DelayedLedger | None = None  # the same, of weights on a device
+        self._away = self._on_gpu = False
+        self._arrivals = Arrivals()
         self._rows: Rows | None = None
         self._wiring = Wiring(model, optimizers) if first else None
         self._averaged = AveragedProbe(ema) if first and ema is not None else None
@@ -73,6 +76,8 @@ class Watch:
         facts.update(tap.batch.take())
         if tap.output.has_news:
             facts.update(tap.output.take())
+        if self._away:
+            self._await(step)
         if (
             number % CHANCE_EVERY == 0
             and "chance" not in facts
@@ -85,6 +90,8 @@ class Watch:
         if heard := self._sentinel.before(number, 1.0 if scale is None else scale):
             facts.update(heard)
             step.products = self._sentinel.take_products()
+            if self._away and (later := self._sentinel.take_later()) is not None:
+                step.later.append(later)
             if facts.get("carried") == 0.0:
                 del facts["carried"]  # nothing was: not worth a line in the record, nor a question to a rule
         if scale is None and facts.get("autocast") == 0.0:
@@ -119,6 +126,44 @@ class Watch:
             _merge(step, self._ledger.after())
             if self._ledger.due:
                 self._lag(step, self._ledger)
+        if self._away:
+            if self._delayed is not None:
+                step.later.append(self._delayed.after())
+            if step.later:
+                self._send_off(step, rows)
+
+    def _send_off(self, step: Step, rows: Rows) -> None:
+        """Everything is on its way: it is looked at when the step is due."""
+        found, event = step.later, self._arrivals.note(rows.params[0].device) if self._on_gpu else None
+
+        def later(facts: dict[str, float], notes: Notes) -> None:
+            if event is not None:
+                self._arrivals.hand_back(event)
+            for add in found:
+                try:
+                    add(facts, notes)
+                except Exception as error:
+                    self._contained.report("looking at what a device sent", error)
+
+        step.later, step.arrival = [later], event
+
+    def _await(self, step: Step) -> None:
+        """What probes sent to the host of things on a device: it is looked at when the step is due."""
+        if self._on_gpu and torch.cuda.is_current_stream_capturing():
+            return
+        batch, output = self._tap.batch, self._tap.output
+        found: list[Later | None] = []
+        if output.waits:  # before the batch: what answers were compared with counts where no targets are told
+            found.append(output.delayed(climbs=bool(self._optimizer.param_groups[0].get("maximize"))))
+        if batch.waits:
+            found.append(batch.delayed())
+        if self._delayed is not None:
+            self._delayed.before(step.scalars)
+        if self._temperature is not None:
+            found.append(self._temperature.delayed(step.number))
+        if self._averaged is not None:
+            found.append(self._averaged.delayed())
+        step.later = [one for one in found if one is not None]
 
     def _look_at_more(self, step: Step) -> None:
         """What only some models have."""
@@ -144,11 +189,17 @@ class Watch:
         self._rows = rows
         self._sentinel.remove()
         self._sentinel = Sentinel(self._contained)
-        if self._ledger is not None:
-            self._ledger.remove()
+        for known in (self._ledger, self._delayed):
+            if known is not None:
+                known.remove()
         # What lies in shared memory other processes may move as well (hogwild): who did cannot be told.
-        alone = rows.on_host and not any(p.is_shared() for p in rows.params)  # type: ignore[no-untyped-call]
-        self._ledger = Ledger(self._optimizer, rows.names, rows.params, self._contained) if alone else None
+        alone = not rows.on_host or not any(p.is_shared() for p in rows.params)  # type: ignore[no-untyped-call]
+        ledger = Ledger(self._optimizer, rows.names, rows.params, self._contained) if alone else None
+        self._ledger, self._delayed = (ledger, None) if rows.on_host else (None, None)
+        devices = {p.device for p in rows.params}
+        self._away, self._on_gpu = not rows.on_host, any(d.type == "cuda" for d in devices)
+        if self._away and ledger is not None and len(devices) == 1:  # what is on several cannot be read at once
+            self._delayed = DelayedLedger(ledger)
         temperature = TemperatureProbe(rows.names, rows.params)
         self._temperature = temperature if temperature.found else None
         kinds = {p.dtype for p in rows.params}
@@ -158,8 +209,9 @@ class Watch:
 
     def renew(self) -> None:
         """Other weights were put in place on purpose: loaded, or gone back to."""
-        if self._ledger is not None:
-            self._ledger.declare()
+        for known in (self._ledger, self._delayed):
+            if known is not None:
+                known.declare()
 
     def loaded(self) -> None:
         """The same, from a hook inside the user's own call."""
@@ -168,8 +220,9 @@ class Watch:
     def remove(self) -> None:
         """Take every hook off."""
         self._sentinel.remove()
-        if self._ledger is not None:
-            self._ledger.remove()
+        for known in (self._ledger, self._delayed):
+            if known is not None:
+                known.remove()
         for undo in self._undo:
             undo()
         self._undo.clear()
@@ -220,3 +273,5 @@ class Step:
     multiplied: bool = False  # its learning rates are cut or limited
     products: Products | None = None  # still to be computed, on the device
     captured: bool = False  # recorded into a CUDA graph: there is nobody to tell
+    later: list[Later] = field(default_factory=list)  # makes facts of what probes sent to the host
+    arrival: torch.cuda.Event | None = None  # when that is there

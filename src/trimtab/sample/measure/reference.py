@@ -14,7 +14,7 @@ from torch import Tensor
 
 from trimtab.core.types import ABSENT, F32, Column
 from trimtab.sample.measure.native import native
-from trimtab.sample.transfer import Sent, names_of, number, to_host, upload
+from trimtab.sample.transfer import Sent, is_here, names_of, number, to_host, upload
 
 GLOBALS = ("grad_norm", "nonfinite_grads", "rejected", "clip_coef", "inverse_coef")
 """What the device decides about a step, in the order it stands behind the table."""
@@ -177,16 +177,16 @@ def norms(tensors: Sequence[Tensor]) -> Tensor:
     if not tensors:
         return torch.zeros(0, dtype=torch.float32, device="cpu")
     first, given = tensors[0].device, tensors if isinstance(tensors, list) else list(tensors)
-    wide = _accumulator({t.dtype for t in given}, first)
+    wide = _accumulator({t.dtype for t in given}, first, here=is_here(tensors[0]))
     out = torch._foreach_norm(given, 2.0, dtype=wide) if wide else torch._foreach_norm(given, 2.0)
     if first.type != "cpu" and any(o.device != first for o in out):
         out = tuple(o.to(first, non_blocking=True) for o in out)
     return torch.stack(out)
 
 
-def _accumulator(dtypes: set[torch.dtype], device: torch.device) -> torch.dtype | None:
+def _accumulator(dtypes: set[torch.dtype], device: torch.device, *, here: bool) -> torch.dtype | None:
     """What to accumulate in; None where the tensors' own type is right and nothing need be converted."""
-    if device.type != "cpu":
+    if not here:
         return torch.float32 if device.type == "mps" else torch.float64
     if len(dtypes) == 1 and not dtypes & _LOW:
         return None
@@ -221,7 +221,7 @@ def full(tensors: Sequence[Tensor], *, fractions: bool = True) -> Tensor:
     if not tensors:
         return torch.zeros(0, len(Column), dtype=torch.float32, device="cpu")
     device = tensors[0].device
-    if device.type == "cpu":
+    if is_here(tensors[0]):
         if (table := compiled_columns(tensors)) is not None:
             if not fractions:
                 table[:, 5:] = torch.nan
@@ -240,7 +240,7 @@ def compiled_columns(tensors: Sequence[Tensor]) -> Tensor | None:
 
 def sizes(tensors: Sequence[Tensor]) -> Tensor:
     """Rows for tensors of which only the size matters (weights, updates): L2 and exact counts, the rest unmeasured."""
-    if not tensors or tensors[0].device.type != "cpu":
+    if not tensors or not is_here(tensors[0]):
         return full(tensors, fractions=False)
     if (read := compiled_columns(tensors)) is not None:
         read[:, 1:3] = read[:, 5:] = torch.nan

@@ -7,7 +7,6 @@ their results into pinned memory, too. Each step has such memory to itself until
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
@@ -23,6 +22,7 @@ from torch import Tensor
 
 from trimtab.core.types import ABSENT, F32, Column
 from trimtab.sample.measure import reference as measure
+from trimtab.sample.measure.graphs import recorded
 from trimtab.sample.measure.kernels import (
     advance,
     chunk_stats,
@@ -37,7 +37,6 @@ from trimtab.sample.measure.reference import DOTS, GLOBALS, KINDS, NUM_OTHERS, L
 from trimtab.sample.probes.batch import LARGE, SLICE
 from trimtab.sample.transfer import Replays, Sent, upload
 
-log = logging.getLogger("trimtab")
 NUM_COLUMNS = len(Column)
 NUM_RING = 4
 NUM_SHARES, NUM_DOTS = 64, len(DOTS)
@@ -359,7 +358,8 @@ class Plan:
             self._launch(slot, tensors, measured, way)
             self._runs += 1
             if self._graphs_work and self._runs > self._graph_after and way.target:
-                slot.graphs[key] = self._recorded(lambda: self._launch(slot, tensors, measured, way))
+                slot.graphs[key] = recorded(self._device, lambda: self._launch(slot, tensors, measured, way))
+                self._graphs_work = slot.graphs[key] is not None
         if self._on_gpu:
             self._note_end(slot)
 
@@ -369,23 +369,6 @@ class Plan:
         if raw != self._raw:
             self._raw, self._stream = raw, torch.cuda.current_stream(self._device)
         slot.event.record(self._stream)
-
-    def _recorded(self, launch: Callable[[], None]) -> Any:
-        """The launches as one graph; None where that does not work. Nothing is run."""
-        graph = torch.cuda.CUDAGraph()
-        try:
-            with torch.cuda.device(self._device), torch.cuda.stream(torch.cuda.Stream(self._device)):  # type: ignore[no-untyped-call]
-                # Relaxed: what other threads do meanwhile, and objects that Python deletes just now, do not matter.
-                graph.capture_begin(capture_error_mode="relaxed")
-                try:
-                    launch()
-                finally:
-                    graph.capture_end()
-        except Exception as error:
-            log.debug("the measuring launches cannot be recorded as a graph (%s); they go out one by one", error)
-            self._graphs_work = False
-            return None
-        return super(torch.cuda.CUDAGraph, graph).replay  # without the frame of Python around it
 
     def _launch(self, slot: _Slot, tensors: Sequence[Tensor], measured: Measured, way: _Way) -> None:
         flat = measured.flat

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from trimtab.sample.measure.native import native
 from trimtab.sample.probes.answers import Answers
-from trimtab.sample.transfer import to_host
+from trimtab.sample.transfer import Copies, Later, Notes, is_here, to_host
 
 SLICE = 2048
 """Leading elements that stand for a tensor in its fingerprint and spread."""
@@ -33,6 +33,14 @@ HELD_BACK = "in_values"
 """Under this name a batch on a device is handed on: it is looked at together with the gradients."""
 MAX_HELD = 1 << 26
 """Bytes up to which a batch is kept from the forward to the step."""
+MAX_SENT = 1 << 14
+"""Elements of float targets on a device that are sent to the host: whole rows, as many as fit."""
+MAX_WAITING = 64
+"""Forwards and targets on a device that are remembered for the next step, if there is one."""
+FIRST = 4
+"""Batches at first, on a device, whose samples are compared with each other whatever they begin with."""
+MORE_BAD, SAME_ROWS = "in_bad/more", "in_flat/rows"
+"""What a device counts beside what its kernels look at: further tensors with NaN or Inf, batches of equal samples."""
 _SAME_IN_NUMPY = (torch.float32, torch.int64, torch.int32, torch.uint8)
 
 
@@ -101,16 +109,17 @@ class BatchProbe:
         self.epoch = Epoch()
         self._steps = 0
         self._has_targets = False  # the loop tells them
+        # Of batches on a device: what was sent of them, and whether their samples are compared with each other.
+        self._waiting: list[Later] = []
+        self._copies = Copies()
+        self._num_first, self._begin_alike = 0, False
 
     def inputs(self, args: tuple[object, ...], kwargs: Mapping[str, object]) -> None:
         """Look at what a forward was called with."""
         if len(args) == 1 and not kwargs and args[0].__class__ is Tensor and args[0].layout is torch.strided:
             main = args[0]  # the usual case
             self._ids.add(main.data_ptr())
-            if main.is_cpu or not main.numel():
-                self._look([main])
-            else:
-                self._look_on_device(main)
+            self._look([main])
             return
         found = list(tensors_in((args, dict(kwargs) if kwargs else ())))[:NUM_TENSORS]
         self._ids.update(tensor.data_ptr() for tensor in found)
@@ -136,11 +145,40 @@ class BatchProbe:
         out, self._facts = self._facts, {}
         self._ids.clear()
         self._steps += 1
+        if self._waiting:
+            return out  # the rest is known later
         if self.epoch.length is not None and (stuck := self.epoch.step_done()) > 1:
             out["stuck"] = float(stuck)
         if self._steps % CHANCE_EVERY == 1 and (chance := self._chance()) is not None:
             out["chance"] = chance
         return out
+
+    @property
+    def waits(self) -> bool:
+        """Whether anything was sent of batches on a device since the last step that asked."""
+        return len(self._waiting) > 0
+
+    def delayed(self) -> Later | None:
+        """The same of batches on a device, once what was sent of them has arrived; None where none was."""
+        if not self._waiting:
+            return None
+        waiting, self._waiting = self._waiting, []
+        due = self._steps % CHANCE_EVERY == 1
+
+        def later(facts: dict[str, float], notes: Notes) -> None:
+            with np.errstate(all="ignore"):
+                for add in waiting:
+                    add(facts, notes)
+            if bad := facts.pop(MORE_BAD, 0.0):
+                facts["in_bad"] = facts.get("in_bad", 0.0) + bad
+            if facts.pop(SAME_ROWS, 0.0):
+                facts["in_flat"] = 1.0
+            if (stuck := self.epoch.step_done()) > 1:
+                facts["stuck"] = float(stuck)
+            if due and (chance := self._chance()) is not None:
+                facts["chance"] = chance
+
+        return later
 
     def _look(self, found: Sequence[Tensor]) -> None:
         facts, main = self._facts, found[0]
@@ -148,7 +186,9 @@ class BatchProbe:
         if num == 0:
             facts["in_empty"] = 1.0
             return
-        if not main.is_cpu:
+        if not is_here(main):
+            if can_be_sent(main):
+                self._send(found)
             self._look_on_device(main)
             return
         read = native and native.leading(main, SLICE, MARKED)
@@ -162,10 +202,52 @@ class BatchProbe:
         # What was looked at is sound if its size is: only the rest has to be searched.
         if len(found) > 1 or (square is not None and (num > SLICE or not size < math.inf)):
             for tensor in found[1:] if size < math.inf and num == num_read else found:
-                if tensor.is_floating_point() and tensor.is_cpu and tensor.numel() and _nonfinite(tensor):
+                if tensor.is_floating_point() and is_here(tensor) and tensor.numel() and _nonfinite(tensor):
                     facts["in_bad"] = float(facts.get("in_bad", 0.0)) + 1.0
         if alike and _same_rows(main):
             facts["in_flat"] = 1.0
+
+    def _send(self, found: Sequence[Tensor]) -> None:
+        """Send the beginning of a batch on a device to the host, and count there what it would search for."""
+        facts, main = self._facts, found[0]
+        if len(self._waiting) >= MAX_WAITING:
+            return
+        if isinstance(held := facts.get(HELD_BACK), Tensor):  # another micro-batch: the kernels look at one
+            self._count_bad(held)
+        for tensor in found[1:]:
+            if tensor.is_floating_point() and not is_here(tensor) and tensor.numel():
+                self._count_bad(tensor)
+        self._num_first += 1
+        if (self._begin_alike or self._num_first <= FIRST) and main.dim() > 1 and len(main) >= MIN_ROWS:
+            flat = (main == main[:1]).all().float()
+            facts[SAME_ROWS] = flat if SAME_ROWS not in facts else flat + facts[SAME_ROWS]
+        width, floats = main.numel() // max(len(main), 1) if main.dim() > 1 else 0, main.is_floating_point()
+        step = MARKED if width >= SLICE else width  # of one sample to the next in what is sent
+        several = len(self._waiting) > 0
+        copy = self._copies.send(_leading_rows(main))
+
+        def later(facts: dict[str, float], notes: Notes) -> None:
+            values = _leading(copy) if copy.is_cpu else _leading(copy.to("cpu"))
+            facts["in_print"] = mark = float(crc32(values[:MARKED].data))
+            if self.epoch.length is not None and (row := self.epoch.saw(int(mark))):
+                facts["replayed"] = float(row)
+            if floats and (several or "in_rms" not in facts):
+                size = sqrt(float(np.vdot(values, values)) / values.size)
+                if size > facts.get("in_rms", 0.0):
+                    facts["in_rms"] = size
+            # Samples that begin alike are compared as a whole, in the steps to come.
+            self._begin_alike = 0 < step < values.size and values.item(0) == values.item(step)
+            if self._begin_alike:
+                some = min(step, MARKED)
+                self._begin_alike = np.array_equal(values[:some], values[step : step + some])
+            self._copies.hand_back(copy)
+
+        self._waiting.append(later)
+
+    def _count_bad(self, tensor: Tensor) -> None:
+        bad = _is_bad(tensor.detach().reshape(-1))
+        known = self._facts.get(MORE_BAD)
+        self._facts[MORE_BAD] = bad if known is None else known + bad
 
     def _look_on_device(self, main: Tensor) -> None:
         """Without waiting: numbers that stay on the device until their step is judged."""
@@ -188,23 +270,47 @@ class BatchProbe:
 
     def _target(self, target: Tensor) -> None:
         self._has_targets = True
-        if not target.is_cpu:
-            return
         facts = self._facts
         if target.numel() == 0:
             facts["in_empty"] = 1.0
+        elif not is_here(target):
+            self._send_target(target)
+        elif target.is_floating_point() and _nonfinite(target):
+            facts["in_bad"] = float(facts.get("in_bad", 0.0)) + 1.0
+        else:
+            self._labels(target, target.dim(), facts)
+
+    def _send_target(self, target: Tensor) -> None:
+        """Send targets on a device to the host: all of them where they are few."""
+        if len(self._waiting) >= MAX_WAITING or target.is_complex() or not can_be_sent(target):
             return
+        dim = target.dim()
+        if target.is_floating_point():
+            self._count_bad(target)
+            num = max(MAX_SENT // max(target.numel() // len(target), 1), 1) if dim else 1
+            part = self._copies.send(target.detach()[:num] if dim else target.detach())
+        else:
+            part = self._copies.send(target.detach().reshape(-1)[:SLICE])
+
+        def later(facts: dict[str, float], notes: Notes) -> None:
+            if not facts.get(MORE_BAD):  # what they are is no matter then
+                self._labels(part, dim, facts)
+            self._copies.hand_back(part)
+
+        self._waiting.append(later)
+
+    def _labels(self, target: Tensor, dim: int, facts: dict[str, Any]) -> None:
+        """Targets that the host can read, or a part of them; `dim` is that of the whole."""
+        if not is_here(target):
+            target = torch.from_numpy(to_host(target))
         values = _leading(target)
         if target.is_floating_point():
-            if _nonfinite(target):
-                facts["in_bad"] = float(facts.get("in_bad", 0.0)) + 1.0
-                return
             if self.loss_kind == "bce":
                 facts["targets_outside"] = float(np.mean((values < -1e-6) | (values > 1 + 1e-6)))
             self._places.add(target)
-        elif not target.is_complex() and target.dtype is not torch.bool and target.dim():
+        elif not target.is_complex() and target.dtype is not torch.bool and dim:
             self._count(values[values >= 0])
-            if target.dim() <= 2 and values.size >= MIN_LABELS and (values == values[0]).all():
+            if dim <= 2 and values.size >= MIN_LABELS and (values == values[0]).all():
                 facts["target_flat"] = 1.0
 
     def _count(self, labels: NDArray[Any]) -> None:
@@ -229,13 +335,32 @@ def can_be_held(batch: Tensor) -> bool:
     return wide > 0 and type(batch) is Tensor and batch.is_contiguous() and batch.numel() * wide <= MAX_HELD
 
 
+def can_be_sent(tensor: Tensor) -> bool:
+    """Whether a copy can be sent to the host now: what a CUDA graph records is nobody's to keep."""
+    return not (tensor.is_cuda and torch.cuda.is_current_stream_capturing())
+
+
+def _leading_rows(main: Tensor) -> Tensor:
+    """The first elements, side by side; of wide samples the beginnings of the first few."""
+    main, num = main.detach() if main.requires_grad else main, main.numel()
+    if main.dim() > 1 and len(main) > 1 and num // len(main) >= SLICE:
+        return main[: SLICE // MARKED].reshape(min(len(main), SLICE // MARKED), -1)[:, :MARKED].reshape(-1)
+    if main.is_contiguous():  # one view instead of two
+        return main.as_strided((min(num, SLICE),), (1,))
+    return main.reshape(-1)[:SLICE]
+
+
+def _is_bad(values: Tensor) -> Tensor:
+    return (~torch.isfinite(values[:LARGE].sum(dtype=torch.float32))).float()
+
+
 def look_on_device(main: Tensor) -> dict[str, float | Tensor]:
     """The size of a batch and whether it holds NaN or Inf, as numbers on its device."""
     values = main.detach().reshape(-1)
     lead = values[:SLICE].float()
     return {
         "in_rms": torch.linalg.vector_norm(lead) / math.sqrt(lead.numel()),
-        "in_bad": (~torch.isfinite(values[:LARGE].sum(dtype=torch.float32))).float(),
+        "in_bad": _is_bad(values),
     }
 
 

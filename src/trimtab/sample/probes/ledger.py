@@ -1,7 +1,8 @@
 """A copy of part of the weights and moments, kept between steps: who else wrote to them, and how far a step went.
 
 Only the leading elements of each tensor are kept, up to a budget for the whole model, so that comparing costs a few
-microseconds. On accelerators the copy is taken around the steps that are looked at thoroughly.
+microseconds. What lies on an accelerator is sent to the host before and after each step, and compared there by the same
+code when the step is due.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import math
 import operator
 from collections.abc import Mapping, Sequence
 from itertools import accumulate, pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -18,9 +19,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from trimtab.core.contain import Contained
+from trimtab.core.types import F32
 from trimtab.sample.measure import reference as measure
+from trimtab.sample.measure.graphs import recorded
 from trimtab.sample.measure.native import native
-from trimtab.sample.transfer import to_host
+from trimtab.sample.transfer import Copies, Later, Notes, is_here, sent, to_host
 from trimtab.torchutil.averaged_weights import averaged_weights
 from trimtab.torchutil.patch import own_hook
 
@@ -57,9 +60,13 @@ class Part:
         self.names, self.tensors, self._counts = names, tensors, counts
         self.bounds = [0, *accumulate(counts)]
         self.size = self.bounds[-1]
-        self.on_host = all(t.is_cpu for t in tensors)
+        self.on_host = all(map(is_here, tensors))
         self._views: list[NDArray[Any]] = []
         self._at: list[int] = []
+        # The same on a device, and whether it can be read there again and again.
+        self.leads: list[Tensor] = []
+        self._leads_at: list[int] = []
+        self.stays = True
         # The same for the compiled readings; empty where the tensors are not what these can read.
         self._plain: tuple[list[Tensor], NDArray[np.int64], NDArray[np.int64]] | None = None
 
@@ -69,11 +76,22 @@ class Part:
         both._hold(self.names + other.names, self.tensors + other.tensors, self._counts + other._counts)
         return both
 
-    def sum(self) -> Tensor:
-        """One number on the device that changes when anything here does."""
-        return torch.stack(
-            [t.detach().reshape(-1)[:n].sum() for t, n in zip(self.tensors, self._counts, strict=True)]
-        ).sum()
+    def look_up(self) -> bool:
+        """Find what the tensors hold on their device; whether it lies elsewhere than before."""
+        at = list(map(Tensor.data_ptr, self.tensors))
+        if at == self._leads_at and self.stays:
+            return False
+        self._leads_at = at
+        plain = [measure.plain(t) for t in self.tensors]
+        self.leads = [t.reshape(-1)[:n] for t, n in zip(plain, self._counts, strict=True)]
+        # reshape copies what is not contiguous: a copy would not change any more.
+        self.stays = all(v.data_ptr() == a for v, a in zip(self.leads, at, strict=True))
+        return True
+
+    def sent(self) -> Tensor:
+        """What the tensors hold now, in one float32 copy that is on its way to the host."""
+        self.look_up()
+        return sent(torch.cat(self.leads).float())
 
     def read(self, out: NDArray[np.float32], *, moved: bool = True) -> None:
         """Copy what the tensors hold now. `moved`: others may have put new storage under one since."""
@@ -127,7 +145,7 @@ class Kept:
         ends = num_weights, num_weights + num_moments
         values = np.zeros(ends[1] + num_counters, np.float32)
         self.weights, self.moments, self.counters = np.split(values, ends)
-        self.state = values[num_weights:]
+        self.values, self.state = values, values[num_weights:]
         self.flat_moments = torch.from_numpy(values)[ends[0] : ends[1]]
 
 
@@ -151,8 +169,9 @@ class Ledger:
         self._step = 0
         self._valid = False
         self._declared = False
+        self._known: Held | None = None
         # PyTorch's own classes write into what is there. Others may put new tensors in its place in every step.
-        self._writes_in_place = type(optimizer).__module__.startswith("torch.optim")
+        self.writes_in_place = type(optimizer).__module__.startswith("torch.optim")
         self._undo = [
             own_hook(hook(contained.hook("noting loaded optimizer state", self._on_load))).remove
             for hook in (getattr(optimizer, "register_load_state_dict_post_hook", None),)
@@ -176,23 +195,30 @@ class Ledger:
     def before(self) -> tuple[dict[str, float], dict[str, tuple[str, ...]]]:
         """Before a step: what was changed since the last one by anybody else."""
         facts: dict[str, float] = {}
-        notes: dict[str, tuple[str, ...]] = {}
-        self._step += 1
-        replaced = self._repoint()
+        notes: Notes = {}
+        compares, state = self.begin(facts)
         now, kept = self._now, self._kept
-        if self._valid and not self._declared:
-            self._lost(facts)
-            state = replaced or not self._writes_in_place or self._step % EVERY == 0 or not self._is_same_version()
+        if compares:
             state = state and now.state.size > 0 and not self._state.same(kept.state, now.state)
             weights = not self._weights.same(kept.weights, now.weights)
-            if state or weights:
-                self._compare(facts, notes, state=state, weights=weights)
+            if (state or weights) and self.held.compare(kept, now, facts, notes, state=state, weights=weights):
+                self._num_state = -1
             if weights:
                 kept.weights[:] = now.weights
         else:
             self._weights.read(kept.weights)
-        self._declared = False
         return facts, notes
+
+    def begin(self, facts: dict[str, float]) -> tuple[bool, bool]:
+        """A step begins: whether there is something to compare the weights with, and whether moments are compared."""
+        self._step += 1
+        replaced = self._repoint()
+        compares, self._declared = self._valid and not self._declared, False
+        if not compares:
+            return False, False
+        self._lost(facts)
+        state = replaced or not self.writes_in_place or self._step % EVERY == 0 or not self._is_same_version()
+        return True, state
 
     def _is_same_version(self) -> bool:
         """Whether no operation of PyTorch wrote to the moments since the last step."""
@@ -206,43 +232,41 @@ class Ledger:
     def after(self) -> tuple[dict[str, float], dict[str, tuple[str, ...]]]:
         """After it: how far it moved the weights, relative to their size."""
         facts: dict[str, float] = {}
-        notes: dict[str, tuple[str, ...]] = {}
-        if not self._writes_in_place:
+        notes: Notes = {}
+        self.end()
+        kept, now, elsewhere = self._kept, self._now, not self.writes_in_place
+        size, moved = self._weights.keep(kept.weights, now.weights, moved=elsewhere)
+        if size < math.inf and moved < math.inf:
+            facts["update_ratio"] = math.sqrt(moved / max(size, 1e-30))
+        else:
+            count_bad(facts, notes, "weights_bad", kept.weights, self._weights)
+        if kept.state.size and not self._state.keep(kept.state, now.state, moved=elsewhere)[0] < math.inf:
+            count_bad(facts, notes, "state_bad", kept.moments, self._moments)
+        return facts, notes
+
+    def end(self) -> None:
+        """A step is over: find the moments that it made or replaced, and note that it wrote to them."""
+        if not self.writes_in_place:
             self._repoint()
         if len(getattr(self._optimizer, "state", ())) != self._num_state:
             self._refresh()
         elif self._counter is not None:
             self._counter = self._count()
-        kept, now, elsewhere = self._kept, self._now, not self._writes_in_place
-        size, moved = self._weights.keep(kept.weights, now.weights, moved=elsewhere)
         self._valid = True
-        if size < math.inf and moved < math.inf:
-            facts["update_ratio"] = math.sqrt(moved / max(size, 1e-30))
-        else:
-            self._count_bad(facts, notes, "weights_bad", kept.weights, self._weights)
         if native is None:
             self._versions = [t._version for t in self._held]
         elif len(self._versions) == len(self._held) and isinstance(self._versions, np.ndarray):
             native.versions(self._held, self._versions)
         else:
             self._versions = np.array([t._version for t in self._held], np.int64)
-        if kept.state.size and not self._state.keep(kept.state, now.state, moved=elsewhere)[0] < math.inf:
-            self._count_bad(facts, notes, "state_bad", kept.moments, self._moments)
-        return facts, notes
 
-    def _count_bad(
-        self,
-        facts: dict[str, float],
-        notes: dict[str, tuple[str, ...]],
-        name: str,
-        values: NDArray[np.float32],
-        part: Part,
-    ) -> None:
-        """Note how many values are not finite, and of which tensors: sums overflow on finite ones, too."""
-        bad = ~np.isfinite(values)
-        if bad.any():
-            facts[name] = float(bad.sum())
-            notes[name] = self._named(bad, part)
+    @property
+    def held(self) -> Held:
+        """The tensors that are looked at now; the same object as long as they are."""
+        known = self._known
+        if known is None or known.moments is not self._moments or known.squares is not self._squares:
+            self._known = known = Held(self._weights, self._moments, self._counters, self._state, self._squares)
+        return known
 
     def _repoint(self) -> bool:
         """Look at the moments that are there now, where somebody replaced the old ones; whether that is so."""
@@ -280,7 +304,9 @@ class Ledger:
         every = max(len(found) // NUM_MOMENTS, 1)  # each costs a view a look: of many, some stand for all
         first = next(iter(state.values()), None)
         steps = first.get("step") if isinstance(first, Mapping) else None
-        known = isinstance(first, Mapping) and isinstance(steps, Tensor) and steps.is_cpu and steps.numel() == 1
+        known = isinstance(first, Mapping) and isinstance(steps, Tensor) and steps.numel() == 1
+        # A count on the host, of moments that are on a device, is read like a plain number.
+        known = known and isinstance(steps, Tensor) and all(t.device == steps.device for _, t in found)
         self._moments, self._slots = Part(found[::every], BUDGET // 2), slots[::every]
         self._counters = Part([("step", steps)] if known and isinstance(steps, Tensor) else [])
         if known and isinstance(first, Mapping):
@@ -314,20 +340,19 @@ class Ledger:
 
     def second_moment(self) -> float | None:
         """The sum of Adam's second moments, corrected for its start; None for other optimizers, and between looks."""
-        if self._squares is None or not self.due:
-            return None
-        steps = float(self._kept.counters[0]) if self._counters.size else self._counter
-        beta = self._optimizer.param_groups[0].get("betas", (0.9, 0.999))[1]
-        if not steps or not isinstance(beta, float):
-            return None
-        total = float(torch.dot(self._kept.flat_moments, self._squares))
-        return total / max(1.0 - float(beta**steps), 1e-12)
+        return self.held.second_moment(self._kept, *self.start) if self.due else None
+
+    @property
+    def start(self) -> tuple[float | None, object]:
+        """What the sum of second moments is corrected by: the count of steps, where it is a number, and the decay."""
+        return self._counter, self._optimizer.param_groups[0].get("betas", (0.9, 0.999))[1]
 
     def _count(self) -> float | None:
-        """How many steps the optimizer believes to have made, where it keeps a plain number."""
+        """How many steps the optimizer believes to have made, where it keeps a number that the host can read."""
         for entries in getattr(self._optimizer, "state", {}).values():
             steps = entries.get("step") if isinstance(entries, Mapping) else None
-            return float(steps) if isinstance(steps, int | float) else None
+            there = isinstance(steps, Tensor) and (steps.numel() > 1 or not is_here(steps))
+            return float(steps) if isinstance(steps, int | float | Tensor) and not there else None
         return None
 
     def _lost(self, facts: dict[str, float]) -> None:
@@ -339,29 +364,280 @@ class Ledger:
             facts["state_lost"] = self._counter - count
             self._num_state = -1
 
-    def _compare(
-        self, facts: dict[str, float], notes: dict[str, tuple[str, ...]], *, state: bool, weights: bool
-    ) -> None:
-        kept, now, none = self._kept, self._now, np.zeros(0)
+
+class Held(NamedTuple):
+    """The tensors that a ledger looks at, at one time."""
+
+    weights: Part
+    moments: Part
+    counters: Part
+    state: Part  # moments and counters
+    squares: Tensor | None  # for each kept second moment how many elements it stands for
+
+    def compare(
+        self, kept: Kept, now: Kept, facts: dict[str, float], notes: Notes, *, state: bool, weights: bool
+    ) -> bool:
+        """Say what differs between two steps; True where the optimizer counts fewer of them than before."""
+        none = np.zeros(0)
         with np.errstate(all="ignore"):
-            changes = _changes(kept.weights, now.weights, self._weights.bounds) if weights else none
-            moments = _changes(kept.moments, now.moments, self._moments.bounds) if state else none
+            changes = _changes(kept.weights, now.weights, self.weights.bounds) if weights else none
+            moments = _changes(kept.moments, now.moments, self.moments.bounds) if state else none
         if changes.size and changes.max() > 0:
             facts["outside"] = float(changes.max())
-            notes["outside"] = _top(changes, self._weights.names)
+            notes["outside"] = _top(changes, self.weights.names)
         if moments.size and moments.max() > 0:
             facts["state_outside"] = float(moments.max())
-            notes["state_outside"] = _top(moments, self._moments.names)
+            notes["state_outside"] = _top(moments, self.moments.names)
             if not now.moments.any() and kept.moments.any():
-                facts["state_lost"] = float(len(self._moments.names))
-            self._count_bad(facts, notes, "state_bad", now.moments, self._moments)
+                facts["state_lost"] = float(len(self.moments.names))
+            count_bad(facts, notes, "state_bad", now.moments, self.moments)
         if state and kept.counters.size and now.counters[0] < kept.counters[0]:
             facts["state_lost"] = float(kept.counters[0] - now.counters[0])
-            self._num_state = -1
+            return True
+        return False
 
-    def _named(self, bad: NDArray[np.bool_], part: Part) -> tuple[str, ...]:
+    def second_moment(self, kept: Kept, counter: float | None, beta: object) -> float | None:
+        """The sum of Adam's second moments, corrected for its start; None for other optimizers."""
+        if self.squares is None:
+            return None
+        steps = float(kept.counters[0]) if self.counters.size else counter
+        return self.corrected(float(torch.dot(kept.flat_moments, self.squares)), steps, beta)
+
+    def corrected(self, total: float, steps: float | None, beta: object) -> float | None:
+        """The sum of second moments, corrected for their start; None where it cannot be."""
+        if self.squares is None or not steps or not isinstance(beta, float):
+            return None
+        return total / max(1.0 - float(beta**steps), 1e-12)
+
+    def same(self, other: Held) -> bool:
+        """Whether these are the very same tensors."""
+        if self is other:
+            return True
+        return self.names == other.names and all(map(operator.is_, self.tensors, other.tensors))
+
+    @property
+    def names(self) -> list[str]:
+        """Of all of them."""
+        return self.weights.names + self.state.names
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        """All of them."""
+        return self.weights.tensors + self.state.tensors
+
+
+NUM_PLACES = 4
+Place = tuple[Any, Tensor, F32 | None]
+"""Memory of the host that a copy is sent to: what replays the sending, if anything does, the memory, and its values."""
+GRAPH_AFTER = 8
+"""Steps with the same tensors after which what is launched for a look at them is recorded as a CUDA graph."""
+NUMBERS = ("weights changed", "state changed", "size", "moved", "state size", "second moment")
+"""What a device finds out about what it sends, in this order: on most steps nothing else has to be looked at."""
+HUGE = 1.8e19
+"""A norm whose square is not a float32 any more."""
+
+
+class Readings:
+    """Reads some tensors on a device before and after a step, and sends what they held to the host, with `NUMBERS`."""
+
+    def __init__(self, held: Held) -> None:
+        self.held = held
+        self._part = held.weights + held.state if held.state.size else held.weights
+        size, num = self._part.size, len(NUMBERS)
+        device = self._part.tensors[0].device
+        self._flat = torch.zeros(num + 2 * size, dtype=torch.float32, device=device)
+        self._numbers = self._flat[:num]
+        self._before, self._after = self._flat[num : num + size], self._flat[num + size :]
+        self._kept = torch.zeros(size, dtype=torch.float32, device=device)  # what was there after the last step
+        self._squares = None if held.squares is None else held.squares.to(device)
+        self._copies = Copies()
+        self._runs = 0
+        self._replay_before: Any = None
+        # Of each of a few places in the host's memory what replays the look after a step, which ends there.
+        self._replays_after: list[Place] = []
+        self._places: set[int] = set()  # the addresses of all of these
+        self._works = device.type == "cuda"
+
+    def take_over(self, other: Readings | None) -> None:
+        """Other readings of the same weights were made before this step; of moments there were none, or others."""
+        num = self.held.weights.size
+        if other is not None and other.held.weights.size == num:
+            self._before[:num] = other._before[:num]
+            self._numbers[:1] = other._numbers[:1]
+        self._part.look_up()
+
+    def before(self) -> None:
+        """Before a step."""
+        if self._part.look_up():
+            self._forget()
+        if self._replay_before is not None:
+            self._replay_before()
+        else:
+            self._read_before()
+
+    def after(self, *, moved: bool) -> Place:
+        """After it: where a copy of all is on its way to. `moved`: other storage may be under a tensor by now."""
+        if moved and self._part.look_up():
+            self._forget()
+        if self._replays_after:
+            place = self._replays_after.pop()
+            place[0]()
+            return place
+        self._read_after()
+        self._runs += 1
+        if self._works and self._runs == GRAPH_AFTER and self._part.stays:
+            self._record()
+        copy = self._copies.send(self._flat)
+        return None, copy, None
+
+    def _forget(self) -> None:
+        self._runs, self._replay_before, self._replays_after, self._places = 0, None, [], set()
+
+    def _record(self) -> None:
+        device = self._flat.device
+        self._replay_before = recorded(device, self._read_before)
+        for _ in range(NUM_PLACES):
+            memory = torch.empty(self._flat.shape, dtype=torch.float32, device="cpu", pin_memory=True)
+
+            def launch(memory: Tensor = memory) -> None:
+                self._read_after()
+                memory.copy_(self._flat, non_blocking=True)
+
+            replay = recorded(device, launch)
+            if replay is None:
+                self._works = False
+                return
+            self._replays_after.append((replay, memory, memory.numpy()))
+            self._places.add(memory.data_ptr())
+
+    def _read_before(self) -> None:
+        num = self.held.weights.size
+        torch.cat(self._part.leads, out=self._before)
+        differs = self._before != self._kept
+        torch.sum(differs[:num], 0, dtype=torch.float32, out=self._numbers[0])
+        torch.sum(differs[num:], 0, dtype=torch.float32, out=self._numbers[1])
+
+    def _read_after(self) -> None:
+        num, numbers = self.held.weights.size, self._numbers
+        torch.cat(self._part.leads, out=self._after)
+        weights, state = self._after[:num], self._after[num:]
+        change = weights - self._before[:num]
+        parts = [weights, change, state] if state.numel() else [weights, change]
+        torch.stack(torch._foreach_norm(parts), out=numbers[2 : 2 + len(parts)])
+        if self._squares is not None:
+            torch.dot(state[: self._squares.numel()], self._squares, out=numbers[5])
+        self._kept.copy_(self._after)
+
+    def split(self, place: Place) -> tuple[list[float], F32, F32]:
+        """The numbers, and what was there before and after, of a copy that has arrived."""
+        values = to_host(place[1]) if place[2] is None else place[2]
+        num, size = len(NUMBERS), self._part.size
+        return values[:num].tolist(), values[num : num + size], values[num + size :]
+
+    def as_kept(self, values: NDArray[np.float32]) -> Kept:
+        """The same, as weights, moments and counters."""
+        kept = Kept(self.held.weights.size, self.held.moments.size, self.held.counters.size)
+        kept.values[:] = values
+        return kept
+
+    def hand_back(self, place: Place) -> None:
+        """It was read."""
+        if place[0] is None:
+            self._copies.hand_back(place[1])
+        elif place[1].data_ptr() in self._places:  # else it is of tensors that are not read any more
+            self._replays_after.append(place)
+
+
+class DelayedLedger:
+    """A ledger of tensors on a device: what it looks at is sent to the host, and compared once it has arrived."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger = ledger
+        self._readings: Readings | None = None
+        self._compares = self._state = False
+        self._last: tuple[Readings, Place] | None = None  # of the last step that is due, what was sent
+
+    def before(self, facts: dict[str, float | Tensor]) -> None:
+        """Before a step: read what was changed since the last one by anybody else."""
+        known: dict[str, float] = {}
+        self._compares, self._state = self._ledger.begin(known)
+        if known:
+            facts |= known
+        self._read(self._ledger.held).before()
+
+    def _read(self, held: Held) -> Readings:
+        if self._readings is None or not self._readings.held.same(held):
+            self._readings = Readings(held)
+        return self._readings
+
+    def after(self) -> Later:
+        """After it: what both say, once it has arrived."""
+        ledger, readings, compares, state = self._ledger, self._readings, self._compares, self._state
+        ledger.end()
+        due, start, held = ledger.due, ledger.start, ledger.held
+        if readings is None or not readings.held.same(held):
+            # The step made the moments, or replaced them: of these only what they are now can be known.
+            weights = readings
+            readings = self._read(held)
+            readings.take_over(weights)
+        copy = readings.after(moved=not ledger.writes_in_place)
+
+        def later(facts: dict[str, float], notes: Notes) -> None:
+            last, self._last = self._last, (readings, copy)
+            numbers, before, after = readings.split(copy)
+            if compares and last is not None and (numbers[0] or (state and numbers[1])):
+                self._compare(last, readings, before, facts, notes, state=state)
+            if last is not None:
+                last[0].hand_back(last[1])
+            size, moved = numbers[2], numbers[3]
+            if not (size < HUGE and moved < HUGE):
+                count_bad(facts, notes, "weights_bad", after[: held.weights.size], held.weights)
+            elif "update_ratio" not in facts:  # else all of the weights were looked at
+                facts["update_ratio"] = moved / max(size, 1e-15)
+            if not numbers[4] < HUGE:
+                count_bad(facts, notes, "state_bad", readings.as_kept(after).moments, held.moments)
+            if due and (norm := facts.get("grad_norm")) is not None:
+                steps = float(after[-1]) if held.counters.size else None
+                expected = held.corrected(numbers[5], start[0] if steps is None else steps, start[1])
+                if expected is not None and expected > 0:
+                    facts["moment_lag"] = norm / math.sqrt(expected)
+
+        return later
+
+    def _compare(
+        self,
+        last: tuple[Readings, Place],
+        readings: Readings,
+        before: NDArray[np.float32],
+        facts: dict[str, float],
+        notes: Notes,
+        *,
+        state: bool,
+    ) -> None:
+        was, old = last[0], last[0].split(last[1])[2]
+        kept, now = was.as_kept(old), readings.as_kept(before)
+        state = state and kept.state.size == now.state.size
+        changed = not np.array_equal(kept.weights, now.weights)
+        state = state and not np.array_equal(kept.state, now.state)
+        if changed or state:
+            readings.held.compare(kept, now, facts, notes, state=state, weights=changed)
+
+    def declare(self) -> None:
+        """Weights or moments were loaded: what they are now is what they should be."""
+        self._ledger.declare()
+
+    def remove(self) -> None:
+        """Take the hook off the optimizer."""
+        self._ledger.remove()
+
+
+def count_bad(facts: dict[str, float], notes: Notes, name: str, values: NDArray[np.float32], part: Part) -> None:
+    """Note how many values are not finite, and of which tensors: sums overflow on finite ones, too."""
+    bad = ~np.isfinite(values)
+    if bad.any():
+        facts[name] = float(bad.sum())
         spans = enumerate(pairwise(part.bounds))
-        return tuple(part.names[i] for i, (a, b) in spans if bad[a:b].any())[:NUM_NAMED]
+        notes[name] = tuple(part.names[i] for i, (a, b) in spans if bad[a:b].any())[:NUM_NAMED]
 
 
 def _changes(old: NDArray[np.float32], new: NDArray[np.float32], bounds: Sequence[int]) -> NDArray[np.float64]:
@@ -399,23 +675,38 @@ class AveragedProbe:
         self._last = np.zeros(self._part.size, np.float32)
         self._now = np.zeros(self._part.size, np.float32)
         self._still = self._moves = 0
-        if self._part.size and self._part.on_host:
+        if self._part.size:
             self._part.read(self._last)
 
-    def look(self) -> tuple[dict[str, float | Tensor], dict[str, tuple[str, ...]]]:
-        """Once a step."""
-        if not self._part.size:
+    def look(self) -> tuple[dict[str, float], Notes]:
+        """Once a step; nothing where the average is on a device."""
+        if not self._part.size or not self._part.on_host:
             return {}, {}
-        if not self._part.on_host:
-            waiting = self._is_waiting()
-            return ({} if waiting else {"ema_sum": self._part.sum()}), {}
         self._part.read(self._now)
+        return self._compared(self._is_waiting())
+
+    def delayed(self) -> Later | None:
+        """The same for one on a device, once it has arrived."""
+        if not self._part.size or self._part.on_host:
+            return None
+        values, started = self._part.sent(), getattr(self._ema, "n_averaged", None)
+        count = sent(started) if isinstance(started, Tensor) else None
+
+        def later(facts: dict[str, float], notes: Notes) -> None:
+            self._now[:] = to_host(values)
+            found, named = self._compared(count is not None and not float(count) > 0)
+            facts |= found
+            notes |= named
+
+        return later
+
+    def _compared(self, waiting: bool) -> tuple[dict[str, float], Notes]:
         moved = not np.array_equal(self._now.view(np.uint32), self._last.view(np.uint32))
         self._still = 0 if moved else self._still + 1
         self._moves += moved
         self._last, self._now = self._now, self._last
-        facts: dict[str, float | Tensor] = {"ema_still": float(self._still)}
-        if self._moves == 0 and self._is_waiting():
+        facts = {"ema_still": float(self._still)}
+        if self._moves == 0 and waiting:
             facts = {}  # an average that is told to begin later (SWA) has not begun
         bad = ~np.isfinite(self._last)
         if not bad.any():
@@ -425,4 +716,4 @@ class AveragedProbe:
 
     def _is_waiting(self) -> bool:
         started = getattr(self._ema, "n_averaged", None)
-        return isinstance(started, Tensor) and started.is_cpu and not float(started) > 0
+        return isinstance(started, Tensor) and is_here(started) and not float(started) > 0

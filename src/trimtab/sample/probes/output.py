@@ -14,8 +14,8 @@ from torch.utils.hooks import unserializable_hook
 
 from trimtab.core.contain import Contained
 from trimtab.sample.probes.answers import Answers, by_classes, by_values, by_yes_and_no
-from trimtab.sample.probes.batch import tensors_in
-from trimtab.sample.transfer import number, to_host
+from trimtab.sample.probes.batch import can_be_sent, tensors_in
+from trimtab.sample.transfer import Later, Notes, is_here, number, sent, to_host
 from trimtab.torchutil.patch import own_hook
 
 NUM_OUTPUTS = 8
@@ -23,10 +23,13 @@ NUM_ROWS = 32
 NUM_COLUMNS = 512
 MAX_ROWS = 512
 """Answers of a cross-entropy that are compared in a look."""
+MAX_SENT = 1 << 16
+"""Numbers of an answer on a device up to which all of it is sent to the host."""
 MAX_COMPARED = 1 << 18
 """Numbers of other answers."""
 SPREAD = "out_spread/varies"
 """The first of the two numbers that a device sends of it."""
+TOWER = "tower/"
 
 
 class OutputProbe:
@@ -43,6 +46,8 @@ class OutputProbe:
         self._loss: float | None = None
         self.wants_loss = False
         self.heard: Callable[[Answers], object] = id  # whoever wants to know what answers were compared with
+        self._waiting: Later | None = None  # makes facts of what a device sent
+        self.waits = False
         self.listen = self.wanted = False
         self.has_news = False  # whether anything was seen since the last step that asked
         self.loss_kind = ""
@@ -61,8 +66,10 @@ class OutputProbe:
             self._spread = spreads[0] if spreads else {}
             alike = len(spreads) > 1 and len({t.shape for t in found}) == 1
             self._num_towers = len(found) if alike else 0
-            if alike and found[0].is_cpu:
+            if alike and is_here(found[0]):
                 self._towers = [number(s["out_spread"]) for s in spreads]
+            elif alike:
+                self._spread |= {f"{TOWER}{i}/{k}": v for i, s in enumerate(spreads) for k, v in s.items()}
 
     def take(self) -> dict[str, float | Tensor]:
         """What was seen since the last step that asked."""
@@ -72,26 +79,39 @@ class OutputProbe:
             out["towers"] = float(self._num_towers)
             self._num_towers = 0
         if self._towers:
-            out["towers_spread"], out["towers_widest"] = min(self._towers), max(self._towers)
-            out["tower"] = float(self._towers.index(min(self._towers)))
+            out |= told_by_towers(self._towers)
             self._towers = []
         if self._factor is not None:
             out["loss_factor"] = self._factor
             self._factor = None
         if self._compared is not None:
-            if math.isfinite(self._compared.blind):
-                out["answer_ratio"] = self._compared.loss / self._compared.blind
-            if self._compared.are_shares:
-                out["normalised_twice"] = 1.0
+            out |= told_by_answers(self._compared)
             self._compared = None
         self._pair, self._loss, self.wants_loss = None, None, False
         return out
 
     def told(self, loss: Tensor) -> None:
         """The loss of answers that are listened to, where only it tells what their gradient means."""
-        if loss.is_cpu and loss.numel() == 1:
+        if is_here(loss) and loss.numel() == 1:
             self._loss = number(loss)
             self._match()
+
+    def delayed(self, *, climbs: bool) -> Later | None:
+        """What the gradient at the output tells, once it has arrived from its device; None where nothing was sent.
+
+        `climbs`: the optimizer goes up where the gradient points, so that the factor has the other sign.
+        """
+        waiting, self._waiting, self.waits = self._waiting, None, False
+        if waiting is None:
+            return None
+
+        def later(facts: dict[str, float], notes: Notes) -> None:
+            with np.errstate(all="ignore"):
+                waiting(facts, notes)
+            if climbs and "loss_factor" in facts:
+                facts["loss_factor"] = -facts["loss_factor"]
+
+        return later
 
     def _listen(self, output: object) -> None:
         """Find out how the loss was scaled before backward: 1 for a plain mean, 1/n where it was divided, below 0
@@ -100,7 +120,7 @@ class OutputProbe:
             return
         # The first that can be logits: a model that computes its own loss answers with that first.
         first = next((t for t in tensors_in(output) if t.dim() >= 1 and t.is_floating_point()), None)
-        if first is None or not first.requires_grad or not first.is_cpu:
+        if first is None or not first.requires_grad:
             return
         classes = 1 if first.dim() in (2, 4, 5) else -1
         logits, kind = first.detach(), self.loss_kind
@@ -108,6 +128,11 @@ class OutputProbe:
         def arrived(grad: Tensor) -> None:
             with np.errstate(all="ignore"):
                 back = grad.detach()
+                if not is_here(back):
+                    if can_be_sent(back):
+                        self._waiting = self._send(logits, back, kind, classes)
+                        self.waits = self._waiting is not None
+                    return
                 self.has_news = True
                 if kind == "mse":
                     self._pair = logits, back
@@ -115,20 +140,36 @@ class OutputProbe:
                     return
                 self._factor = _bce_factor(logits, back) if kind == "bce" else _nll_factor(logits, back, classes)
                 if self._factor is not None:
-                    self._compare(logits, back, kind, classes, self._factor)
+                    self._hear(_compared(logits, back, kind, classes, self._factor))
 
         hook = unserializable_hook(self._contained.hook("listening to the output's gradient", arrived))  # type: ignore[no-untyped-call]
         own_hook(first.register_hook(hook))  # type: ignore[no-untyped-call]
         self.wants_loss = kind == "mse"
 
-    def _compare(self, logits: Tensor, grad: Tensor, kind: str, classes: int, factor: float) -> None:
-        if kind == "bce":
-            if grad.numel() <= MAX_COMPARED:
-                self._hear(by_yes_and_no(_wide(logits), _wide(grad), factor=factor))
-            return
-        answers, back = _rows(logits, classes), _rows(grad, classes)
-        every = max(len(back) // MAX_ROWS, 1)
-        self._hear(by_classes(*(v[::every].astype(np.float64) for v in (answers, back)), upwards=factor < 0))
+    def _send(self, logits: Tensor, grad: Tensor, kind: str, classes: int) -> Later | None:
+        """Have a device's answers looked at on the host: as they are where they are few, else what says most."""
+        if grad.numel() > MAX_SENT:
+            if kind == "mse":
+                return None
+            return _bce_later(logits, grad) if kind == "bce" else _nll_later(logits, grad, classes)
+        copies = sent(logits), sent(grad)
+
+        def later(facts: dict[str, float], notes: Notes) -> None:
+            answers, back = (torch.from_numpy(to_host(copy)) for copy in copies)
+            found = None
+            if kind == "mse":
+                if "loss" in facts:
+                    found = by_values(_wide(answers), _wide(back), facts["loss"])
+            else:
+                factor = _bce_factor(answers, back) if kind == "bce" else _nll_factor(answers, back, classes)
+                if factor is not None:
+                    facts["loss_factor"] = factor
+                    found = _compared(answers, back, kind, classes, factor)
+            if found is not None:
+                self.heard(found)
+                facts |= told_by_answers(found)
+
+        return later
 
     def _match(self) -> None:
         if self._pair is None or self._loss is None or self._pair[1].numel() > MAX_COMPARED:
@@ -142,6 +183,22 @@ class OutputProbe:
         if found is not None:
             self.has_news = True
             self.heard(found)
+
+
+def told_by_answers(found: Answers) -> dict[str, float]:
+    """How the loss of answers compares with that of guessing blindly, and whether they are probabilities already."""
+    out = {"answer_ratio": found.loss / found.blind} if math.isfinite(found.blind) else {}
+    return out | {"normalised_twice": 1.0} if found.are_shares else out
+
+
+def _compared(logits: Tensor, grad: Tensor, kind: str, classes: int, factor: float) -> Answers | None:
+    if kind == "bce":
+        if grad.numel() > MAX_COMPARED:
+            return None
+        return by_yes_and_no(_wide(logits), _wide(grad), factor=factor)
+    answers, back = _rows(logits, classes), _rows(grad, classes)
+    every = max(len(back) // MAX_ROWS, 1)
+    return by_classes(*(v[::every].astype(np.float64) for v in (answers, back)), upwards=factor < 0)
 
 
 def _wide(tensor: Tensor) -> NDArray[np.float64]:
@@ -177,8 +234,41 @@ def _nll_factor(logits: Tensor, grad: Tensor, classes: int) -> float | None:
     rows = np.arange(len(back))
     shares = np.exp(answers - answers.max(1, keepdims=True))
     missing = 1.0 - (shares / shares.sum(1, keepdims=True))[rows, target]
+    return _nll_median(missing, -back[rows, target] * num, upwards=upwards)
+
+
+def _nll_later(logits: Tensor, grad: Tensor, classes: int) -> Later:
+    """The same on a device, which sends three numbers of each row: a row may have as many as there are words."""
+    answers, back = _device_rows(logits, classes), _device_rows(grad, classes)
+    used = back.ne(0).any(1)
+    some = torch.argsort(used.to(torch.uint8), descending=True, stable=True)[:NUM_ROWS]
+    answers, back, mine = answers[some].double(), back[some].double(), used[some].double()
+    minus = ((back < 0).double().mean(1) * mine).sum() / mine.sum() if back.shape[1] > 2 else back.new_zeros(())
+    signed = torch.where(minus > 0.5, -back, back)
+    value, target = signed.min(1)
+    missing = 1.0 - answers.softmax(1).gather(1, target.unsqueeze(1)).squeeze(1)
+    numbers = sent(torch.cat([torch.stack([used.sum().double(), minus]), missing, -value, mine]))
+
+    def later(facts: dict[str, float], notes: Notes) -> None:
+        values = to_host(numbers)
+        num, upwards = float(values[0]), float(values[1]) > 0.5
+        missing, value, mine = np.split(values[2:], 3)
+        there = mine > 0
+        factor = _nll_median(missing[there], value[there] * num, upwards=upwards) if num >= 2 else None
+        if factor is not None:
+            facts["loss_factor"] = factor
+
+    return later
+
+
+def _device_rows(tensor: Tensor, classes: int) -> Tensor:
+    wide = tensor if classes == -1 or tensor.dim() == 2 else tensor.movedim(classes, -1)
+    return wide.reshape(-1, wide.shape[-1])
+
+
+def _nll_median(missing: NDArray[Any], value: NDArray[Any], *, upwards: bool) -> float | None:
     clear = missing > 1e-3
-    factors = -back[rows, target][clear] / missing[clear] * num
+    factors = value[clear] / missing[clear]
     if factors.size < 2 or factors.std() > 0.05 * abs(factors.mean()):
         return None  # not a mean cross-entropy of these logits after all
     return float(-np.median(factors) if upwards else np.median(factors))
@@ -192,8 +282,22 @@ def _rows(tensor: Tensor, classes: int) -> NDArray[Any]:
 
 def _bce_factor(logits: Tensor, grad: Tensor) -> float | None:
     """The same for a mean binary cross-entropy with targets 0 and 1: an element is (sigmoid - target) / number."""
-    num = grad.numel()
-    answer, back = (to_host(t.reshape(-1)[:NUM_COLUMNS].float()).astype(np.float64) for t in (logits, grad))
+    parts = (to_host(t.reshape(-1)[:NUM_COLUMNS].float()).astype(np.float64) for t in (logits, grad))
+    return _bce_mean(*parts, num=grad.numel())
+
+
+def _bce_later(logits: Tensor, grad: Tensor) -> Later:
+    parts, num = [sent(t.reshape(-1)[:NUM_COLUMNS].float()) for t in (logits, grad)], grad.numel()
+
+    def later(facts: dict[str, float], notes: Notes) -> None:
+        factor = _bce_mean(*(to_host(part).astype(np.float64) for part in parts), num=num)
+        if factor is not None:
+            facts["loss_factor"] = factor
+
+    return later
+
+
+def _bce_mean(answer: NDArray[Any], back: NDArray[Any], *, num: int) -> float | None:
     answer, back = 1.0 / (1.0 + np.exp(-answer)), back * num
     clear = (answer > 0.02) & (answer < 0.98) & (back != 0)
     answer, back = answer[clear], back[clear]
@@ -213,7 +317,7 @@ def _spread(output: Tensor) -> dict[str, float | Tensor]:
     shape = min(-(-rows.shape[0] // stride), NUM_ROWS), min(rows.shape[1], NUM_COLUMNS)
     steps = rows.stride()
     rows = rows.as_strided(shape, (steps[0] * stride, steps[1])).float()  # one view instead of three
-    if rows.is_cpu:
+    if is_here(rows):
         values = to_host(rows).astype(np.float64)
         with np.errstate(all="ignore"):
             whole = float((values * values).mean())
@@ -231,8 +335,24 @@ def spread_on_device(rows: Tensor) -> dict[str, float | Tensor]:
 def spread_of(scalars: dict[str, float]) -> dict[str, float]:
     """The same dict, with the spread in place of the two numbers that a device sent."""
     if SPREAD in scalars:
-        varies = scalars.pop(SPREAD)
-        whole = varies + scalars.pop("out_spread/means") ** 2
-        share = varies / max(whole, 1e-30)
-        scalars["out_spread"] = share if math.isfinite(share) and whole > 0 else 1.0
+        scalars["out_spread"] = _share(scalars, "out_spread")
+        if f"{TOWER}0/{SPREAD}" in scalars:
+            num = int(min(scalars["towers"], NUM_OUTPUTS))
+            scalars |= told_by_towers([_share(scalars, f"{TOWER}{i}/out_spread") for i in range(num)])
     return scalars
+
+
+def _share(scalars: dict[str, float], name: str) -> float:
+    varies = scalars.pop(f"{name}/varies")
+    whole = varies + scalars.pop(f"{name}/means") ** 2
+    share = varies / max(whole, 1e-30)
+    return share if math.isfinite(share) and whole > 0 else 1.0
+
+
+def told_by_towers(spreads: list[float]) -> dict[str, float]:
+    """How much the narrowest and the widest of several equal outputs vary, and which one is the narrowest."""
+    return {
+        "towers_spread": min(spreads),
+        "towers_widest": max(spreads),
+        "tower": float(spreads.index(min(spreads))),
+    }

@@ -19,7 +19,8 @@ from torch.utils.hooks import unserializable_hook
 
 from trimtab.core.contain import Contained
 from trimtab.sample.measure.reference import DOTS, KINDS, PAIRS
-from trimtab.sample.transfer import number, to_host
+from trimtab.sample.probes.batch import can_be_sent
+from trimtab.sample.transfer import Later, Notes, is_here, number, sent, to_host
 from trimtab.torchutil.patch import own_hook
 
 SIZE = 512
@@ -68,6 +69,7 @@ class Sentinel:
         self._listening = True
         self._mark: tuple[weakref.ref[Tensor], int] | None = None
         self._products: Products | None = None
+        self._later: Later | None = None
 
     def take_products(self) -> Products | None:
         """What is left to multiply on a device, for who sends the step's values to the host."""
@@ -157,6 +159,8 @@ class Sentinel:
                 if arrived.shape == now.shape:
                     self._products = Products(arrived, now, *old)
                     out["dots/tolerance"], out["dots/scale"], out["dots/num"] = tolerance, scale, float(len(now))
+                    if len(now) < MIN_SIZE and old[0] is not None and can_be_sent(now):
+                        self._send(now, arrived, old[0])
             else:
                 with np.errstate(all="ignore"):  # huge and non-finite values may well be in it
                     dots = _dots(arrived, now, *old) if arrived.shape == now.shape else [0.0] * len(DOTS)
@@ -164,6 +168,22 @@ class Sentinel:
                 if "carried" not in out and old[0] is not None and _is_sum(now, arrived, old[0]):
                     out["carried"] = 1.0
         return out
+
+    def _send(self, now: Tensor, arrived: Tensor, left: Tensor) -> None:
+        """Have the few numbers of a small weight looked at on the host, when the step is due."""
+        copies = [sent(v.float()) for v in (now, arrived, left)]
+
+        def later(facts: dict[str, float], notes: Notes) -> None:
+            grad, whole, old = map(to_host, copies)
+            if "carried" not in resolved(facts) and _is_sum(grad, whole, old):
+                facts["carried"] = 1.0
+
+        self._later = later
+
+    def take_later(self) -> Later | None:
+        """What was sent to be looked at on the host."""
+        later, self._later = self._later, None
+        return later
 
     def after(self) -> None:
         """After the step: remember what is left in the gradient, and that it was used."""
@@ -259,10 +279,11 @@ def _dots(*rows: Any) -> list[float]:
 
 def _leading(grad: Tensor) -> Any:
     """The first elements: numpy on the host, where its small products are ten times as fast; else a tensor."""
-    if not grad.is_cpu and grad.is_contiguous() and not grad.requires_grad:  # one view instead of three
+    here = is_here(grad)
+    if not here and grad.is_contiguous() and not grad.requires_grad:  # one view instead of three
         return grad.as_strided((min(grad.numel(), SIZE),), (1,), grad.storage_offset())
     part = grad.detach().reshape(-1)[:SIZE]
-    if not part.is_cpu:
+    if not here:
         return part
     values = to_host(part)
     return values if values.dtype in (np.float32, np.float64) else values.astype(np.float32)

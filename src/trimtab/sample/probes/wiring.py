@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from trimtab.sample.rows import Rows
-from trimtab.sample.transfer import number
+from trimtab.sample.transfer import Later, Notes, is_here, number, sent
 from trimtab.torchutil.module_tree import ModuleTree
 from trimtab.torchutil.optimizers import params_of
 
@@ -154,23 +154,40 @@ _WORDS = ("logit_scale", "temperature", "temp", "tau", "inv_temp", "log_scale")
 
 
 class TemperatureProbe:
-    """Reads single-number parameters with telling names, on the host only."""
+    """Reads single-number parameters with telling names."""
 
     def __init__(self, names: Sequence[str], params: Sequence[Tensor]) -> None:
         self.found = [
             (name, p, _is_log(name, number(p.detach().reshape(()))), _is_inverse(name))
             for name, p in zip(names, params, strict=True)
-            if p.numel() == 1 and p.is_cpu and p.is_floating_point()
+            if p.numel() == 1 and p.is_floating_point()
             if any(word in name.rpartition(".")[2].lower() for word in _WORDS)
         ]
+        self._on_host = all(is_here(p) for _, p, *_ in self.found)
 
-    def look(self, step: int) -> tuple[dict[str, float], dict[str, tuple[str, ...]]]:
-        """The factor farthest from 1, now and then."""
-        if not self.found or step % SEARCH_EVERY:
+    def look(self, step: int) -> tuple[dict[str, float], Notes]:
+        """The factor farthest from 1, now and then; nothing where one is on a device."""
+        if not self.found or step % SEARCH_EVERY or not self._on_host:
             return {}, {}
+        return self._farthest([p for _, p, *_ in self.found])
+
+    def delayed(self, step: int) -> Later | None:
+        """The same for those on a device, once they have arrived."""
+        if not self.found or step % SEARCH_EVERY or self._on_host:
+            return None
+        copies = [sent(p) for _, p, *_ in self.found]
+
+        def later(facts: dict[str, float], notes: Notes) -> None:
+            found, named = self._farthest(copies)
+            facts |= found
+            notes |= named
+
+        return later
+
+    def _farthest(self, values: Sequence[Tensor]) -> tuple[dict[str, float], Notes]:
         factors = []
-        for name, p, is_log, is_inverse in self.found:
-            value = number(p.detach().reshape(()))
+        for one, (name, _, is_log, is_inverse) in zip(values, self.found, strict=True):
+            value = number(one.detach().reshape(()))
             if not math.isfinite(value):
                 continue
             factor = math.exp(max(min(value, 60.0), -60.0)) if is_log else abs(value)
