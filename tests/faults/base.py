@@ -69,8 +69,9 @@ class Case:
 class Run:
     """One training run. Every method below `train` is a part that a case may replace on the instance."""
 
-    def __init__(self, task: Task, case: Case, seed: int) -> None:
+    def __init__(self, task: Task, case: Case, seed: int, device: str = "cpu") -> None:
         self.task, self.case, self.seed = task, case, seed
+        self.device = torch.device(device)
         self.model, self.optimizer = task.model, task.optimizer
         self.scaler: torch.amp.GradScaler | None = None
         self.scheduler: Any = None
@@ -105,7 +106,7 @@ class Run:
         total = 0.0
         for micro in range(self.accumulate):
             self.micro = micro
-            batch = self.draw()
+            batch = self.next_batch()
             loss = self.forward(batch)
             self.backward(loss)
             self.tell(loss, batch)
@@ -116,11 +117,15 @@ class Run:
         self.zero_grad()
         self.after_update()
 
+    def next_batch(self) -> tuple[Any, ...]:
+        """What `draw` gives, on the device of the run: it is drawn and changed on the host, alike for every device."""
+        return moved(self.draw(), self.device)
+
     def draw(self) -> tuple[Any, ...]:
         return self.task.batch(self.step, self.micro)
 
     def forward(self, batch: tuple[Any, ...]) -> Tensor:
-        with torch.autocast("cpu", self.autocast or torch.bfloat16, enabled=self.autocast is not None):
+        with torch.autocast(self.device.type, self.autocast or torch.bfloat16, enabled=self.autocast is not None):
             return self.task.loss(self.model, batch)
 
     def backward(self, loss: Tensor) -> None:
@@ -167,6 +172,18 @@ class Run:
     def harmed(self) -> bool:
         """Whether the run ended badly by itself: see the harness for the comparison with a clean run."""
         return not self.losses or not math.isfinite(sum(self.losses[-10:]))
+
+
+def moved(batch: tuple[Any, ...], device: torch.device) -> tuple[Any, ...]:
+    """The batch on a device; what is there already is not copied."""
+    return tuple(part.to(device) if isinstance(part, Tensor) else part for part in batch)
+
+
+def on_device(
+    loss: Callable[[nn.Module, tuple[Any, ...]], Tensor], device: torch.device
+) -> Callable[[nn.Module, tuple[Any, ...]], Tensor]:
+    """The same loss of batches that may still be on the host."""
+    return loss if device.type == "cpu" else lambda model, batch: loss(model, moved(batch, device))
 
 
 def set_lr(optimizer: optim.Optimizer, lr: float) -> None:

@@ -95,7 +95,7 @@ def agree(model: nn.Module, batch: tuple[Tensor, ...]) -> Tensor:
     """Symmetric cross entropy between the two sides of a batch."""
     left, right = model(*batch)
     logits = left @ right.T * model.logit_scale.exp()
-    own = torch.arange(len(logits))
+    own = torch.arange(len(logits), device=logits.device)
     return (F.cross_entropy(logits, own) + F.cross_entropy(logits.T, own)) / 2
 
 

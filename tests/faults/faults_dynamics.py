@@ -209,7 +209,7 @@ def stack_before_head(run: Run, depth: int, act: type[nn.Module], gain: float = 
         layer = nn.Conv2d(wide, wide, 1) if isinstance(last, nn.Conv2d) else nn.Linear(wide, wide)
         nn.init.xavier_uniform_(layer.weight, gain)
         layers += [layer, act()]
-    replace_head(run, nn.Sequential(*layers, last))
+    replace_head(run, nn.Sequential(*layers, last).to(run.device))
     rebuild(run)
 
 

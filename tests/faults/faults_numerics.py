@@ -198,7 +198,7 @@ def fp16_gradients_underflow(run: Run) -> None:
 
 def with_scaler(run: Run, autocast: torch.dtype | None = torch.float16) -> None:
     """A loss scaler, and fp16 to give it a reason."""
-    run.autocast, run.scaler = autocast, torch.amp.GradScaler("cpu", init_scale=1024.0)
+    run.autocast, run.scaler = autocast, torch.amp.GradScaler(run.device.type, init_scale=1024.0)
 
 
 @fault(NUMERICS, "amp", "wiring", "scale-collapse", "nonfinite-loss", "nonfinite-gradient", at=ONSET, setup=with_scaler)

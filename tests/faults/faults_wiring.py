@@ -165,9 +165,10 @@ def gradients_set_to_none(run: Run) -> None:
 def fresh(module: nn.Module) -> nn.Module:
     """Another layer of the same shape."""
     if isinstance(module, nn.Conv2d):
-        return nn.Conv2d(module.in_channels, module.out_channels, 1)
+        return nn.Conv2d(module.in_channels, module.out_channels, 1).to(module.weight.device)
     assert isinstance(module, nn.Linear)
-    return nn.Linear(module.in_features, module.out_features, bias=module.bias is not None)
+    new = nn.Linear(module.in_features, module.out_features, bias=module.bias is not None)
+    return new.to(module.weight.device)
 
 
 STALE = ("stale-optimizer", "optimizer-misses-parameters", "missing-gradient", "weights-unchanged", "untied-weights")

@@ -9,24 +9,42 @@ from typing import Any
 import numpy as np
 import torch
 
-from tests.faults.base import STEPS, Case, Run
+from tests.faults.base import STEPS, Case, Run, on_device
 from tests.faults.families import FAMILIES
+from tests.faults.inject import rebuild
 from trimtab import Guard
 
 HARM = 1.25
 GIVEN_BACK = 0.25  # of the clean run's gain: text that falls back to letter frequencies is within 1.25 of a good model
 
 
-def make_run(case: Case, family: str, seed: int) -> Run:
-    """A run that is about to begin; every source of chance is seeded."""
+def make_run(case: Case, family: str, seed: int, *, device: str = "cpu", fused: bool = False) -> Run:
+    """A run that is about to begin; every source of chance is seeded.
+
+    Weights and data are made on the host and then moved, so that they are the same on every device. `fused` asks for an
+    optimizer that decides on the device, where the family's has such a form.
+    """
     torch.manual_seed(seed)
     np.random.seed(seed)
-    run = Run(FAMILIES[family](seed), case, seed)
+    run = Run(FAMILIES[family](seed), case, seed, device)
+    run.model.to(run.device)
+    run.task.loss = on_device(run.task.loss, run.device)
+    if fused and "fused" in run.optimizer.defaults:
+        rebuild(run, fused=True)
     torch.manual_seed(seed)  # dropout must not depend on how many numbers the model took
     return run
 
 
-def run_case(case: Case, family: str, seed: int, *, mode: str = "observe", **guard_kwargs: Any) -> Run:
+def run_case(
+    case: Case,
+    family: str,
+    seed: int,
+    *,
+    mode: str = "observe",
+    device: str = "cpu",
+    fused: bool = False,
+    **guard_kwargs: Any,
+) -> Run:
     """Train a case with a guard on it: `run.guard.findings` is what it found."""
 
     def attach(run: Run) -> Guard:
@@ -34,7 +52,7 @@ def run_case(case: Case, family: str, seed: int, *, mode: str = "observe", **gua
         kwargs = {"run_dir": False, "loader": run.extra.get("loader")} | guard_kwargs
         return Guard.attach(run.model, run.optimizer, settings, scaler=run.scaler, ema=run.ema, **kwargs)
 
-    return make_run(case, family, seed).train(attach)
+    return make_run(case, family, seed, device=device, fused=fused).train(attach)
 
 
 def run_unguarded(case: Case, family: str, seed: int) -> Run:

@@ -117,7 +117,7 @@ def lbfgs_closure(run: Run) -> None:
 
     def closure() -> Tensor:
         optimizer.zero_grad()
-        loss = run.forward(run.draw())
+        loss = run.forward(run.next_batch())
         loss.backward()
         return loss
 

@@ -36,11 +36,11 @@ def gan(run: Run) -> None:
     }
 
     def criticise(batch: tuple[Tensor, ...]) -> tuple[optim.Optimizer, Tensor]:
-        fake = maker(torch.randn(len(batch[0]), 8)).sigmoid().detach()
+        fake = maker(torch.randn(len(batch[0]), 8).to(run.device)).sigmoid().detach()
         return ways["critic"], F.softplus(-critic(batch[0])).mean() + F.softplus(critic(fake)).mean()
 
     def make(batch: tuple[Tensor, ...]) -> tuple[optim.Optimizer, Tensor]:
-        return ways["maker"], F.softplus(-critic(maker(torch.randn(len(batch[0]), 8)).sigmoid())).mean()
+        return ways["maker"], F.softplus(-critic(maker(torch.randn(len(batch[0]), 8).to(run.device)).sigmoid())).mean()
 
     def distance() -> float:
         with torch.no_grad():
@@ -67,11 +67,11 @@ def wgan_clipped(run: Run) -> None:
         with torch.no_grad():
             for p in critic.parameters():
                 p.clamp_(-0.1, 0.1)
-        fake = maker(torch.randn(len(batch[0]), 8)).sigmoid().detach()
+        fake = maker(torch.randn(len(batch[0]), 8).to(run.device)).sigmoid().detach()
         return ways["critic"], critic(fake).mean() - critic(batch[0]).mean()
 
     def make(batch: tuple[Tensor, ...]) -> tuple[optim.Optimizer, Tensor]:
-        return ways["maker"], -critic(maker(torch.randn(len(batch[0]), 8)).sigmoid()).mean()
+        return ways["maker"], -critic(maker(torch.randn(len(batch[0]), 8).to(run.device)).sigmoid()).mean()
 
     def distance() -> float:
         with torch.no_grad():
@@ -93,7 +93,8 @@ def policy_gradient(run: Run) -> None:
     def loss(model: nn.Module, batch: tuple[Tensor, ...]) -> Tensor:
         log_policy = model(batch[0]).log_softmax(-1)
         action = torch.multinomial(log_policy.exp(), 1)
-        reward = (action.squeeze(-1) == batch[0][:, :4].argmax(-1)).float() + 0.3 * torch.randn(len(action))
+        noise = torch.randn(len(action)).to(run.device)
+        reward = (action.squeeze(-1) == batch[0][:, :4].argmax(-1)).float() + 0.3 * noise
         advantage = reward - mean(rewards[-20:] or [0.0])
         rewards.append(float(reward.mean()))
         return -(log_policy.gather(1, action).squeeze(-1) * advantage).mean()
@@ -116,13 +117,15 @@ def ppo_inner_steps(run: Run) -> None:
         if run.step % 8 == 0 or not old:
             old["x"] = torch.randn(48, 6, generator=generator)
             with torch.no_grad():
-                policy = model["actor"](old["x"]).log_softmax(-1)
+                x = old["x"].to(run.device)
+                policy, value = model["actor"](x).log_softmax(-1).cpu(), model["critic"](x).cpu()
                 old["action"] = torch.multinomial(policy.exp(), 1, generator=generator)
                 old["log"] = policy.gather(1, old["action"])
                 old["reward"] = (old["action"] == old["x"][:, :4].argmax(-1, keepdim=True)).float()
-                advantage = old["reward"] - model["critic"](old["x"])
+                advantage = old["reward"] - value
                 old["advantage"] = (advantage - advantage.mean()) / (advantage.std() + 1e-6)
             rewards.append(float(old["reward"].mean()))
+            old.update({key: part.to(run.device) for key, part in old.items()})
         return old["x"], old["action"]
 
     def loss(model: nn.Module, batch: tuple[Tensor, ...]) -> Tensor:

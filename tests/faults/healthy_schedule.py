@@ -146,7 +146,7 @@ def bfloat16_weights(run: Run) -> None:
 def float16_scale_too_high(run: Run) -> None:
     """Every gradient of the first steps is infinite, until the scaler has found its scale; now and then one later."""
     run.autocast = torch.float16
-    run.scaler = torch.amp.GradScaler("cpu", init_scale=2.0**28, growth_interval=40)
+    run.scaler = torch.amp.GradScaler(run.device.type, init_scale=2.0**28, growth_interval=40)
 
 
 @healthy(steps=120)
@@ -255,7 +255,7 @@ def stepped_by_closure(run: Run) -> None:
     """Forward and backward happen inside the optimizer's step: before it, there are no gradients at all."""
 
     def one_step() -> None:
-        batch = run.draw()
+        batch = run.next_batch()
 
         def closure() -> Tensor:
             run.optimizer.zero_grad()
@@ -304,6 +304,6 @@ def noise_on_gradients(run: Run) -> None:
         for p in run.model.parameters():
             if p.grad is not None:
                 size = float(p.grad.std(correction=0)) / (1 + run.step / 20)
-                p.grad.add_(torch.randn(p.shape, generator=generator), alpha=size)
+                p.grad.add_(torch.randn(p.shape, generator=generator).to(p.device), alpha=size)
 
     before(run, "after_backward", disturb)

@@ -85,8 +85,8 @@ def frozen_from_the_middle(run: Run) -> None:
 class _LowRank(nn.Module):
     def __init__(self, weight: Tensor, rank: int = 4) -> None:
         super().__init__()
-        self.down = nn.Parameter(torch.randn(rank, weight[0].numel()) * 0.1)
-        self.up = nn.Parameter(torch.zeros(len(weight), rank))
+        self.down = nn.Parameter((torch.randn(rank, weight[0].numel()) * 0.1).to(weight.device))
+        self.up = nn.Parameter(weight.new_zeros(len(weight), rank))
 
     def forward(self, weight: Tensor) -> Tensor:
         return weight + (self.up @ self.down).view_as(weight)
@@ -105,7 +105,7 @@ def adapters_from_zero(run: Run) -> None:
 @healthy("rnn")
 def table_mostly_unused(run: Run) -> None:
     """A vocabulary of two thousand of which fifty occur: almost all rows have gradients of exactly zero."""
-    run.model.embed = nn.Embedding(2_000, run.model.embed.embedding_dim)  # type: ignore[union-attr, arg-type]
+    run.model.embed = nn.Embedding(2_000, run.model.embed.embedding_dim).to(run.device)  # type: ignore[union-attr, arg-type]
     rebuild(run)
 
 
@@ -114,7 +114,7 @@ def bias_before_batchnorm(run: Run) -> None:
     """Biases that BatchNorm subtracts again: their gradients are rounding errors around zero."""
     for layer in layers(run.model):
         if isinstance(layer, nn.Conv2d) and layer.bias is None:
-            layer.bias = nn.Parameter(torch.zeros(layer.out_channels))
+            layer.bias = nn.Parameter(torch.zeros(layer.out_channels, device=run.device))
     rebuild(run)
 
 
@@ -304,7 +304,7 @@ def sharpness_aware(run: Run) -> None:
     """SAM: two passes a step, the second with weights moved uphill, and the gradient taken there."""
 
     def one_step() -> None:
-        batch = run.draw()
+        batch = run.next_batch()
         run.backward(run.forward(batch))
         params = [p for p in run.model.parameters() if p.grad is not None]
         norm = torch.stack([p.grad.norm() for p in params]).norm()  # type: ignore[union-attr]

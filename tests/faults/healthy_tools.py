@@ -10,7 +10,7 @@ import torch
 from torch import Generator, Tensor, nn, optim
 from torch.optim import lr_scheduler
 
-from tests.faults.base import STEPS, Case, Run, Task
+from tests.faults.base import STEPS, Case, Run, Task, on_device
 
 ALL = ("mlp", "cnn", "rnn", "lm", "contrastive", "segment")
 PIXELS = ("mlp", "cnn", "contrastive", "segment")  # inputs are numbers
@@ -127,6 +127,11 @@ def alone(
 ) -> None:
     """Put a problem of its own in the family's place; batches are drawn from a generator that follows the run."""
     val_batch = batch(Generator().manual_seed(run.seed + 77_777))
+    model.to(run.device)
+    for one in optimizer.values() if isinstance(optimizer, dict) else [optimizer]:
+        for state in one.state.values():  # some optimizers make theirs at once
+            state.update({key: value.to(run.device) for key, value in state.items() if key != "step"})
+    loss = on_device(loss, run.device)
     run.task = Task("alone", model, optimizer, lambda step, micro: batch(dice(run)), loss, val_batch)
     run.model, run.optimizer = model, optimizer
     learned_if(run, learned)
@@ -136,7 +141,7 @@ def turns(run: Run, *players: Callable[[tuple[Any, ...]], tuple[optim.Optimizer,
     """A step in which several players move in turn: each gives the optimizer to step and the loss to step on."""
 
     def one_step() -> None:
-        batch = run.draw()
+        batch = run.next_batch()
         for play in players:
             optimizer, loss = play(batch)
             optimizer.zero_grad()
