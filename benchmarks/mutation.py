@@ -93,7 +93,7 @@ def score(args: argparse.Namespace) -> dict[str, str]:
         if not judged:
             print(f"no records of the {half} half under {args.traces}; make them with: mutation.py record")
             continue
-        out[half] = mutation_score.report(half, judged, by_operator=half == "tuned")
+        out[half] = mutation_score.report(half, judged, by_operator=half == "tuned" and args.command == "score")
         if half == "tuned" and getattr(args, "misses", False):
             out[half] += "\n" + mutation_score.misses(judged)
     return out
@@ -114,7 +114,7 @@ def main() -> None:
     subs["page"].add_argument("--out", type=Path, required=True)
     args = parser.parse_args()
     if "half" in args:
-        args.half = ["tuned", "held-out"] if args.half == "all" else [args.half]
+        args.half = ["held-out", "tuned"] if args.half == "all" else [args.half]
     match args.command:
         case "list":
             show(args)
@@ -123,7 +123,9 @@ def main() -> None:
         case "score":
             print("\n".join(score(args).values()))
         case "page":
-            args.out.write_text("\n".join(score(args).values()), encoding="utf-8")
+            command = f"python benchmarks/mutation.py {' '.join(sys.argv[1:])}"
+            head = mutation_score.header(command, mutation_score.num_clean(args.traces))
+            args.out.write_text("\n".join([head, *score(args).values()]), encoding="utf-8")
             print(f"written to {args.out}")
 
 

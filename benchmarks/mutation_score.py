@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import logging
 import re
+import time
 from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+import torch
 from detection_report import by, comparison, number, table
 from detection_score import NAMED_WITHIN, OURS, Alarms, Judged, Meta, Share, findings_again, median, score
 from peers import PEERS
 from tests.mutants import runs, sets
-from tests.mutants.operators import BY_NAME, GROUPS
+from tests.mutants.operators import BY_NAME, GROUPS, OPERATORS
 from tests.mutants.runs import DONE, Made
 from tests.mutants.sets import Spread
+from tests.runs.shape_runs import SHAPES
 
+from trimtab import __version__
 from trimtab.core.types import Sample
 from trimtab.record.reader import Run, read_run
 
@@ -158,6 +162,27 @@ def report(half: str, judged: Sequence[JudgedProgram], *, by_operator: bool = Fa
     if by_operator:
         parts.append("### By operator\n\n" + by("case", (), mutants))
     return "\n\n".join(parts) + "\n"
+
+
+def header(command: str, num_clean: int) -> str:
+    """How the runs were made, and what counts as harm."""
+    return (
+        f"{time.strftime('%Y-%m-%d')}, trimtab {__version__}, torch {torch.__version__}, CPU, one torch thread; "
+        f"`{command}`. {len(OPERATORS)} mutation operators and {len(SHAPES)} sound programs. A mutant is one program "
+        "changed at one kind of place, run under the code of `trimtab run --mode observe` with default settings and "
+        "recorded; the verdicts are made again from the record. Every second operator of each group and every second "
+        "program is held out: the held-out half has only operators and programs on which no rule was made. A mutant is "
+        "harmful if the program's own evaluation ends worse than with every clean seed, and worse than their mean by "
+        f"{sets.MARGIN_SD:g} standard deviations and {100 * sets.MARGIN_FRAC:g} %; the clean spread of a program comes "
+        f"from at least {num_clean} seeds. Mutants that end by an exception are left out: you see those anyway. Found: "
+        "a finding from the onset on and none before it. Intervals are Wilson 95 %.\n"
+    )
+
+
+def num_clean(root: Path) -> int:
+    """Clean runs of the program that has fewest."""
+    made = Counter(runs.load(path.parent).program for path in root.glob(f"*/clean__*/{DONE}"))
+    return min((made[program] for program in SHAPES), default=0)
 
 
 def misses(judged: Sequence[JudgedProgram]) -> str:
