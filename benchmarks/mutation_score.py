@@ -13,7 +13,7 @@ from pathlib import Path
 
 import torch
 from detection_report import by, comparison, number, table
-from detection_score import NAMED_WITHIN, OURS, Alarms, Judged, Meta, Share, findings_again, median, score
+from detection_score import NAMED_WITHIN, OURS, Alarms, Judged, Meta, Share, findings_again, latency, median, score
 from peers import PEERS
 from tests.mutants import runs, sets
 from tests.mutants.operators import BY_NAME, GROUPS, OPERATORS
@@ -30,7 +30,7 @@ LEFT_OUT = ("ended by an exception", "had no effect", "no spread known")
 
 @dataclass
 class JudgedProgram(Judged):
-    """One run of a program; its steps count from the onset of the fault on."""
+    """One run of a program. Steps of each optimizer are shifted so that the fault begins at the same one in all."""
 
     made: Made | None = None
     num_alarms: int = 0  # incidents, each counted once
@@ -51,6 +51,7 @@ def judge(folder: Path) -> JudgedProgram:
         group=operator.group if operator else "healthy",
         names=tuple(sorted(operator.names)) if operator else (),
         kind=("silent" if operator.silent else "loud") if operator else "",
+        onset=made.steps // 3 if operator and operator.late else 0,
         error=made.error,
     )
     judged = JudgedProgram(meta, alarms={name: Alarms() for name in (OURS, *PEERS)}, made=made)
@@ -65,7 +66,7 @@ def judge(folder: Path) -> JudgedProgram:
         _judge_run(run, judged, onsets)
     judged.findings.sort(key=lambda finding: finding[0])
     for step, _, _ in judged.findings:
-        judged.ours.add(step, 0)
+        judged.ours.add(step, judged.meta.onset)
     return judged
 
 
@@ -77,10 +78,11 @@ def _judge_run(run: Run, judged: JudgedProgram, onsets: list[int]) -> None:
     for sample in samples:
         if sample.phase == "train":
             trained.setdefault(sample.optimizer, []).append(sample)
-    since = {name: onsets.pop(0) if onsets else 0 for name in trained}
+    onset = judged.meta.onset
+    since = {name: (onsets.pop(0) if onsets else 0) - onset for name in trained}
     for finding in findings_again(run, samples, judged.problems):
         text = f"{finding.code} {finding.name}: {finding.message}"
-        judged.findings.append((finding.step - since.get(finding.optimizer, 0), finding.name, text))
+        judged.findings.append((finding.step - since.get(finding.optimizer, -onset), finding.name, text))
         judged.num_alarms += finding.streak == 1
     judged.recorded += [f"{f.step} {f.name}" for f in run.findings]
     for optimizer, steps in trained.items():
@@ -89,7 +91,7 @@ def _judge_run(run: Run, judged: JudgedProgram, onsets: list[int]) -> None:
             peer = make()
             for s in steps:
                 if peer.update(s.step, s.scalars.get("loss"), s.scalars.get("grad_norm")):
-                    judged.alarms[name].add(s.step - since[optimizer], 0)
+                    judged.alarms[name].add(s.step - since[optimizer], onset)
 
 
 def judge_safely(folder: Path) -> JudgedProgram:
@@ -128,13 +130,13 @@ def report(half: str, judged: Sequence[JudgedProgram], *, by_operator: bool = Fa
     healthy = [one for one in judged if one.meta.healthy]
     mutants = [one for one in kept if not one.meta.healthy]
     harmful = [one for one in mutants if one.meta.harmful]
-    found = [one for one in harmful if one.ours.detected(0)]
+    found = [one for one in harmful if one.ours.detected(one.meta.onset)]
     steps = sum(one.num_steps for one in healthy)
     alarms = sum(one.num_alarms for one in healthy)
     ours = score(kept, OURS)
 
     def recall(kind: str) -> str:
-        return str(Share.of(one.ours.detected(0) for one in harmful if one.meta.kind == kind))
+        return str(Share.of(one.ours.detected(one.meta.onset) for one in harmful if one.meta.kind == kind))
 
     rows = [
         ("recall over harmful mutants", str(ours.harmful)),
@@ -144,8 +146,8 @@ def report(half: str, judged: Sequence[JudgedProgram], *, by_operator: bool = Fa
         ("harmful and found, first finding rightly named", str(Share.of(one.named() for one in found))),
         (f"harmful and found, rightly named within {NAMED_WITHIN} steps",
          str(Share.of(one.named(NAMED_WITHIN) for one in found))),
-        ("median latency of the harmful ones, in steps", number(median((o.ours.since_onset or 0) for o in found))),
-        ("mutants with a finding before the onset", str(Share.of(one.ours.early(0) for one in mutants))),
+        ("median latency of the harmful ones, in steps", number(median(map(latency, found)))),
+        ("mutants of a later onset with a finding before it", str(ours.early)),
         ("healthy runs with a finding", str(ours.false_alarms)),
         ("alarms per 10,000 healthy steps", f"{1e4 * alarms / steps:.2f} ({alarms} in {steps:,})" if steps else "–"),
     ]  # fmt: skip
@@ -190,8 +192,8 @@ def misses(judged: Sequence[JudgedProgram]) -> str:
     kept = [one for one in judged if not one.left_out]
     harmful = [one for one in kept if one.meta.harmful]
     missed = [one for one in harmful if one.ours.first is None]
-    early = [one for one in harmful if one.ours.early(0)]
-    wrong = [one for one in harmful if one.ours.detected(0) and not one.named()]
+    early = [one for one in harmful if one.ours.early(one.meta.onset)]
+    wrong = [one for one in harmful if one.ours.detected(one.meta.onset) and not one.named()]
     alarmed = [one for one in judged if one.meta.healthy and one.findings]
     ended = [one for one in judged if one.meta.error]
     lists = {

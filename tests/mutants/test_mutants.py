@@ -155,7 +155,8 @@ def test_runs_are_recorded_and_judged_from_their_records(
     assert clean.meta.healthy
     assert (clean.num_steps, clean.findings) == (30, [])
     assert copies.named()
-    assert (rows.ours.since_onset, rows.ours.early(0), rows.named()) == (0, False, True)
+    assert rows.meta.onset == 10
+    assert (rows.ours.since_onset, rows.ours.early(10), rows.named()) == (10, False, True)
     assert rows.left_out == "no spread known"
 
 
@@ -171,12 +172,13 @@ def judged(bench: ModuleType, case: str, harmful: bool = True, step: int | None 
         group=operator.group if operator else "healthy",
         names=tuple(operator.names) if operator else (),
         kind=("silent" if operator.silent else "loud") if operator else "",
+        onset=9 if operator and operator.late else 0,
         harmful=harmful and operator is not None,
     )
     one = bench.JudgedProgram(meta, alarms={n: bench.Alarms() for n in (bench.OURS, *bench.PEERS)}, num_steps=1000)
     if step is not None:
         one.findings, one.num_alarms = [(step, name, f"X {name}: because")], 1
-        one.ours.add(step, 0)
+        one.ours.add(step, meta.onset)
     return one
 
 
@@ -184,7 +186,7 @@ def test_the_score_counts_harmful_mutants_names_and_false_alarms(bench: ModuleTy
     some = [
         judged(bench, "targets-shuffled"),
         judged(bench, "targets-shuffled", step=None),
-        judged(bench, "targets-shuffled", step=-2),
+        judged(bench, "targets-shuffled-later", step=2),
         judged(bench, "rate-x30", name="dead-data"),
         judged(bench, "rate-x30", harmful=False, step=None),
         judged(bench, "clean"),
