@@ -7,8 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
-from trimtab.core.screen import MAX_WAITING, Bounds
-from trimtab.core.stats.level import LUCK
+from trimtab.core.screen import Bounds
 from trimtab.core.stats.series import is_falling
 from trimtab.core.types import Finding, Severity
 from trimtab.core.window import Window, found
@@ -46,9 +45,9 @@ class NotLearning:
     looks: int = 3
 
     def silent_while(self, window: Window) -> Bounds:
-        """Of a run that was better than guessing once it is not said: its best level never rises."""
+        """Of a run that was better than guessing once it is not said: that level never rises."""
         level = window.level("loss")
-        least = max(level.best + LUCK * level.most_noise(MAX_WAITING), 0.0) / (1.0 - 2.0 * self.gain) * (1.0 + 1e-9)
+        least = max(level.sure, 0.0) / (1.0 - 2.0 * self.gain) * (1.0 + 1e-9)
         return {"chance": (least, math.inf), "answer_ratio": (-math.inf, self.worse)}
 
     def check(self, window: Window) -> Iterator[Finding]:
@@ -59,9 +58,7 @@ class NotLearning:
         if chance is None or window.schedule.effort < self.effort or window.now.layout.optimizer:
             return
         now = level.now
-        if not now > chance * (1.0 - self.gain) - 1e-12 or level.best + LUCK * level.noise < chance * (
-            1.0 - 2.0 * self.gain
-        ):
+        if not now > chance * (1.0 - self.gain) - 1e-12 or level.sure < chance * (1.0 - 2.0 * self.gain):
             return
         if is_falling(window.history("loss").values(), at_least=self.slowly * chance):
             return

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from statistics import fmean, stdev
 from typing import ClassVar
 
-from trimtab.core.screen import MAX_WAITING, Bounds
-from trimtab.core.stats.level import LUCK
+from trimtab.core.screen import Bounds
 from trimtab.core.stats.series import is_falling
 from trimtab.core.types import Finding, Severity
 from trimtab.core.window import Window, found
@@ -49,11 +48,11 @@ class TargetsDoNotPredict:
     surely: float = 3.0
 
     def silent_while(self, window: Window) -> Bounds:
-        """Of a run that was clearly better than guessing once it is not said: its best level never rises."""
+        """Of a run that was clearly better than guessing once it is not said: that level never rises."""
         level = window.level("loss")
         return {
             "chance": (
-                max(level.best + LUCK * level.most_noise(MAX_WAITING), 0.0) / (1.0 - 6.0 * self.gain) * (1.0 + 1e-9),
+                max(level.sure, 0.0) / (1.0 - 6.0 * self.gain) * (1.0 + 1e-9),
                 math.inf,
             )
         }
@@ -65,9 +64,7 @@ class TargetsDoNotPredict:
             return
         if window.schedule.effort < self.effort or not level.now > chance * (1.0 - self.gain):
             return
-        if level.best + LUCK * level.noise < chance * (1.0 - 6.0 * self.gain) or level.now > chance * (
-            1.0 + 10.0 * self.gain
-        ):
+        if level.sure < chance * (1.0 - 6.0 * self.gain) or level.now > chance * (1.0 + 10.0 * self.gain):
             return  # it was better once; or something else is in the loss
         losses = window.history("loss").values()
         late, before = losses[-32:], losses[-96:-48]

@@ -11,7 +11,7 @@ SHORT = 9
 FIRST = 3
 NOISE_DECAY = 0.97
 LUCK = 1.5
-"""Times the noise: as far below where a series stands all the time its best level may come to lie in a long run."""
+"""Times the noise: so far from where a series stands all the time a level may come to lie in a long run."""
 
 
 class Level:
@@ -20,16 +20,17 @@ class Level:
     `best` is the lowest level the series ever settled at, `noise` a running mean of the distance of single values from
     the level, times 1.25: about one standard deviation for normal noise. `best_noise` is what it was at the best level:
     a series that climbs must not hide in the noise of its own climb.
+    `sure` is the lowest level that the series was below beyond doubt.
     """
 
-    __slots__ = ("_first", "_num", "_recent", "best", "best_noise", "noise", "now")
+    __slots__ = ("_first", "_num", "_recent", "best", "best_noise", "noise", "now", "sure")
 
     def __init__(self) -> None:
         self._recent: deque[float] = deque(maxlen=SHORT)
         self._first: list[float] = []
         self._num = 0
         self.now = math.nan  # the median of the last values
-        self.best = math.inf
+        self.best = self.sure = math.inf
         self.best_noise = 0.0
         self.noise = 0.0
 
@@ -52,6 +53,8 @@ class Level:
             self.best = self.now
             # Before enough was seen the noise is a guess, and a best level of the first steps keeps a later one.
             self.best_noise = self.noise if self._num > 3 * SHORT else 0.0
+        if self._num > 3 * SHORT and (high := self.now + LUCK * self.noise) < self.sure:
+            self.sure = high
 
     @property
     def least(self) -> float:
@@ -69,16 +72,9 @@ class Level:
         left = self.noise * (1.0 - weight) ** num
         return min(left, self.best_noise) if self.best_noise > 0 else left
 
-    def most_noise(self, num: int) -> float:
-        """No more than this is `noise` after `num` more values, whatever they are."""
-        if self._num <= 3 * SHORT:
-            return math.inf
-        weight = max(1.0 - NOISE_DECAY, 1.0 / max(self._num - SHORT + 1, 1))
-        return max(self.noise, 1e-12) * (1.0 + 7.0 * weight) ** num
-
     def rebase(self) -> None:
         """Forget the best level: the loop changed what it means."""
-        self.best, self.best_noise = self.now, self.noise
+        self.best, self.best_noise, self.sure = self.now, self.noise, self.now + LUCK * self.noise
 
     def __len__(self) -> int:
         return self._num
@@ -102,6 +98,7 @@ class Level:
             "num": self._num,
             "best": best,
             "best_noise": self.best_noise,
+            "sure": self.sure if math.isfinite(self.sure) else None,
             "noise": self.noise,
         }
 
@@ -114,6 +111,8 @@ class Level:
         new._first = list(state["first"])
         new._num = int(state["num"])
         new.best = math.inf if state["best"] is None else float(state["best"])
+        sure = state.get("sure", state["best"])
+        new.sure = math.inf if sure is None else float(sure)
         new.best_noise, new.noise = float(state["best_noise"]), float(state["noise"])
         return new
 
