@@ -154,7 +154,7 @@ class Watch:
         batch, output = self._tap.batch, self._tap.output
         found: list[Later | None] = []
         if output.waits:  # before the batch: what answers were compared with counts where no targets are told
-            found.append(output.delayed(climbs=bool(self._optimizer.param_groups[0].get("maximize"))))
+            found.append(output.delayed(climbs=self._optimizer.param_groups[0].get("maximize", False)))
         if batch.waits:
             found.append(batch.delayed())
         if self._delayed is not None:
