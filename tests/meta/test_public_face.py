@@ -145,6 +145,9 @@ def test_no_host_sync_hides_on_the_step_path() -> None:
     # What these are made of is a setting, the name of a node, or a number that has already arrived.
     on_the_host = {
         "protect.py: bool(config.clip)",
+        "lane.py: bool(config.clip)",
+        "protect.py: bool(optimizer.state)",
+        "answers.py: bool(shares)",  # of arrays, as all of answers.py
         "protect.py: bool(nonfinite)",
         "protect.py: bool(reject)",
         "forward.py: bool(node.name().startswith(JOINING))",

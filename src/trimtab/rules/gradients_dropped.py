@@ -17,7 +17,7 @@ class GradientsDropped:
     ## What it sees
     One weight is listened to. Several backward passes added to its gradient since the last step, and in between it was
     zeroed, in `persist` looks in a row. Where the weight was moved in between (a sharpness-aware step, a line search),
-    or another optimizer made a step, beginning anew is meant.
+    or another optimizer made a step, starting over is meant.
 
     ## Why it matters
     `zero_grad` inside an accumulation, or a step that is made only now and then: the batches in between are computed

@@ -42,14 +42,10 @@ def by_classes(logits: F64, grad: F64, *, upwards: bool) -> Answers | None:
     labels = grad.argmin(1)
     shifted = logits - logits.max(1, keepdims=True)
     logs = shifted - np.log(np.exp(shifted).sum(1, keepdims=True))
-    shares = bool(
-        len(logits) >= MIN_PROBABILITIES
-        and (logits >= 0).all()
-        and (np.abs(logits.sum(1) - 1.0) < 1e-3).all()
-        and logits.shape[1] > 1
-    )
+    near = np.abs(logits.sum(1) - 1.0).max() < 1e-3
+    shares = len(logits) >= MIN_PROBABILITIES and logits.min() >= 0 and near
     loss = -float(logs[np.arange(len(labels)), labels].mean())
-    return Answers(loss, math.log(logits.shape[1]), labels=labels, are_shares=shares)
+    return Answers(loss, math.log(logits.shape[1]), labels=labels, are_shares=bool(shares))
 
 
 def by_yes_and_no(logits: F64, grad: F64, *, factor: float) -> Answers | None:

@@ -144,7 +144,7 @@ class Sentinel:
             return out
         if num != 1:
             out["backwards"] = float(num)
-        # A weight that was moved in between, or another optimizer's step, is a reason to begin anew.
+        # A weight that was moved in between, or another optimizer's step, is a reason to start over.
         if dropped and since == (Sentinel.num_steps, param._version):
             out["dropped"] = float(dropped)
         if grad is None or grad.layout is not param.layout:
@@ -216,7 +216,9 @@ def _is_sum(grad: Any, arrived: Any, left: Any) -> bool:
     if len(grad) >= MIN_SIZE or len(grad) < 2 or not left.any() or not arrived.any():
         return False
     close = 1e-5 * float(np.abs(grad).max())
-    return bool(np.allclose(grad, arrived + left, rtol=1e-5, atol=close)) and not np.allclose(grad, arrived, rtol=1e-2)
+    if np.allclose(grad, arrived, rtol=1e-2):
+        return False
+    return np.allclose(grad, arrived + left, rtol=1e-5, atol=close)
 
 
 def resolved(scalars: dict[str, float]) -> dict[str, float]:
