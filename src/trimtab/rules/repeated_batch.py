@@ -27,8 +27,8 @@ class RepeatedBatch:
 
     ## What it sees
     The inputs of the last steps are bit for bit the same, more often in a row than ever before in this run (`persist`
-    at least), after batches that differed. Training on one full batch from the start, and several steps on each batch
-    by design, stay silent.
+    at least), after batches that differed. Or there were no more than `few` different batches in the last 64 steps,
+    again and again. Training on one full batch from the start, and several steps on each batch by design, stay silent.
 
     ## Why it matters
     The loader is stuck, every step creates a new iterator, or a worker died: the model learns one batch by
@@ -49,6 +49,8 @@ class RepeatedBatch:
     persist: int = 4
     min_different: int = 6
     stuck: int = 16
+    few: int = 4
+    span: int = 60
 
     def check(self, window: Window) -> Iterator[Finding]:
         """Fire when a repetition is longer than any before."""
@@ -59,6 +61,8 @@ class RepeatedBatch:
             )
             return
         now = window.scalar("in_print")
+        if now is not None and window.now.layout.has_weight_norms:
+            yield from self._few(window, now)
         if now is None or not window.past or window.past[-1].get("in_print") != now:
             return
         runs = _runs([p for s in window.past if (p := s.get("in_print")) is not None] + [now])
@@ -70,4 +74,19 @@ class RepeatedBatch:
             f"this batch came {runs[-1]} times in a row; before that batches differed.",
             ("batch",),
             times=runs[-1],
+        )
+
+    def _few(self, window: Window, now: float) -> Iterator[Finding]:
+        """In a thorough look: how many batches there have been. Full batches are one, and meant."""
+        seen = [p for s in window.past if (p := s.get("in_print")) is not None] + [now]
+        different = len(set(seen))
+        if len(seen) < self.span or not 1 < different <= self.few:
+            return
+        yield found(
+            self,
+            window,
+            f"there were only {different} different batches in the last {len(seen)} steps.",
+            ("batch",),
+            different=different,
+            num_steps=len(seen),
         )
