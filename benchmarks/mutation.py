@@ -27,7 +27,7 @@ sys.path.insert(0, str(REPO))
 import mutation_score  # noqa: E402
 from tests.mutants import runs, sets  # noqa: E402
 from tests.mutants.operators import HELD_OUT, OPERATORS  # noqa: E402
-from tests.mutants.runs import DONE, Job  # noqa: E402
+from tests.mutants.runs import DONE, SCRIPT, Job  # noqa: E402
 from tests.runs.shape_runs import SHAPES  # noqa: E402
 
 TRACES = Path(tempfile.gettempdir()) / "trimtab_mutation"
@@ -48,10 +48,15 @@ def folder_of(job: Job, root: Path) -> Path:
     return root / sets.half_of(job.program, job.operator) / job.name
 
 
+def is_made(job: Job, folder: Path) -> bool:
+    """Whether the run is complete, and of the program as it would be mutated now."""
+    return (folder / DONE).exists() and (folder / SCRIPT).read_text(encoding="utf-8") == runs.source_of(job)
+
+
 def record(args: argparse.Namespace) -> None:
     """Make all runs that are missing."""
     wanted = jobs_of(args.half, per_operator=args.per_operator, seeds=args.seeds, only=args.only)
-    todo = [job for job in wanted if not (folder_of(job, args.traces) / DONE).exists()]
+    todo = [job for job in wanted if not is_made(job, folder_of(job, args.traces))]
     print(f"{len(todo)} runs to make under {args.traces}", flush=True)
     runs.import_all()
     began, workers = time.monotonic(), []

@@ -134,7 +134,8 @@ def scheduler_steps(tree: ast.Module) -> list[Site]:
 
 
 def train_modes(tree: ast.Module) -> list[Site]:
-    return [s for s in statements(tree, "train") if s.text.endswith(".train()")]
+    """Where a model is put into training mode; `self.train()` may be anything."""
+    return [s for s in statements(tree, "train") if s.text.endswith(".train()") and s.text != "self.train()"]
 
 
 def losses(tree: ast.Module) -> list[Site]:
@@ -212,19 +213,25 @@ def draws(tree: ast.Module) -> list[Site]:
     return [s for s in batches(tree) if not isinstance(s.node, ast.Subscript)] + rows
 
 
+def layers(tree: ast.Module, names: frozenset[str]) -> list[Site]:
+    """Constructions of layers and calls of their functions; not of a module's own layer of that name."""
+    return [
+        site
+        for site, call in calls(tree)
+        if name_of(call.func) in names and not re.fullmatch(r"self\.\w+", ast.unparse(call.func))
+    ]
+
+
 def activations(tree: ast.Module) -> list[Site]:
-    """Constructions of activations, and calls of their functions."""
-    return [s for s, call in calls(tree) if name_of(call.func) in ACTIVATIONS]
+    return layers(tree, ACTIVATIONS)
 
 
 def norms(tree: ast.Module) -> list[Site]:
-    return [s for s, call in calls(tree) if name_of(call.func) in NORMS]
+    return layers(tree, NORMS)
 
 
 def dropouts(tree: ast.Module) -> list[Site]:
-    return [
-        s for s, call in calls(tree) if name_of(call.func) in ("Dropout", "dropout") and (call.args or call.keywords)
-    ]
+    return layers(tree, frozenset({"Dropout", "dropout"}))
 
 
 def divisions(tree: ast.Module) -> list[Site]:

@@ -73,6 +73,14 @@ def test_an_operator_without_a_site_does_not_apply() -> None:
     assert mutate(PROGRAM, BY_NAME["eval-mode"]) is None
 
 
+def test_a_layer_of_a_module_is_no_construction_of_one() -> None:
+    text = "h = self.dropout(self.LayerNorm(x))\nself.train()\n"
+    assert [mutate(text, BY_NAME[name]) for name in ("dropout-0.99", "norms-missing", "eval-mode")] == [None] * 3
+    changed = mutate("h = self.conv(x).relu()\n", BY_NAME["activations-missing"])
+    assert changed is not None
+    assert "h = self.conv(x)\n" in changed
+
+
 def test_what_stands_inside_another_site_is_changed_too() -> None:
     nested = "from torch.nn import functional as F\nh = F.relu(f(F.relu(x)))\n"
     changed = mutate(nested, BY_NAME["activations-missing"])
