@@ -93,5 +93,5 @@ class ZeroGradient:
         last = max(i for i, v in enumerate(losses) if v != 0)
         came_and_went = 0.0 in losses[:last]  # more and more batches are satisfied
         steep = before[-1] < 0.3 * max(before[-3:-1], default=0.0)  # the next step would be below 0
-        near = 0.25 if came_and_went or steep else 0.03
+        near = 0.25 if came_and_went or steep or len(before) < 3 else 0.03  # of few the way there is forgotten
         return min(map(abs, before[-3:])) < near * abs(window.level("loss").start)
