@@ -23,6 +23,8 @@ from trimtab.sample.thorough import FullLook
 from trimtab.sample.transfer import Arrivals, Later, Notes, Sent
 from trimtab.torchutil.patch import own_hook
 
+ALONE = 0.3
+"""Share of a loss that may come from other micro-batches, or from rounding."""
 LISTEN, LISTEN_EVERY, SPREAD_EVERY = 3, 20, 10
 """In which steps the scale and the sign of the loss are found out, from the gradient that comes back to the output."""
 
@@ -55,6 +57,7 @@ class Watch:
         self._temperature: TemperatureProbe | None = None
         self._has_float16 = self._has_bfloat16 = self._has_more = False
         self._heard = 0
+        self._has_others = False  # whether the loss is made of more than what answers are compared by
         self._factor = 1.0  # of the loss, to a mean over answers, as it was heard last
         self._undo = [
             own_hook(one.register_load_state_dict_post_hook(_OnLoad(self))).remove  # type: ignore[no-untyped-call]
@@ -85,8 +88,11 @@ class Watch:
             and tap.num_choices > 1
         ):
             facts["chance"] = math.log(tap.num_choices)  # no targets were told: any answer is as likely
-        if "chance" in facts and self._factor != 1.0:
-            facts["chance"] *= self._factor  # of a loss that was divided for accumulation, or summed up
+        if "chance" in facts:
+            if self._has_others:
+                del facts["chance"]  # there is more in the loss than the answers
+            elif self._factor != 1.0:
+                facts["chance"] *= self._factor  # of a loss that was divided for accumulation, or summed up
         if heard := self._sentinel.before(number, 1.0 if scale is None else scale):
             facts.update(heard)
             step.products = self._sentinel.take_products()
@@ -107,6 +113,9 @@ class Watch:
             facts["loss_factor"] = factor = -factor
         if isinstance(factor, float):
             self._factor = abs(factor) if not 0.85 < abs(factor) < 1.18 else 1.0
+            if tap.output.answer_loss is not None and isinstance(step.loss, float):
+                alone = self._factor * tap.output.answer_loss
+                self._has_others = not abs(step.loss - alone) <= ALONE * abs(step.loss)
         if "backwards" in facts:
             several = facts["backwards"]
             self._heard += isinstance(several, float) and several > 1

@@ -42,6 +42,7 @@ class OutputProbe:
         self._num_towers = 0
         self._factor: float | None = None
         self._compared: Answers | None = None
+        self.answer_loss: float | None = None  # of the answers that were compared last
         self._pair: tuple[Tensor, Tensor] | None = None  # answers and their gradient, until the loss is known
         self._loss: float | None = None
         self.wants_loss = False
@@ -180,6 +181,7 @@ class OutputProbe:
 
     def _hear(self, found: Answers | None) -> None:
         self._compared = found
+        self.answer_loss = None if found is None else found.loss
         if found is not None:
             self.has_news = True
             self.heard(found)
