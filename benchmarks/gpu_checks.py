@@ -14,6 +14,7 @@ import traceback
 import warnings
 from collections.abc import Callable
 from typing import Any
+from zlib import crc32
 
 import torch
 from torch import Tensor, nn
@@ -459,6 +460,39 @@ def sent_as_measured() -> str:
             for a, b in zip(before, grads, strict=True):
                 assert torch.allclose((a.double() * factor).to(dtype), b, rtol=1e-2 if dtype != torch.float32 else 1e-6)
     return "120 steps of three types, clipped and not, with and without a batch"
+
+
+@check
+def marks_of_batches() -> str:
+    """The fingerprint that a step on the device sends is the one the host would have read, whatever it comes with."""
+    makes: dict[str, Callable[[], Tensor]] = {
+        "float32": lambda: torch.randn(32, 64, device=DEVICE),
+        "wide": lambda: torch.randn(4, 3, 64, 64, device=DEVICE),
+        "bfloat16": lambda: torch.randn(32, 64, device=DEVICE).bfloat16(),
+        "tokens": lambda: torch.randint(0, 50, (8, 16), device=DEVICE),
+        "not contiguous": lambda: torch.randn(64, 32, device=DEVICE).t(),
+    }
+    for name, make in makes.items():
+        width = 3 * 64 * 64 if name == "wide" else 64
+        first = nn.Embedding(50, 64) if name == "tokens" else nn.Sequential(nn.Flatten(), nn.Linear(width, 64))
+        model = nn.Sequential(first, nn.ReLU(), nn.Linear(64, 10)).to(DEVICE)
+        if name == "bfloat16":
+            model = model.bfloat16()
+        optimizer, kept, want = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True), Kept(), []
+        with Guard(model, optimizer, run_dir=False, sinks=[kept]) as guard:
+            for step in range(40):
+                x = make()
+                for _ in range(2 if step % 7 == 6 else 1):  # several forwards: the last one counts
+                    x = make()
+                    loss = model(x).float().square().mean()
+                    loss.backward()
+                lead = x.reshape(-1)[:512].cpu()
+                want.append(float(crc32((lead.float() if lead.is_floating_point() else lead).numpy().tobytes())))
+                guard.step(loss)
+                optimizer.zero_grad()
+        got = [sample.scalars.get("in_print") for sample in kept.samples]
+        assert got == want, (name, [i for i, (a, b) in enumerate(zip(got, want, strict=True)) if a != b])
+    return f"{len(makes)} kinds of batches"
 
 
 @check

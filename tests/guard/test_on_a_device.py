@@ -224,3 +224,55 @@ def test_a_norm_beyond_what_is_sent_is_no_nan() -> None:
     told = {"grad_norm": math.inf, "nonfinite_grads": 0.0, "rejected": 0.0}
     told_by_device(told, clips=False)
     assert math.isfinite(told["grad_norm"])
+
+
+# -- what is known of a step only after it ---------------------------------------------------------------------------
+
+
+def accumulated(*, simulated: bool, zeroes: bool = False) -> Kept:
+    """Four micro-batches a step, the loss divided among them; `zeroes`: their gradients are dropped half-way."""
+    torch.manual_seed(0)
+    model, data = mlp(), [batch(64, seed=i) for i in range(120)]
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, fused=True)
+    with simulated_device() if simulated else nullcontext(), attached(model, optimizer) as (guard, kept):
+        for step in range(30):
+            for micro in range(4):
+                if zeroes and step == 9 and micro == 2:
+                    optimizer.zero_grad(set_to_none=False)
+                x, y = data[4 * step + micro]
+                loss = nn.functional.cross_entropy(model(x), y) / 4
+                loss.backward()
+                guard.observe(loss=loss, batch=(x, y))
+            optimizer.step()
+            optimizer.zero_grad()
+    return kept
+
+
+def test_what_guessing_gives_is_scaled_as_the_loss_is() -> None:
+    here, there = (accumulated(simulated=simulated).all("chance") for simulated in (False, True))
+    assert here[-5:].count(None) < 5
+    known = [(a, b) for a, b in zip(here, there, strict=True) if a is not None or b is not None]
+    assert [b for _, b in known] == pytest.approx([a for a, _ in known])
+
+
+def test_dropped_gradients_are_seen_where_they_were_zeroed() -> None:
+    here, there = (accumulated(simulated=simulated, zeroes=True).all("dropped") for simulated in (False, True))
+    assert there == here
+    assert here[9] == 2.0
+
+
+def test_a_batch_that_is_written_to_is_sent_in_the_forward() -> None:
+    """What a model does to its input in place is not in the fingerprint, but for the first time."""
+
+    class Doubling(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = mlp()
+
+        def forward(self, x: Tensor) -> Tensor:
+            out: Tensor = self.net(x.mul_(2.0))
+            return out
+
+    here, there = (samples(Doubling, simulated=s).all("in_print") for s in (False, True))
+    assert there[0] is None
+    assert there[1:] == here[1:]

@@ -165,8 +165,8 @@ class Lane:
             device_names=step.device_names,
             notes=step.notes,
             frozen=step.frozen,
-            later=step.later,
-            arrival=step.arrival,
+            later=step.pending,
+            arrival=None if step.pending is None else step.pending.arrival,
         )
         if step.multiplied:
             self.multiplier.recover()

@@ -192,9 +192,16 @@ class Judge:
             if len(outgoing.names) >= NUM_OTHERS or any(one.device != rows.params[0].device for one in buffers):
                 outgoing = None
         measured = self._meter_of(rows).measure(
-            plain, present, len(rows.params), self._limits_now(), vary=plain is not live, outgoing=outgoing
+            plain,
+            present,
+            len(rows.params),
+            self._limits_now(),
+            vary=plain is not live,
+            outgoing=outgoing,
+            before=step.read_before,
         )
         if outgoing is not None and measured.sent is not None:
+            step.lead = measured.sent if batch is not None else None
             values, found = measured.sent.split()  # the one wait
             step.products = None
             norm, nonfinite, reject, coef, _ = (found.pop(name) for name in GLOBALS)
@@ -272,6 +279,7 @@ class Judge:
             outgoing=outgoing,
             in_place=clips and self._clip_rate < OFTEN and plain is live,
             capturing=step.captured,
+            before=step.read_before,
         )
         reject = measured.scalar("rejected")
         if self._units is not None and live:
@@ -286,6 +294,7 @@ class Judge:
         _name_rows(step, rows, measured)
         if outgoing is not None and measured.sent is not None:
             step.table = measured.sent
+            step.lead = measured.sent if batch is not None else None
             for name in outgoing.taken:
                 step.scalars.pop(name, None)
             if "loss" in outgoing.taken:
@@ -367,7 +376,9 @@ def _outgoing(step: Step, batch: Tensor | None) -> Outgoing | None:
             return None
         # What one captured step left in a gradient says nothing of its replays.
         vectors = None if step.captured else step.products.vectors
-    outgoing = Outgoing(batch, vectors)
+    looks = None if step.pending is None else step.pending.looks
+    glance = None if looks is None or batch is None else looks.glance
+    outgoing = Outgoing(batch, vectors) if glance is None else Outgoing(batch, vectors, (glance.num, glance.second))
     if isinstance(step.loss, Tensor) and step.loss.is_cuda:
         outgoing.add("loss", step.loss)
     for name, value in step.scalars.items():
@@ -378,7 +389,7 @@ def _outgoing(step: Step, batch: Tensor | None) -> Outgoing | None:
 
 def _compute(step: Step, batch: Tensor | None) -> None:
     """What was held back to be sent by the kernels, computed by torch instead."""
-    if batch is not None:
+    if batch is not None and batch.is_floating_point():
         step.scalars |= look_on_device(batch)
     if step.products is not None:
         step.scalars["dots"] = step.products.computed()

@@ -32,10 +32,18 @@ def is_here(tensor: Tensor) -> bool:
 class Sent:
     """Values on their way to memory of the host, where later ones will follow: they are taken out before that."""
 
-    __slots__ = ("_event", "_values", "factors", "names", "size", "taken")
+    __slots__ = ("_event", "_lead", "_values", "factors", "names", "size", "taken")
 
-    def __init__(self, memory: F32, event: torch.cuda.Event | None, size: int, names: tuple[str, ...]) -> None:
+    def __init__(
+        self,
+        memory: F32,
+        event: torch.cuda.Event | None,
+        size: int,
+        names: tuple[str, ...],
+        lead: NDArray[np.int32] | None = None,
+    ) -> None:
         self._event, self._values, self.taken = event, memory, False
+        self._lead = lead
         self.size, self.names = size, names  # of the table, and of the values behind it; a nameless one means nothing
         self.factors: F32 | None = None  # for the norms: those of sampled tensors are scaled up to the whole
 
@@ -45,7 +53,14 @@ class Sent:
             if self._event is not None:
                 self._event.synchronize()  # free when the device is no more than `lag` steps behind
             self._values, self.taken = self._values.copy(), True
+            if self._lead is not None:
+                self._lead = self._lead.copy()
         return self._values
+
+    def lead(self) -> NDArray[np.int32] | None:
+        """The beginnings of the first two samples of the step's batch, as words of 4 bytes; None where none came."""
+        self.take()
+        return self._lead
 
     def split(self) -> tuple[F32, dict[str, float]]:
         """The table, flat, and the values behind it by their names."""
@@ -94,7 +109,7 @@ class _Delayed:
     phase: str
     notes: dict[str, tuple[str, ...]]
     frozen: tuple[int, ...]
-    later: Sequence[Later] = ()
+    later: Later | None = None
     event: torch.cuda.Event | None = None
     loose: tuple[tuple[str, ...], Tensor] | None = None
 
@@ -120,7 +135,7 @@ class DelayedSamples:
         phase: str = "train",
         notes: dict[str, tuple[str, ...]] | None = None,
         frozen: tuple[int, ...] = (),
-        later: Sequence[Later] = (),
+        later: Later | None = None,
         arrival: torch.cuda.Event | None = None,
     ) -> None:
         """Put a table and its scalars on their way; device values travel together, without stopping the device.
@@ -168,8 +183,9 @@ class DelayedSamples:
             yield sample
 
     def _open(self, delayed: _Delayed) -> Sample:
-        if delayed.event is not None:
-            delayed.event.synchronize()  # free when the device is no more than `lag` steps behind
+        event: Any = delayed.event
+        if event is not None and not event.query():  # it is passed where the device is no more than `lag` steps behind
+            event.synchronize()
         scalars: Any = delayed.scalars
         if set(map(type, scalars.values())) != _FLOATS:
             scalars = {k: number(v) for k, v in scalars.items()}
@@ -190,8 +206,8 @@ class DelayedSamples:
         table = table.reshape(len(delayed.layout.names), len(delayed.layout.columns))
         if delayed.frozen:
             table = _marked(table, delayed.frozen)
-        for add in delayed.later:
-            add(scalars, delayed.notes)
+        if delayed.later is not None:
+            delayed.later(scalars, delayed.notes)
         table.setflags(write=False)
         return Sample(
             step=delayed.step,

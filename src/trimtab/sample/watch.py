@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from trimtab.core.contain import Contained
 from trimtab.core.types import F32, Layout
 from trimtab.sample.probes.activations import ActivationTap
-from trimtab.sample.probes.batch import CHANCE_EVERY
+from trimtab.sample.probes.batch import CHANCE_EVERY, Looks
 from trimtab.sample.probes.forward import ForwardTap, inert
-from trimtab.sample.probes.ledger import AveragedProbe, DelayedLedger, Ledger
+from trimtab.sample.probes.ledger import AveragedProbe, DelayedLedger, Ledger, Moved
 from trimtab.sample.probes.sentinel import Products, Sentinel
 from trimtab.sample.probes.wiring import TemperatureProbe, Wiring, is_due
 from trimtab.sample.rows import Rows, roots_of
@@ -88,16 +88,13 @@ class Watch:
             and tap.num_choices > 1
         ):
             facts["chance"] = math.log(tap.num_choices)  # no targets were told: any answer is as likely
-        if "chance" in facts:
-            if self._has_others:
-                del facts["chance"]  # there is more in the loss than the answers
-            elif self._factor != 1.0:
-                facts["chance"] *= self._factor  # of a loss that was divided for accumulation, or summed up
+        if "chance" in facts and step.pending is None:
+            self._scale_chance(facts)
         if heard := self._sentinel.before(number, 1.0 if scale is None else scale):
             facts.update(heard)
             step.products = self._sentinel.take_products()
-            if self._away and (later := self._sentinel.take_later()) is not None:
-                step.later.append(later)
+            if step.pending is not None:
+                step.pending.later += self._sentinel.take_later()
             if facts.get("carried") == 0.0:
                 del facts["carried"]  # nothing was: not worth a line in the record, nor a question to a rule
         if scale is None and facts.get("autocast") == 0.0:
@@ -112,10 +109,7 @@ class Watch:
         if (factor := facts.get("loss_factor")) is not None and self._optimizer.param_groups[0].get("maximize"):
             facts["loss_factor"] = factor = -factor
         if isinstance(factor, float):
-            self._factor = abs(factor) if not 0.85 < abs(factor) < 1.18 else 1.0
-            if tap.output.answer_loss is not None and isinstance(step.loss, float):
-                alone = self._factor * tap.output.answer_loss
-                self._has_others = not abs(step.loss - alone) <= ALONE * abs(step.loss)
+            self._hear_factor(factor, step.loss)
         if "backwards" in facts:
             several = facts["backwards"]
             self._heard += isinstance(several, float) and several > 1
@@ -135,44 +129,74 @@ class Watch:
             _merge(step, self._ledger.after())
             if self._ledger.due:
                 self._lag(step, self._ledger)
-        if self._away:
-            if self._delayed is not None:
-                step.later.append(self._delayed.after())
-            if step.later:
-                self._send_off(step, rows)
+        if step.pending is not None:
+            self._send_off(step, step.pending, rows)
 
-    def _send_off(self, step: Step, rows: Rows) -> None:
+    def _scale_chance(self, facts: dict[str, Any]) -> None:
+        if self._has_others:
+            del facts["chance"]  # there is more in the loss than the answers
+        elif self._factor != 1.0:
+            facts["chance"] *= self._factor  # of a loss that was divided for accumulation, or summed up
+
+    def _hear_factor(self, factor: float, loss: object) -> None:
+        self._factor = abs(factor) if not 0.85 < abs(factor) < 1.18 else 1.0
+        if (answer_loss := self._tap.output.answer_loss) is not None and isinstance(loss, float):
+            self._has_others = not abs(loss - self._factor * answer_loss) <= ALONE * abs(loss)
+
+    def _send_off(self, step: Step, pending: Pending, rows: Rows) -> None:
         """Everything is on its way: it is looked at when the step is due."""
-        found, event = step.later, self._arrivals.note(rows.params[0].device) if self._on_gpu else None
+        pending.lead = step.lead
+        if pending.looks is not None and step.lead is None:
+            pending.looks = self._tap.batch.settled(pending.looks)
+        if self._delayed is not None:
+            pending.ledger, pending.moved = self._delayed, self._delayed.after()
+        if self._on_gpu:
+            pending.arrival = self._arrivals.note(rows.params[0].device)
 
-        def later(facts: dict[str, float], notes: Notes) -> None:
-            if event is not None:
-                self._arrivals.hand_back(event)
-            for add in found:
-                try:
-                    add(facts, notes)
-                except Exception as error:
-                    self._contained.report("looking at what a device sent", error)
-
-        step.later, step.arrival = [later], event
+    def arrived(self, pending: Pending, facts: dict[str, float], notes: Notes) -> None:
+        """What a step sent is here: add what it says."""
+        if pending.arrival is not None:
+            self._arrivals.hand_back(pending.arrival)
+        for add in pending.later:
+            try:
+                add(facts, notes)
+            except Exception as error:
+                self._contained.report(ARRIVED, error)
+        try:
+            if pending.looks is not None:
+                lead = None if pending.lead is None else pending.lead.lead()
+                self._tap.batch.arrived(pending.looks, lead, facts, notes)
+        except Exception as error:
+            self._contained.report(ARRIVED, error)
+        try:
+            if pending.ledger is not None and pending.moved is not None:
+                pending.ledger.arrived(pending.moved, facts, notes)
+        except Exception as error:
+            self._contained.report(ARRIVED, error)
+        # As on the host: the factor that earlier steps told counts for this one, and its own for the next.
+        if "chance" in facts:
+            self._scale_chance(facts)
+        if (factor := facts.get("loss_factor")) is not None:
+            self._hear_factor(factor, facts.get("loss"))
 
     def _await(self, step: Step) -> None:
         """What probes sent to the host of things on a device: it is looked at when the step is due."""
         if self._on_gpu and torch.cuda.is_current_stream_capturing():
             return
         batch, output = self._tap.batch, self._tap.output
-        found: list[Later | None] = []
+        pending = step.pending = Pending(self)
         if output.waits:  # before the batch: what answers were compared with counts where no targets are told
-            found.append(output.delayed(climbs=self._optimizer.param_groups[0].get("maximize", False)))
+            later = output.delayed(climbs=self._optimizer.param_groups[0].get("maximize", False))
+            if later is not None:
+                pending.later.append(later)
         if batch.waits:
-            found.append(batch.delayed())
+            pending.looks = batch.delayed()
         if self._delayed is not None:
-            self._delayed.before(step.scalars)
-        if self._temperature is not None:
-            found.append(self._temperature.delayed(step.number))
-        if self._averaged is not None:
-            found.append(self._averaged.delayed())
-        step.later = [one for one in found if one is not None]
+            step.read_before = self._delayed.before(step.scalars)
+        if self._temperature is not None and (later := self._temperature.delayed(step.number)) is not None:
+            pending.later.append(later)
+        if self._averaged is not None and (later := self._averaged.delayed()) is not None:
+            pending.later.append(later)
 
     def _look_at_more(self, step: Step) -> None:
         """What only some models have."""
@@ -257,6 +281,28 @@ def _merge(step: Step, found: tuple[Mapping[str, float | Tensor], dict[str, tupl
         step.notes |= found[1]
 
 
+ARRIVED = "looking at what a device sent"
+
+
+class Pending:
+    """What the probes of one step sent to the host: called, it adds what that says to the facts of the step."""
+
+    __slots__ = ("_watch", "arrival", "later", "lead", "ledger", "looks", "moved")
+
+    def __init__(self, watch: Watch) -> None:
+        self._watch = watch
+        self.later: list[Later] = []
+        self.looks: Looks | None = None
+        self.lead: Sent | None = None
+        self.ledger: DelayedLedger | None = None
+        self.moved: Moved | None = None
+        self.arrival: torch.cuda.Event | None = None  # when all of that is there
+
+    def __call__(self, facts: dict[str, float], notes: Notes) -> None:
+        """When the step is due."""
+        self._watch.arrived(self, facts, notes)
+
+
 NO_TABLE = torch.zeros(0, 1, dtype=torch.float32, device="cpu")
 
 
@@ -282,5 +328,6 @@ class Step:
     multiplied: bool = False  # its learning rates are cut or limited
     products: Products | None = None  # still to be computed, on the device
     captured: bool = False  # recorded into a CUDA graph: there is nobody to tell
-    later: list[Later] = field(default_factory=list)  # makes facts of what probes sent to the host
-    arrival: torch.cuda.Event | None = None  # when that is there
+    pending: Pending | None = None  # what probes sent to the host of things on a device
+    lead: Sent | None = None  # with this comes the beginning of the batch that was held
+    read_before: Callable[[], None] | None = None  # still to be launched, before the step

@@ -72,19 +72,24 @@ class Meter:
         outgoing: Outgoing | None = None,
         in_place: bool = False,
         capturing: bool = False,
+        before: Callable[[], None] | None = None,
     ) -> Measured:
         """Table and decisions, on the device, without waiting for it.
 
         `vary`: the sizes may differ from step to step. `outgoing`: send the result to the host at once, and this along
         with it. `in_place`: scale by the clip coefficient what was measured. `capturing`: a CUDA graph is being
-        captured. What of that was possible, the result says.
+        captured. What of that was possible, the result says. `before` is launched first (see `Plan.run`).
         """
         if self._triton is not None and plain:
             try:
-                return self._by_triton(plain, present, num_rows, limits, scale, vary, outgoing, in_place, capturing)
+                return self._by_triton(
+                    plain, present, num_rows, limits, scale, vary, outgoing, in_place, capturing, before
+                )
             except Exception as error:  # no compiler, an unknown card: slower is better than unguarded
                 log.warning("the Triton kernels cannot be used here (%s); measuring with torch", error)
                 self._triton = self._plan = None
+        if before is not None:
+            before()
         return measure.on_device(plain, present, num_rows, limits, scale)
 
     def _by_triton(
@@ -98,6 +103,7 @@ class Meter:
         outgoing: Outgoing | None,
         in_place: bool,
         capturing: bool,
+        before: Callable[[], None] | None,
     ) -> Measured:
         tensors = plain
         plan = self._plan
@@ -120,7 +126,7 @@ class Meter:
         if capturing and not plan.can_capture:
             return measure.on_device(plain, present, num_rows, limits, scale)
         in_place = in_place and self.can_scale
-        measured: Measured = plan.run(tensors, addresses, limits, scale, outgoing, in_place, capturing)
+        measured: Measured = plan.run(tensors, addresses, limits, scale, outgoing, in_place, capturing, before)
         measured.scaled = in_place
         return measured
 

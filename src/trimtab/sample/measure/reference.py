@@ -65,10 +65,16 @@ class Outgoing:
     All is given by addresses and read on the stream that measures: what is deleted after the launch is read before.
     """
 
-    __slots__ = ("_held", "addresses", "input", "names", "taken", "vectors")
+    __slots__ = ("_held", "addresses", "input", "names", "taken", "vectors", "words")
 
-    def __init__(self, input: Tensor | None = None, vectors: Sequence[Tensor | None] | None = None) -> None:
+    def __init__(
+        self,
+        input: Tensor | None = None,
+        vectors: Sequence[Tensor | None] | None = None,
+        words: tuple[int, int] = (0, 0),
+    ) -> None:
         self.input, self.vectors = input, vectors  # dense, of a type that the kernels read
+        self.words = words  # of the input's beginning that are sent, and from its first sample to the second
         self.taken: list[str] = []
         self.names: list[str] = []
         self.addresses: list[int] = []
@@ -90,7 +96,8 @@ class Outgoing:
 
     def all_names(self) -> tuple[str, ...]:
         """The names of everything behind the table; what there is not has none."""
-        return _PREFIXES[self.input is not None, self.vectors is not None] + tuple(self.names)
+        looked = self.input is not None and self.input.dtype in KINDS
+        return _PREFIXES[looked, self.vectors is not None] + tuple(self.names)
 
 
 _PREFIXES = {

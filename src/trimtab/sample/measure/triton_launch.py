@@ -34,7 +34,7 @@ from trimtab.sample.measure.kernels import (
     send,
 )
 from trimtab.sample.measure.reference import DOTS, GLOBALS, KINDS, NUM_OTHERS, Limits, Measured, Outgoing
-from trimtab.sample.probes.batch import LARGE, SLICE
+from trimtab.sample.probes.batch import LARGE, SLICE, WORDS
 from trimtab.sample.transfer import Replays, Sent, upload
 
 NUM_COLUMNS = len(Column)
@@ -85,6 +85,7 @@ class _Way(NamedTuple):
     dots: bool
     in_place: bool
     target: str  # "": the values stay on the device; "host": they are sent; "ring": they are kept for who comes by
+    before: Callable[[], None] | None = None
 
 
 @dataclass(slots=True, eq=False)
@@ -101,6 +102,8 @@ class _Slot:
     vectors: Tensor
     others: Tensor
     values: F32
+    lead: Tensor
+    words: NDArray[np.int32]
     known: list[int] = field(default_factory=list)
     num_others: int = 0
     set_limits: Limits | None = None
@@ -172,6 +175,7 @@ class Plan:
         self.replays: Replays | None = None
         self._own: Measured | None = None
         self._graphs_work = self._on_gpu and not self._others
+        self._before: Callable[[], None] | None = None
         self._stream: Any = None
         self._raw = -1
 
@@ -210,7 +214,8 @@ class Plan:
             return torch.zeros(size, dtype=dtype, device="cpu", pin_memory=self._on_gpu)
 
         num = self._num_told
-        told, answer = pinned(num + 2 + 4 + 6 + NUM_OTHERS, torch.int64), pinned(self._width, torch.float32)
+        told, answer = pinned(num + 2 + 6 + 6 + NUM_OTHERS, torch.int64), pinned(self._width, torch.float32)
+        lead = pinned(2 * WORDS if self._prelude is None else 0, torch.int32)
         return _Slot(
             told=told,
             limits=pinned(4, torch.float64),
@@ -219,9 +224,11 @@ class Plan:
             event=torch.cuda.Event() if self._on_gpu else None,  # type: ignore[no-untyped-call]
             addresses=told.numpy(),
             scale_at=told[num : num + 2],
-            input=told[num + 2 : num + 6],
-            vectors=told[num + 6 : num + 12],
-            others=told[num + 12 :],
+            input=told[num + 2 : num + 8],
+            vectors=told[num + 8 : num + 14],
+            others=told[num + 14 :],
+            lead=lead,
+            words=lead.numpy(),
         )
 
     def _blank_table(self) -> Tensor:
@@ -244,13 +251,19 @@ class Plan:
         outgoing: Outgoing | None = None,
         in_place: bool = False,
         capturing: bool = False,
+        before: Callable[[], None] | None = None,
     ) -> Measured:
         """Measure, without waiting for the device.
 
         With `outgoing` the values are sent to the host as well, those of `outgoing` behind them; the result is then
         valid until the next run. `in_place` scales the tensors by the clip coefficient; at 1 nothing is touched.
-        `capturing` into a CUDA graph, the replays leave their values in a ring on the device.
+        `capturing` into a CUDA graph, the replays leave their values in a ring on the device. `before` is launched
+        first, and recorded with the rest: as long as it is the same object it must read and write the same memory.
         """
+        if before is not self._before:
+            self._before = before
+            for one in self._slots:  # what was recorded with another is not wanted any more
+                one.graphs = {way: replay for way, replay in one.graphs.items() if way[-1] is None}
         # Memory that a captured launch reads and writes is used again at every replay: nothing else may use it.
         slot = self._spares.pop() if capturing else self._slots[self._turn]
         if not capturing and (slot.sent is None or not slot.sent.taken):
@@ -266,6 +279,7 @@ class Plan:
             outgoing is not None and outgoing.vectors is not None,
             in_place,
             "" if outgoing is None else "ring" if capturing else "host",
+            before,
         )
         if outgoing is not None:
             self._tell_more(slot, outgoing, capturing)
@@ -279,7 +293,9 @@ class Plan:
         self._turn = (self._turn + 1) % len(self._slots)
         if outgoing is not None:
             memory = slot.values[: self._num_behind + len(outgoing.names)]
-            measured.sent = slot.sent = Sent(memory, slot.event, self._num_rows * NUM_COLUMNS, outgoing.all_names())
+            lead = slot.words if outgoing.input is not None else None
+            size, names = self._num_rows * NUM_COLUMNS, outgoing.all_names()
+            measured.sent = slot.sent = Sent(memory, slot.event, size, names, lead)
             while len(self._spares) < self._num_spares:
                 self._spares.append(self._slot())
         return measured
@@ -331,11 +347,12 @@ class Plan:
         told, first = slot.addresses, self._num_told + 2
         batch, vectors = outgoing.input, outgoing.vectors
         if batch is not None:
-            told[first : first + 3] = (batch.data_ptr(), batch.numel(), KINDS[batch.dtype])
+            at, kind = batch.data_ptr(), KINDS.get(batch.dtype, 0)
+            told[first : first + 5] = (at, batch.numel(), kind, *outgoing.words)
         if vectors is not None and (one := vectors[0]) is not None:
-            at = [0 if v is None else v.data_ptr() for v in vectors]
-            told[first + 4 : first + 10] = (*at, one.numel(), KINDS[one.dtype])
-        first, num = first + 10, len(outgoing.addresses)
+            places = [0 if v is None else v.data_ptr() for v in vectors]
+            told[first + 6 : first + 12] = (*places, one.numel(), KINDS[one.dtype])
+        first, num = first + 12, len(outgoing.addresses)
         told[first : first + num] = outgoing.addresses
         if num < slot.num_others:
             told[first + num : first + slot.num_others] = 0
@@ -372,6 +389,8 @@ class Plan:
 
     def _launch(self, slot: _Slot, tensors: Sequence[Tensor], measured: Measured, way: _Way) -> None:
         flat = measured.flat
+        if way.before is not None:
+            way.before()
         if self._prelude is not None:
             self._prelude()
         if self._near is not None:
@@ -394,7 +413,9 @@ class Plan:
         if way.in_place:
             self._launch_scale(slot, tensors, measured.scalar("clip_coef"))
         if way.input:
-            input_stats[(NUM_SHARES,)](slot.input, self._found, LEAD=SLICE, LARGE=LARGE, BLOCK=1024)
+            input_stats[(NUM_SHARES,)](
+                slot.input, self._found, slot.lead, LEAD=SLICE, LARGE=LARGE, BLOCK=1024, WORDS=WORDS
+            )
         if way.dots:
             products[(1,)](slot.vectors, self._found[1 + NUM_SHARES :], SIZE=MAX_VECTOR)
         if way.target:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from math import sqrt
-from typing import Any
+from typing import Any, NamedTuple
 from zlib import crc32
 
 import numpy as np
@@ -26,6 +26,8 @@ MAX_CLASSES = 4096
 MIN_LABELS = 8
 MIN_ROWS = 4
 MARKED = 512
+WORDS = 1024
+"""Words of 4 bytes that so many elements have at most."""
 MIN_TARGETS = 256
 CHANCE_EVERY = 5
 NUM_TENSORS = 8
@@ -42,6 +44,7 @@ FIRST = 4
 MORE_BAD, SAME_ROWS = "in_bad/more", "in_flat/rows"
 """What a device counts beside what its kernels look at: further tensors with NaN or Inf, batches of equal samples."""
 _SAME_IN_NUMPY = (torch.float32, torch.int64, torch.int32, torch.uint8)
+_INTEGERS = (torch.int64, torch.int32, torch.uint8)
 
 
 def tensors_in(value: object, depth: int = 3) -> Iterator[Tensor]:
@@ -97,6 +100,23 @@ class Epoch:
         return self._row
 
 
+class Glance(NamedTuple):
+    """A batch on a device that is held until the step: its beginning comes along with the gradients' table."""
+
+    batch: Tensor
+    version: int  # as it was in the forward
+    num: int  # words of 4 bytes of its beginning
+    second: int  # how many its second sample lies behind the first; 0: there is none
+
+
+class Looks(NamedTuple):
+    """What was sent, or is still to be sent, of the batches of one step on a device."""
+
+    waiting: list[Later]
+    glance: Glance | None
+    due: bool  # whether it is a step that says what guessing would give
+
+
 class BatchProbe:
     """Collects what the forwards of one step were given, and what targets the loop told."""
 
@@ -113,6 +133,8 @@ class BatchProbe:
         self._waiting: list[Later] = []
         self._copies = Copies()
         self._num_first, self._begin_alike = 0, False
+        self._glance: Glance | None = None
+        self._is_written = False  # somebody writes into batches after the forward: they cannot be held
 
     def inputs(self, args: tuple[object, ...], kwargs: Mapping[str, object]) -> None:
         """Look at what a forward was called with."""
@@ -145,7 +167,7 @@ class BatchProbe:
         out, self._facts = self._facts, {}
         self._ids.clear()
         self._steps += 1
-        if self._waiting:
+        if self._waiting or self._glance is not None:
             return out  # the rest is known later
         if self.epoch.length is not None and (stuck := self.epoch.step_done()) > 1:
             out["stuck"] = float(stuck)
@@ -156,29 +178,36 @@ class BatchProbe:
     @property
     def waits(self) -> bool:
         """Whether anything was sent of batches on a device since the last step that asked."""
-        return len(self._waiting) > 0
+        return self._glance is not None or len(self._waiting) > 0
 
-    def delayed(self) -> Later | None:
-        """The same of batches on a device, once what was sent of them has arrived; None where none was."""
-        if not self._waiting:
-            return None
+    def delayed(self) -> Looks:
+        """What was sent of batches on a device since the last step that asked: `arrived` reads it when it is there."""
         waiting, self._waiting = self._waiting, []
-        due = self._steps % CHANCE_EVERY == 1
+        return Looks(waiting, self._take_glance(), self._steps % CHANCE_EVERY == 1)
 
-        def later(facts: dict[str, float], notes: Notes) -> None:
+    def settled(self, looks: Looks) -> Looks:
+        """The same where the beginning of the batch does not come along with the step's table: it is sent now."""
+        if looks.glance is None:
+            return looks
+        several = len(looks.waiting) > 0
+        return looks._replace(waiting=[*looks.waiting, self._sent(looks.glance.batch, several=several)], glance=None)
+
+    def arrived(self, looks: Looks, lead: NDArray[np.int32] | None, facts: dict[str, float], notes: Notes) -> None:
+        """Add what `take` says of batches on the host. `lead` is the beginning of the one that was held."""
+        if looks.waiting:
             with np.errstate(all="ignore"):
-                for add in waiting:
+                for add in looks.waiting:
                     add(facts, notes)
-            if bad := facts.pop(MORE_BAD, 0.0):
-                facts["in_bad"] = facts.get("in_bad", 0.0) + bad
-            if facts.pop(SAME_ROWS, 0.0):
-                facts["in_flat"] = 1.0
-            if (stuck := self.epoch.step_done()) > 1:
-                facts["stuck"] = float(stuck)
-            if due and (chance := self._chance()) is not None:
-                facts["chance"] = chance
-
-        return later
+        if looks.glance is not None and lead is not None:
+            self._read_lead(looks.glance, lead, facts)
+        if bad := facts.pop(MORE_BAD, 0.0):
+            facts["in_bad"] = facts.get("in_bad", 0.0) + bad
+        if facts.pop(SAME_ROWS, 0.0):
+            facts["in_flat"] = 1.0
+        if self.epoch.length is not None and (stuck := self.epoch.step_done()) > 1:
+            facts["stuck"] = float(stuck)
+        if looks.due and (chance := self._chance()) is not None:
+            facts["chance"] = chance
 
     def _look(self, found: Sequence[Tensor]) -> None:
         facts, main = self._facts, found[0]
@@ -187,15 +216,17 @@ class BatchProbe:
             facts["in_empty"] = 1.0
             return
         if not is_here(main):
-            if can_be_sent(main):
-                self._send(found)
-            self._look_on_device(main)
+            if len(self._waiting) < MAX_WAITING and can_be_sent(main):
+                self._count_on_device(found)
+                self._hold_or_send(main)
+            if self._glance is None:
+                self._look_on_device(main)
+            else:
+                facts[HELD_BACK] = self._glance.batch
             return
         read = native and native.leading(main, SLICE, MARKED)
         num_read, square, mark, alike = read or _read(main)
-        facts["in_print"] = mark  # of the last forward: a line search calls the model as often as it likes
-        if self.epoch.length is not None and (row := self.epoch.saw(int(mark))):
-            facts["replayed"] = float(row)
+        self._mark(mark, facts)
         size = sqrt(square) if square is not None else 0.0
         if square is not None and size > facts.get("in_rms", 0.0):
             facts["in_rms"] = size
@@ -207,12 +238,16 @@ class BatchProbe:
         if alike and _same_rows(main):
             facts["in_flat"] = 1.0
 
-    def _send(self, found: Sequence[Tensor]) -> None:
-        """Send the beginning of a batch on a device to the host, and count there what it would search for."""
+    def _mark(self, mark: float, facts: dict[str, Any]) -> None:
+        facts["in_print"] = mark  # of the last forward: a line search calls the model as often as it likes
+        if self.epoch.length is not None and (row := self.epoch.saw(int(mark))):
+            facts["replayed"] = float(row)
+
+    def _count_on_device(self, found: Sequence[Tensor]) -> None:
+        """Count on the device what the host would search for."""
         facts, main = self._facts, found[0]
-        if len(self._waiting) >= MAX_WAITING:
-            return
-        if isinstance(held := facts.get(HELD_BACK), Tensor):  # another micro-batch: the kernels look at one
+        held = facts.get(HELD_BACK)
+        if isinstance(held, Tensor) and held.is_floating_point():  # another micro-batch: the kernels look at one
             self._count_bad(held)
         for tensor in found[1:]:
             if tensor.is_floating_point() and not is_here(tensor) and tensor.numel():
@@ -221,16 +256,44 @@ class BatchProbe:
         if (self._begin_alike or self._num_first <= FIRST) and main.dim() > 1 and len(main) >= MIN_ROWS:
             flat = (main == main[:1]).all().float()
             facts[SAME_ROWS] = flat if SAME_ROWS not in facts else flat + facts[SAME_ROWS]
+
+    def _hold_or_send(self, main: Tensor) -> None:
+        """Hold a batch until the step, whose kernels send its beginning; else, and of an earlier one, send it now."""
+        if (earlier := self._take_glance()) is not None:
+            self._waiting.append(self._sent(earlier.batch, several=True))
+        if not self._is_written and (words := words_of(main)) is not None:
+            batch = main.detach() if main.requires_grad else main
+            self._glance = Glance(batch, batch._version, *words)
+        else:
+            self._waiting.append(self._sent(main, several=len(self._waiting) > 0))
+
+    def _take_glance(self) -> Glance | None:
+        glance, self._glance = self._glance, None
+        if glance is not None and glance.batch._version != glance.version:
+            self._is_written = True  # it is not what the model was given any more
+            return None
+        return glance
+
+    def _read_lead(self, glance: Glance, lead: NDArray[np.int32], facts: dict[str, float]) -> None:
+        """What the host reads of a batch, from the words that the kernels sent of it."""
+        words = lead[: glance.num]
+        if glance.batch.dtype not in _SAME_IN_NUMPY:  # the same of any type that is held as one that is sent
+            words = _leading(torch.from_numpy(words).view(glance.batch.dtype))
+        self._mark(float(crc32(words.data)), facts)
+        some = min(glance.num, glance.second)
+        self._begin_alike = (
+            some > 0 and lead[0] == lead[WORDS] and np.array_equal(lead[:some], lead[WORDS : WORDS + some])
+        )
+
+    def _sent(self, main: Tensor, *, several: bool) -> Later:
+        """Send the beginning of a batch on a device to the host: what is read of it there."""
         width, floats = main.numel() // max(len(main), 1) if main.dim() > 1 else 0, main.is_floating_point()
         step = MARKED if width >= SLICE else width  # of one sample to the next in what is sent
-        several = len(self._waiting) > 0
         copy = self._copies.send(_leading_rows(main))
 
         def later(facts: dict[str, float], notes: Notes) -> None:
             values = _leading(copy) if copy.is_cpu else _leading(copy.to("cpu"))
-            facts["in_print"] = mark = float(crc32(values[:MARKED].data))
-            if self.epoch.length is not None and (row := self.epoch.saw(int(mark))):
-                facts["replayed"] = float(row)
+            self._mark(float(crc32(values[:MARKED].data)), facts)
             if floats and (several or "in_rms" not in facts):
                 size = sqrt(float(np.vdot(values, values)) / values.size)
                 if size > facts.get("in_rms", 0.0):
@@ -242,7 +305,7 @@ class BatchProbe:
                 self._begin_alike = np.array_equal(values[:some], values[step : step + some])
             self._copies.hand_back(copy)
 
-        self._waiting.append(later)
+        return later
 
     def _count_bad(self, tensor: Tensor) -> None:
         bad = _is_bad(tensor.detach().reshape(-1))
@@ -333,6 +396,27 @@ def can_be_held(batch: Tensor) -> bool:
     dtype = batch.dtype
     wide = 4 if dtype is torch.float32 else 2 if dtype in (torch.bfloat16, torch.float16) else 0
     return wide > 0 and type(batch) is Tensor and batch.is_contiguous() and batch.numel() * wide <= MAX_HELD
+
+
+def words_of(batch: Tensor) -> tuple[int, int] | None:
+    """Of a batch that is held: how many words of 4 bytes its first `MARKED` elements have, and one sample.
+
+    None where its beginning is no whole number of words, or where it cannot be held.
+    """
+    dtype, size = batch.dtype, batch.element_size()
+    if dtype in _INTEGERS:
+        if type(batch) is not Tensor or not batch.is_contiguous() or batch.numel() * size > MAX_HELD:
+            return None
+    elif not can_be_held(batch):
+        return None
+    if batch.is_inference():  # nobody counts who writes to it
+        return None
+    num = batch.numel()
+    lead = min(num, MARKED) * size
+    sample = num // len(batch) * size if batch.dim() > 1 and len(batch) > 1 else 0
+    if (batch.data_ptr() | lead | sample) & 3:
+        return None
+    return lead >> 2, sample >> 2
 
 
 def can_be_sent(tensor: Tensor) -> bool:

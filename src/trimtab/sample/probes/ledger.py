@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from itertools import accumulate, pairwise
 from typing import Any, NamedTuple
 
@@ -449,10 +450,14 @@ class Readings:
         self._numbers = self._flat[:num]
         self._before, self._after = self._flat[num : num + size], self._flat[num + size :]
         self._kept = torch.zeros(size, dtype=torch.float32, device=device)  # what was there after the last step
-        self._squares = None if held.squares is None else held.squares.to(device)
+        self._differs = torch.zeros(size, dtype=torch.bool, device=device)
+        squares = held.squares
+        if squares is not None and device.type == "cuda":
+            squares = squares.pin_memory()  # or the host would wait until it is there
+        self._squares = None if squares is None else squares.to(device, non_blocking=True)
         self._copies = Copies()
         self._runs = 0
-        self._replay_before: Any = None
+        self._steady: Callable[[], None] | None = None
         # Of each of a few places in the host's memory what replays the look after a step, which ends there.
         self._replays_after: list[Place] = []
         self._places: set[int] = set()  # the addresses of all of these
@@ -466,14 +471,13 @@ class Readings:
             self._numbers[:1] = other._numbers[:1]
         self._part.look_up()
 
-    def before(self) -> None:
-        """Before a step."""
+    def before(self) -> Callable[[], None] | None:
+        """Before a step. What is returned is still to be launched; it is the same as long as the tensors are."""
         if self._part.look_up():
             self._forget()
-        if self._replay_before is not None:
-            self._replay_before()
-        else:
+        if self._steady is None:
             self._read_before()
+        return self._steady
 
     def after(self, *, moved: bool) -> Place:
         """After it: where a copy of all is on its way to. `moved`: other storage may be under a tensor by now."""
@@ -491,11 +495,10 @@ class Readings:
         return None, copy, None
 
     def _forget(self) -> None:
-        self._runs, self._replay_before, self._replays_after, self._places = 0, None, [], set()
+        self._runs, self._steady, self._replays_after, self._places = 0, None, [], set()
 
     def _record(self) -> None:
         device = self._flat.device
-        self._replay_before = recorded(device, self._read_before)
         for _ in range(NUM_PLACES):
             memory = torch.empty(self._flat.shape, dtype=torch.float32, device="cpu", pin_memory=True)
 
@@ -509,11 +512,12 @@ class Readings:
                 return
             self._replays_after.append((replay, memory, memory.numpy()))
             self._places.add(memory.data_ptr())
+        self._steady = partial(self._read_before)  # one object as long as the tensors lie where they do
 
     def _read_before(self) -> None:
-        num = self.held.weights.size
+        num, differs = self.held.weights.size, self._differs
         torch.cat(self._part.leads, out=self._before)
-        differs = self._before != self._kept
+        torch.ne(self._before, self._kept, out=differs)
         torch.sum(differs[:num], 0, dtype=torch.float32, out=self._numbers[0])
         torch.sum(differs[num:], 0, dtype=torch.float32, out=self._numbers[1])
 
@@ -528,11 +532,17 @@ class Readings:
             torch.dot(state[: self._squares.numel()], self._squares, out=numbers[5])
         self._kept.copy_(self._after)
 
-    def split(self, place: Place) -> tuple[list[float], F32, F32]:
-        """The numbers, and what was there before and after, of a copy that has arrived."""
+    def numbers(self, place: Place) -> list[float]:
+        """The `NUMBERS` of a copy that has arrived."""
+        values = to_host(place[1]) if place[2] is None else place[2]
+        numbers: list[float] = values[: len(NUMBERS)].tolist()
+        return numbers
+
+    def split(self, place: Place) -> tuple[F32, F32]:
+        """What was there before and after, of a copy that has arrived."""
         values = to_host(place[1]) if place[2] is None else place[2]
         num, size = len(NUMBERS), self._part.size
-        return values[:num].tolist(), values[num : num + size], values[num + size :]
+        return values[num : num + size], values[num + size :]
 
     def as_kept(self, values: NDArray[np.float32]) -> Kept:
         """The same, as weights, moments and counters."""
@@ -548,6 +558,17 @@ class Readings:
             self._replays_after.append(place)
 
 
+class Moved(NamedTuple):
+    """What a ledger sent of one step, and what is known of it: `arrived` reads it."""
+
+    readings: Readings
+    place: Place
+    compares: bool
+    state: bool
+    held: Held
+    start: tuple[float | None, object] | None  # where second moments are summed
+
+
 class DelayedLedger:
     """A ledger of tensors on a device: what it looks at is sent to the host, and compared once it has arrived."""
 
@@ -557,52 +578,55 @@ class DelayedLedger:
         self._compares = self._state = False
         self._last: tuple[Readings, Place] | None = None  # of the last step that is due, what was sent
 
-    def before(self, facts: dict[str, float | Tensor]) -> None:
-        """Before a step: read what was changed since the last one by anybody else."""
+    def before(self, facts: dict[str, float | Tensor]) -> Callable[[], None] | None:
+        """Before a step: read what was changed since the last one by anybody else.
+
+        What is returned does that; it is to be launched before the step (see `Plan.run`).
+        """
         known: dict[str, float] = {}
         self._compares, self._state = self._ledger.begin(known)
         if known:
             facts |= known
-        self._read(self._ledger.held).before()
+        return self._read(self._ledger.held).before()
 
     def _read(self, held: Held) -> Readings:
         if self._readings is None or not self._readings.held.same(held):
             self._readings = Readings(held)
         return self._readings
 
-    def after(self) -> Later:
-        """After it: what both say, once it has arrived."""
-        ledger, readings, compares, state = self._ledger, self._readings, self._compares, self._state
+    def after(self) -> Moved:
+        """After it: read again, and send both to the host."""
+        ledger, readings = self._ledger, self._readings
         ledger.end()
-        due, start, held = ledger.due, ledger.start, ledger.held
+        held = ledger.held
         if readings is None or not readings.held.same(held):
             # The step made the moments, or replaced them: of these only what they are now can be known.
             weights = readings
             readings = self._read(held)
             readings.take_over(weights)
-        copy = readings.after(moved=not ledger.writes_in_place)
+        place = readings.after(moved=not ledger.writes_in_place)
+        return Moved(readings, place, self._compares, self._state, held, ledger.start if ledger.due else None)
 
-        def later(facts: dict[str, float], notes: Notes) -> None:
-            last, self._last = self._last, (readings, copy)
-            numbers, before, after = readings.split(copy)
-            if compares and last is not None and (numbers[0] or (state and numbers[1])):
-                self._compare(last, readings, before, facts, notes, state=state)
-            if last is not None:
-                last[0].hand_back(last[1])
-            size, moved = numbers[2], numbers[3]
-            if not (size < HUGE and moved < HUGE):
-                count_bad(facts, notes, "weights_bad", after[: held.weights.size], held.weights)
-            elif "update_ratio" not in facts:  # else all of the weights were looked at
-                facts["update_ratio"] = moved / max(size, 1e-15)
-            if not numbers[4] < HUGE:
-                count_bad(facts, notes, "state_bad", readings.as_kept(after).moments, held.moments)
-            if due and (norm := facts.get("grad_norm")) is not None:
-                steps = float(after[-1]) if held.counters.size else None
-                expected = held.corrected(numbers[5], start[0] if steps is None else steps, start[1])
-                if expected is not None and expected > 0:
-                    facts["moment_lag"] = norm / math.sqrt(expected)
-
-        return later
+    def arrived(self, moved: Moved, facts: dict[str, float], notes: Notes) -> None:
+        """Add what both readings say, now that they are here."""
+        readings, place, compares, state, held, start = moved
+        last, self._last = self._last, (readings, place)
+        changed, state_changed, size, change, state_size, squares = readings.numbers(place)
+        if compares and last is not None and (changed or (state and state_changed)):
+            self._compare(last, readings, readings.split(place)[0], facts, notes, state=state)
+        if last is not None:
+            last[0].hand_back(last[1])
+        if not (size < HUGE and change < HUGE):
+            count_bad(facts, notes, "weights_bad", readings.split(place)[1][: held.weights.size], held.weights)
+        elif "update_ratio" not in facts:  # else all of the weights were looked at
+            facts["update_ratio"] = change / max(size, 1e-15)
+        if not state_size < HUGE:
+            count_bad(facts, notes, "state_bad", readings.as_kept(readings.split(place)[1]).moments, held.moments)
+        if start is not None and (norm := facts.get("grad_norm")) is not None:
+            steps = float(readings.split(place)[1][-1]) if held.counters.size else start[0]
+            expected = held.corrected(squares, steps, start[1])
+            if expected is not None and expected > 0:
+                facts["moment_lag"] = norm / math.sqrt(expected)
 
     def _compare(
         self,
@@ -614,7 +638,7 @@ class DelayedLedger:
         *,
         state: bool,
     ) -> None:
-        was, old = last[0], last[0].split(last[1])[2]
+        was, old = last[0], last[0].split(last[1])[1]
         kept, now = was.as_kept(old), readings.as_kept(before)
         state = state and kept.state.size == now.state.size
         changed = not np.array_equal(kept.weights, now.weights)

@@ -166,6 +166,7 @@ class OutputProbe:
                 if factor is not None:
                     facts["loss_factor"] = factor
                     found = _compared(answers, back, kind, classes, factor)
+            self.answer_loss = None if found is None else found.loss
             if found is not None:
                 self.heard(found)
                 facts |= told_by_answers(found)

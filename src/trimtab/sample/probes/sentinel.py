@@ -64,12 +64,12 @@ class Sentinel:
         self._left: Any = None
         self._before: Any = None
         self._num = 0
-        self._added = self._dropped = 0  # gradients of this step that are in the sum, and that were in it
         self._since: tuple[int, int] | None = None  # steps of all optimizers, and writes to the weight, at the first
         self._listening = True
         self._mark: tuple[weakref.ref[Tensor], int] | None = None
         self._products: Products | None = None
-        self._later: Later | None = None
+        self._later: list[Later] = []
+        self._blank: list[Tensor | bool] = []  # of each gradient of this step that was added: whether to nothing
 
     def take_products(self) -> Products | None:
         """What is left to multiply on a device, for who sends the step's values to the host."""
@@ -120,17 +120,18 @@ class Sentinel:
         if self._since is None:
             self._since = Sentinel.num_steps, param._version
         old = param.grad
-        if self._added and (old is None or (old.is_cpu and old.layout is torch.strided and not _leading(old).any())):
-            self._dropped += self._added
-            self._added = 0
-        self._added += 1
+        blank: Tensor | bool = False
+        if self._blank and old is not None and old.layout is torch.strided and can_be_sent(old):
+            part = _leading(old)
+            blank = ~part.any() if isinstance(part, Tensor) else not part.any()
+        self._blank.append(True if old is None else blank)
 
     def before(self, step: int, scale: float | Tensor) -> dict[str, float | Tensor]:
         """At the step, before anything of ours changed the gradient: what it is made of."""
         out: dict[str, float | Tensor] = {}
         param, num, heard = self._param, self._num, self._hook is not None
         arrived, self._arrived, self._num = self._arrived, None, 0
-        dropped, self._dropped, self._added = self._dropped, 0, 0
+        blank, self._blank = self._blank, []
         since, self._since = self._since, None
         if param is None:
             return out
@@ -145,8 +146,8 @@ class Sentinel:
         if num != 1:
             out["backwards"] = float(num)
         # A weight that was moved in between, or another optimizer's step, is a reason to start over.
-        if dropped and since == (Sentinel.num_steps, param._version):
-            out["dropped"] = float(dropped)
+        if since == (Sentinel.num_steps, param._version):
+            self._count_dropped(blank, out)
         if grad is None or grad.layout is not param.layout:
             self._before = self._left = None
             return out
@@ -169,6 +170,22 @@ class Sentinel:
                     out["carried"] = 1.0
         return out
 
+    def _count_dropped(self, blank: list[Tensor | bool], out: dict[str, float | Tensor]) -> None:
+        """Say how many gradients of this step are not in their sum any more; of one on a device, when it is due."""
+        asked = [one for one in blank if isinstance(one, Tensor)]
+        if not asked:
+            if dropped := dropped_of(blank):
+                out["dropped"] = float(dropped)
+        elif can_be_sent(asked[0]):
+            flags = sent(torch.stack(asked))
+
+            def later(facts: dict[str, float], notes: Notes) -> None:
+                found = iter(to_host(flags).tolist())
+                if dropped := dropped_of([next(found) if isinstance(one, Tensor) else one for one in blank]):
+                    facts["dropped"] = float(dropped)
+
+            self._later.append(later)
+
     def _send(self, now: Tensor, arrived: Tensor, left: Tensor) -> None:
         """Have the few numbers of a small weight looked at on the host, when the step is due."""
         copies = [sent(v.float()) for v in (now, arrived, left)]
@@ -178,11 +195,11 @@ class Sentinel:
             if "carried" not in resolved(facts) and _is_sum(grad, whole, old):
                 facts["carried"] = 1.0
 
-        self._later = later
+        self._later.append(later)
 
-    def take_later(self) -> Later | None:
+    def take_later(self) -> list[Later]:
         """What was sent to be looked at on the host."""
-        later, self._later = self._later, None
+        later, self._later = self._later, []
         return later
 
     def after(self) -> None:
@@ -200,6 +217,16 @@ class Sentinel:
         elif self._hook is not None:
             self._hook.remove()
             self._hook = None
+
+
+def dropped_of(blank: Sequence[object]) -> int:
+    """How many gradients were dropped: all that were added before one that was added to nothing."""
+    added = dropped = 0
+    for one in blank:
+        if added and one:
+            dropped, added = dropped + added, 0
+        added += 1
+    return dropped
 
 
 def _is_added(param: Tensor) -> bool:
