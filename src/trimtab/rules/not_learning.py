@@ -12,6 +12,9 @@ from trimtab.core.stats.series import is_falling
 from trimtab.core.types import Finding, Severity
 from trimtab.core.window import Window, found
 
+RECENT = 64
+"""Steps in which a loss that falls is still learning: the way to chance comes first, and lies behind."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NotLearning:
@@ -60,7 +63,7 @@ class NotLearning:
         now = level.now
         if not now > chance * (1.0 - self.gain) - 1e-12 or level.sure < chance * (1.0 - 2.0 * self.gain):
             return
-        if is_falling(window.history("loss").values(), at_least=self.slowly * chance):
+        if is_falling(window.history("loss").values()[-RECENT:], at_least=self.slowly * chance):
             return
         ratios = window.last("update_ratio", 32)
         ratio = sorted(ratios)[len(ratios) // 2] if ratios else None
