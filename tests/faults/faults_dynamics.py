@@ -274,7 +274,7 @@ def softmax_twice(run: Run) -> None:
     replace_head(run, nn.Sequential(head(run), nn.Softmax(-1)))
 
 
-@fault(DYNAMICS, "dynamics", "drift", "initial-loss", *TOO_FAST, "not-learning", families=("cnn", "lm"))
+@fault(DYNAMICS, "dynamics", "drift", "logits-out-of-range", *TOO_FAST, "not-learning", families=("cnn", "lm"))
 def head_too_large(run: Run) -> None:
     """The last layer begins two hundred times too large: the first answers are sure and wrong."""
     with torch.no_grad():

@@ -42,7 +42,7 @@ CANONICAL = """
     nonfinite-optimizer-state optimizer-state-lost accumulation-not-divided eval-mode no-grad nonfinite-ema
     ema-not-moving nonfinite-input outlier-batch constant-batch repeated-batch empty-batch label-range
     targets-do-not-predict data-replayed temperature-runaway modality-collapse step-exception loss-unbounded
-    gradients-dropped initial-loss softmax-twice
+    gradients-dropped logits-out-of-range softmax-twice
 """
 
 

@@ -125,9 +125,7 @@ class Judge:
         if native is not None and self._let_through(step, rows, loss):
             return
         live, plain, present = _gradients(rows, step)
-        # What is clipped has the bits of PyTorch's own norms; what is not can be read once for all columns.
-        columns = measure.compiled_columns(plain) if step.cadence and not self._clips else None
-        parts = measure.norms(plain) if columns is None else columns[:, 0].clone()
+        parts = measure.norms(plain)
         judged = judge(number(measure.total(parts)), plain, self._config)
         step.table = measure.scatter(parts.unsqueeze(1), present, len(rows.params))
         if present is None and live:
@@ -138,7 +136,7 @@ class Judge:
         self.suspicion.note(size)
         bad = self._shadow.bad() if len(self._shadow) and self._shadow.suspicious() else []
         if wrong or bad or step.cadence:
-            grads = measure.scatter(measure.full(plain) if columns is None else columns, present, len(rows.params))
+            grads = measure.scatter(measure.full(plain), present, len(rows.params))
             step.look = FullLook(self._scope_of(rows), grads)
         self._settle(step, rows, judged, loss, bad)
         if self._clips and not judged.reject:

@@ -16,9 +16,9 @@ from trimtab.rules.eval_mode import EvalMode
 from trimtab.rules.exploding_gradient import ExplodingGradient
 from trimtab.rules.gradient_underflow import GradientUnderflow
 from trimtab.rules.gradients_dropped import GradientsDropped
-from trimtab.rules.initial_loss import InitialLoss
 from trimtab.rules.label_range import LabelRange
 from trimtab.rules.learning_rate import LearningRate
+from trimtab.rules.logits_out_of_range import LogitsOutOfRange
 from trimtab.rules.loss_spike import LossSpike
 from trimtab.rules.loss_unbounded import LossUnbounded
 from trimtab.rules.missing_gradient import MissingGradient
@@ -84,7 +84,7 @@ BUILTIN: tuple[type[Rule], ...] = (
     ScaleCollapse,
     LearningRate,
     SoftmaxTwice,
-    InitialLoss,
+    LogitsOutOfRange,
     NonfiniteLoss,
     NonfiniteGradient,
     NonfiniteBuffer,

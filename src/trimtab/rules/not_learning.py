@@ -67,7 +67,7 @@ class NotLearning:
             return
         ratios = window.last("update_ratio", 32)
         ratio = sorted(ratios)[len(ratios) // 2] if ratios else None
-        if ratio is None or ratio > self.moving:
+        if ratio is not None and ratio > self.moving:
             return  # the weights move all the time: what to learn is missing, not the learning
         yield found(
             self,

@@ -57,6 +57,7 @@ class Watch:
         self._temperature: TemperatureProbe | None = None
         self._has_float16 = self._has_bfloat16 = self._has_more = False
         self._heard = 0
+        self._shared = False  # other processes may move the weights as well
         self._has_others = False  # whether the loss is made of more than what answers are compared by
         self._factor = 1.0  # of the loss, to a mean over answers, as it was heard last
         self._undo = [
@@ -133,8 +134,8 @@ class Watch:
             self._send_off(step, step.pending, rows)
 
     def _scale_chance(self, facts: dict[str, Any]) -> None:
-        if self._has_others:
-            del facts["chance"]  # there is more in the loss than the answers
+        if self._has_others or self._shared:
+            del facts["chance"]  # there is more in the loss than the answers, or others move the weights, too
         elif self._factor != 1.0:
             facts["chance"] *= self._factor  # of a loss that was divided for accumulation, or summed up
 
@@ -227,6 +228,7 @@ class Watch:
                 known.remove()
         # What lies in shared memory other processes may move as well (hogwild): who did cannot be told.
         alone = not rows.on_host or not any(p.is_shared() for p in rows.params)  # type: ignore[no-untyped-call]
+        self._shared = not alone
         ledger = Ledger(self._optimizer, rows.names, rows.params, self._contained) if alone else None
         self._ledger, self._delayed = (ledger, None) if rows.on_host else (None, None)
         devices = {p.device for p in rows.params}

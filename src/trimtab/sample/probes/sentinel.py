@@ -242,6 +242,8 @@ def _is_sum(grad: Any, arrived: Any, left: Any) -> bool:
     """Whether a gradient is exactly what arrived and what was left: too few numbers for products may say that."""
     if len(grad) >= MIN_SIZE or len(grad) < 2 or not left.any() or not arrived.any():
         return False
+    if not np.isfinite(grad).all() or not np.isfinite(arrived).all() or not np.isfinite(left).all():
+        return False
     close = 1e-5 * float(np.abs(grad).max())
     if np.allclose(grad, arrived, rtol=1e-2):
         return False

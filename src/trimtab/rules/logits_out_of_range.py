@@ -1,4 +1,4 @@
-"""LOSS009: the first loss is far above what blind guessing gives."""
+"""LOSS009: the first answers are sure, and wrong."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from trimtab.core.window import Window, found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class InitialLoss:
-    """The first loss is far above what blind guessing gives.
+class LogitsOutOfRange:
+    """The first answers are sure, and wrong: logits are far too large.
 
     ## What it sees
     In the first steps the cross-entropy of the answers is more than `times` that of giving every answer the same
     share, in `looks` looks, or three times that in one. It is read off the output and its gradient, so what else is
-    added to the loss does not count.
+    added to the loss does not count. Where a step has replaced the weights meanwhile, it stays silent.
 
     ## Why it matters
     A model that knows nothing should say so. Logits that are far too large at the start come from a bad
@@ -32,7 +32,7 @@ class InitialLoss:
     """
 
     code: ClassVar[str] = "LOSS009"
-    name: ClassVar[str] = "initial-loss"
+    name: ClassVar[str] = "logits-out-of-range"
     needs: ClassVar[tuple[str, ...]] = ("answer_ratio",)
     calm: ClassVar[bool] = True
     hold: ClassVar[int] = 100
@@ -40,6 +40,7 @@ class InitialLoss:
     times: float = 4.0
     looks: int = 2
     first: int = 10
+    thrown: float = 0.1
 
     def silent_between(self) -> dict[str, tuple[float, float]]:
         """Answers that are not far worse than guesses."""
@@ -50,6 +51,8 @@ class InitialLoss:
         ratio, known = window.scalar("answer_ratio"), window.last("answer_ratio", self.first)
         if ratio is None or window.now.step >= self.first or min(known) < self.times:
             return
+        if max(window.last("update_ratio", self.first), default=0.0) > self.thrown:
+            return  # it did not begin so: a step did it
         if len(known) < self.looks and ratio < 3.0 * self.times:
             return
         yield found(
