@@ -149,6 +149,7 @@ def bench(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return importlib.import_module("mutation_score")
 
 
+@pytest.mark.long
 def test_runs_are_recorded_and_judged_from_their_records(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bench: ModuleType
 ) -> None:
