@@ -85,7 +85,8 @@ def import_all() -> None:
     importlib.import_module("torch._dynamo")  # the first step of an optimizer does
     for module in pkgutil.walk_packages(trimtab.__path__, "trimtab."):
         if module.name.split(".")[1] in ("run", "guard", "rules", "record", "sample", "advice", "core", "remedies"):
-            importlib.import_module(module.name)
+            with contextlib.suppress(ModuleNotFoundError):  # of an extra: no program needs those
+                importlib.import_module(module.name)
 
 
 def source_of(job: Job) -> str | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from trimtab.core.types import Finding, Severity
@@ -82,7 +82,7 @@ class RepeatedBatch:
         different = len(set(seen))
         if len(seen) < self.span or not 1 < different <= self.few:
             return
-        yield found(
+        finding = found(
             self,
             window,
             f"there were only {different} different batches in the last {len(seen)} steps.",
@@ -90,3 +90,4 @@ class RepeatedBatch:
             different=different,
             num_steps=len(seen),
         )
+        yield replace(finding, severity=Severity.WARNING)  # a data set may be that small, and its weights are sound
