@@ -878,7 +878,7 @@ def test_trouble_is_found(case: Case) -> None:
     assert case.begins is not None
     assert first.step >= case.begins
     assert (first.code, first.name, first.streak) == (rule.code, rule.name, 1)
-    assert first.severity is rule().severity
+    assert first.severity <= rule().severity  # less where a rule knows a mild form
     assert first.message
     assert "  " not in first.message
     assert first.subject or first.evidence or case.code in WITHOUT_NUMBERS

@@ -90,4 +90,4 @@ class RepeatedBatch:
             different=different,
             num_steps=len(seen),
         )
-        yield replace(finding, severity=Severity.WARNING)  # a data set may be that small, and its weights are sound
+        yield replace(finding, severity=Severity.WARN)  # a data set may be that small, and its weights are sound
