@@ -21,6 +21,10 @@ from trimtab.sample.probes.batch import MARKED, SLICE
 native = loader.native
 pytestmark = pytest.mark.skipif(native is None, reason="built without a compiler, or TRIMTAB_NATIVE=0")
 
+OLDER = tuple(map(int, torch.__version__.split(".")[:2])) < (2, 13)
+"""PyTorch may have added up in another way then: where ours is not the same, PyTorch clips."""
+as_torch = pytest.mark.skipif(OLDER and not loader.clips_as_torch(), reason="this PyTorch adds up in another way")
+
 SIZES = st.lists(st.integers(0, 70) | st.integers(2040, 4200), min_size=1, max_size=5)
 SCALES = st.sampled_from([0.0, 1e-30, 1e-22, 1e-8, 1.0, 1e8, 1e19, 1e30])
 
@@ -59,6 +63,7 @@ def test_what_is_not_finite_is_seen_wherever_it_is(bad: float, at: int) -> None:
     assert [math.isfinite(v) for v in out] == [False, True]
 
 
+@as_torch
 @settings(max_examples=60, deadline=None)
 @given(
     sizes=SIZES,
@@ -102,6 +107,7 @@ def test_what_must_not_be_clipped_is_left_as_it_is() -> None:
     assert torch.equal(params[0].grad, before[0])
 
 
+@as_torch
 def test_where_no_way_of_adding_up_is_pytorchs_it_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loader, "_WAYS", ((3, 1),))
     try:
