@@ -9,10 +9,13 @@ from __future__ import annotations
 
 import logging
 import math
+import socket
 import sys
+import tempfile
 import traceback
 import warnings
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 from zlib import crc32
 
@@ -24,6 +27,7 @@ from trimtab.core.types import Column, Sample
 from trimtab.sample.measure.meter import Meter
 from trimtab.sample.measure.reference import GLOBALS, Limits, Outgoing
 
+sys.path.insert(0, str(Path(__file__).parent.parent))  # the catalogue of faults is among the tests
 DEVICE = torch.device("cuda")
 CHECKS: list[Callable[[], str]] = []
 
@@ -213,7 +217,7 @@ def no_host_wait() -> str:
     """A guarded loop under set_sync_debug_mode("error"); a NaN planted at step k is known to the host at k+1."""
     model = small_net()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
-    guard = Guard(model, optimizer, clip=1.0, config={"full_every": 10})
+    guard = Guard(model, optimizer, clip=1.0, config={"full_every": 10, "trace": False})
     xs = [torch.randn(128, 64, device=DEVICE) for _ in range(60)]
     y = torch.randint(0, 10, (128,), device=DEVICE)
     xs[40][0, 0] = math.nan
@@ -514,6 +518,82 @@ def compiled() -> str:
         assert guard.rejected == 1
         assert all(torch.isfinite(t).all() for t in model.state_dict().values())
     return "both ways"
+
+
+@check
+def origins() -> str:
+    """Faults of known origin, run again as whole steps and from what a guard holds; backward has its own thread."""
+    from tests.trace.catalogue_fresh import FRESH
+    from tests.trace.score import guarded, judged, traced
+
+    torch.set_default_device("cuda")
+    try:
+        right: dict[str, list[bool]] = {"whole step": [], "guard": []}
+        for fault in FRESH.faults.values():
+            for way, parts in right.items():
+                torch.manual_seed(0)
+                program = fault.build()
+                with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
+                    warnings.simplefilter("ignore")
+                    answer = traced(program) if way == "whole step" else guarded(program, Path(folder) / "run")
+                found = judged(fault, answer)
+                parts += [found[part] for part in ("op", "module", "sample", "silent") if part in found]
+    finally:
+        torch.set_default_device(None)
+    told = ", ".join(f"{way} {sum(parts)} of {len(parts)}" for way, parts in right.items())
+    assert sum(right["whole step"]) >= 0.9 * len(right["whole step"]), told
+    assert sum(right["guard"]) >= 0.7 * len(right["guard"]), told
+    return f"operations, modules and samples named: {told}"
+
+
+@check
+def sharded() -> str:
+    """FSDP2 in a process group of one, through NCCL: NaN rejected, clipped as PyTorch does, and never waited for."""
+    from torch import distributed
+    from torch.distributed.fsdp import fully_shard
+
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        port = one.getsockname()[1]
+    distributed.init_process_group("nccl", init_method=f"tcp://127.0.0.1:{port}", rank=0, world_size=1)
+
+    def weights(guarded: bool, clip: float | None) -> list[Tensor]:
+        torch.manual_seed(0)
+        model = nn.Sequential(*(nn.Linear(64, 64) for _ in range(4))).cuda()
+        for part in (*model, model):
+            fully_shard(part)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
+        guard = Guard(model, optimizer, {"trace": False}, clip=clip, run_dir=False) if guarded else None
+        batches = [torch.randn(32, 64, generator=torch.Generator().manual_seed(s)).cuda() for s in range(60)]
+        batches[40][3] = float("nan")
+        for step, x in enumerate(batches):
+            if guard is None and step == 40:
+                continue
+            optimizer.zero_grad()
+            loss = (model(x) - x).square().mean()
+            loss.backward()
+            torch.cuda.set_sync_debug_mode("error" if guard is not None and step > 10 else "default")
+            if guard is not None:
+                guard.step(loss)
+            else:
+                if clip is not None:
+                    nn.utils.clip_grad_norm_(model.parameters(), clip)
+                optimizer.step()
+            torch.cuda.set_sync_debug_mode("default")
+        if guard is not None:
+            guard.close()
+            assert {f.name for f in guard.findings} >= {"nonfinite-gradient"}, guard.findings
+            assert {f.step for f in guard.findings} == {40}, guard.findings
+        return [p.full_tensor().detach() for p in model.parameters()]
+
+    try:
+        pairs = [(weights(True, clip), weights(False, clip)) for clip in (None, 0.1)]
+    finally:
+        distributed.destroy_process_group()
+    assert all(torch.equal(a, b) for a, b in zip(*pairs[0], strict=True))
+    apart = max(float((a - b).abs().max()) for a, b in zip(*pairs[1], strict=True))
+    assert apart < 1e-6, apart
+    return f"60 steps, NaN at step 40 rejected, no wait from step 11 on; clipping differs by at most {apart:.1e}"
 
 
 def main() -> int:

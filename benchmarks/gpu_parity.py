@@ -129,6 +129,7 @@ def same_chance() -> None:
     def randn_like(input: Tensor, **options: Any) -> Tensor:
         return torch.randn(input.shape, dtype=input.dtype).to(input.device)
 
+    torch.backends.cudnn.allow_tf32 = False  # on by default: its convolutions would round to ten bits
     F.dropout = dropout  # type: ignore[assignment]
     torch.randn_like = randn_like  # type: ignore[assignment]
 

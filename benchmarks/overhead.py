@@ -3,6 +3,8 @@
     python benchmarks/overhead.py --long --write    measures everything; writes the results file, README.md and docs
     python benchmarks/overhead.py --quick           a minute, few repetitions: shows that everything works
     python benchmarks/overhead.py --parts steps,tensors
+    python benchmarks/overhead.py --parts long      100,000 steps of an MLP alone: cost per step, memory, record
+    python benchmarks/overhead.py --share 0.25      a quarter of the repetitions, where time is short
 
 Parts: `steps` (three models in steady state, all arms), `tensors` (6 to 3,000 tensors), `start` (the first 100 steps
 of fresh guards), `disabled` (`TRIMTAB_DISABLE=1`), `long` (100,000 steps; only if asked for), and `gpu` (host time, by
@@ -578,6 +580,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--parts", type=lambda text: text.split(","), help=f"some of {', '.join(PARTS)}")
     parser.add_argument("--quick", action="store_true", help="few repetitions of short cycles")
+    parser.add_argument("--models", type=lambda text: text.split(","), help="only these of the models of `steps`")
+    parser.add_argument("--share", type=float, default=1.0, help="share of the repetitions, at least two of each")
     parser.add_argument("--long", action="store_true", help="also a run of 100,000 steps")
     parser.add_argument("--commit", help="what to write as the commit, outside of a checkout")
     parser.add_argument("--out", type=Path, help="write the results here")
@@ -587,6 +591,14 @@ def main() -> None:
     parts += ["long"] if args.long and "long" not in parts else []
     if unknown := set(parts) - set(PARTS):
         parser.error(f"unknown parts: {', '.join(sorted(unknown))}; expected some of {', '.join(PARTS)}")
+    if not 0 < args.share <= 1:
+        parser.error(f"--share is {args.share}; expected a number above 0 and at most 1")
+    if args.models is not None and (unknown := set(args.models) - {m.name for m in MODELS}):
+        parser.error(
+            f"unknown models: {', '.join(sorted(unknown))}; expected some of {', '.join(m.name for m in MODELS)}"
+        )
+    if args.write and args.models is not None:
+        parser.error("README.md and docs show all models; leave out --models or --write")
     if args.write and args.quick:
         parser.error("figures of a quick run are not for README.md and docs; leave out --quick or --write")
     if args.write and set(parts) != {"gpu"} and not {"steps", "tensors", "start"} <= set(parts):
@@ -599,10 +611,28 @@ def main() -> None:
     out = args.out or (results_file() if args.write else None)
     begin = header(args.commit or current_commit())
     with tempfile.TemporaryDirectory() as folder:
-        report(parts, begin, Path(folder), quick=args.quick, out=out, write=args.write)
+        models = [m for m in MODELS if args.models is None or m.name in args.models]
+        report(parts, begin, Path(folder), models, quick=args.quick, share=args.share, out=out, write=args.write)
 
 
-def report(parts: Sequence[str], begin: str, folder: Path, *, quick: bool, out: Path | None, write: bool) -> None:
+def repetitions(workload: Workload, share: float) -> tuple[int, int]:
+    """How many cycles of how many steps; of fewer, those of large models are short."""
+    if share == 1:
+        return workload.cycles, workload.cycle
+    return max(round(share * workload.cycles), 2), workload.cycle if workload.block >= 10 else SHORT_CYCLE
+
+
+def report(
+    parts: Sequence[str],
+    begin: str,
+    folder: Path,
+    wanted: Sequence[Workload] = MODELS,
+    *,
+    quick: bool,
+    out: Path | None,
+    write: bool,
+    share: float = 1.0,
+) -> None:
     """Measure, print, and write what is to be written."""
     text, claims = [begin, *([METHOD] if set(parts) - {"gpu"} else [])], list[Claim]()
     models, sizes, starts = list[Model](), list[Model](), list[Start]()
@@ -611,15 +641,15 @@ def report(parts: Sequence[str], begin: str, folder: Path, *, quick: bool, out: 
         print(f"{datetime.datetime.now():%H:%M:%S} {what}", file=sys.stderr, flush=True)
 
     def measured(workload: Workload) -> Model:
-        cycles, cycle = (2, 50) if quick else (workload.cycles, workload.cycle)
+        cycles, cycle = (2, 50) if quick else repetitions(workload, share)
         model = measure(workload, cycles, cycle, folder)
         done(model.title)
         return model
 
     if "steps" in parts:
-        models = [measured(w) for w in (MODELS[:2] if quick else MODELS)]
+        models = [measured(w) for w in (wanted[:2] if quick else wanted)]
         inside, whole = functions_entered(MODELS[0])
-        claims += [c for m, w in zip(models, MODELS, strict=False) for c in claims_of(m.name, m.found, w.limit)]
+        claims += [c for m, w in zip(models, wanted, strict=False) for c in claims_of(m.name, m.found, w.limit)]
         text += ["## Steady state", *(model.section() for model in models)]
         text += [f"An ordinary `Guard.step` enters {inside} Python functions of trimtab; with its hooks, {whole}."]
     if "tensors" in parts:
@@ -630,7 +660,8 @@ def report(parts: Sequence[str], begin: str, folder: Path, *, quick: bool, out: 
     if "start" in parts:
         steady: dict[str, Model] = {model.name: model for model in models}
         for workload in MODELS[:2] if quick else MODELS:
-            starts.append(measure_start(workload, 1 if quick else workload.starts, folder, steady.get(workload.name)))
+            times = 1 if quick else max(round(share * workload.starts), 2)
+            starts.append(measure_start(workload, times, folder, steady.get(workload.name)))
             done(f"{workload.name}, first steps")
         told = "Main thread only, in a process that has trained before; a fresh model, optimizer and guard each time."
         text += ["## The first 100 steps", told, start_table(starts)]
@@ -641,7 +672,7 @@ def report(parts: Sequence[str], begin: str, folder: Path, *, quick: bool, out: 
         ]
         claims.append(Claim(what="small GPT: step 0", value=starts[1].first.adds_us / 1e3, limit=3, unit=" ms"))
     if "disabled" in parts:
-        us = measure_disabled(20 if quick else 300)
+        us = measure_disabled(20 if quick else max(round(300 * share), 20))
         text += ["## Switched off", f"With `TRIMTAB_DISABLE=1` a call of `Guard.step` adds {us:.2f} µs."]
         claims.append(Claim(what="`TRIMTAB_DISABLE=1`, a call", value=us, limit=2, unit=" µs"))
     if "long" in parts:

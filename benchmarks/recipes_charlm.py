@@ -25,7 +25,7 @@ def jobs(seeds: Sequence[int], *, quick: bool) -> Iterator[Job]:
         for arm, how in ARMS.items():
             if arm == "only shuffled" and seed not in few(seeds):
                 continue
-            spec = {"recipe": "charlm", "seed": seed, "quick": quick, "metrics_file": "", **how}
+            spec = {"recipe": "charlm", "seed": seed, "quick": quick, "metrics_file": "", "preset": "documented", **how}
             yield Job(section="charlm", name=f"{arm}/{seed}", kind="train", spec=spec)
 
 

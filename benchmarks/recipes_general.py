@@ -10,7 +10,7 @@ from recipes_overhead import ARMS, GUARDED
 
 DEFAULT_S, QUICK_S = 180.0, 20.0
 OVERHEAD: dict[str, dict[str, object]] = {
-    "charlm": {"rounds": 16, "block": 50, "steps": 1000, "metrics_file": ""},
+    "charlm": {"rounds": 16, "block": 50, "steps": 1000, "metrics_file": "", "preset": "documented"},
     "segment": {"rounds": 14, "block": 4},
 }
 

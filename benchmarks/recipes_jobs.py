@@ -124,8 +124,11 @@ def letter_counts() -> Value:
     from trimtab.train.recipes import load_recipe
 
     recipe = load_recipe("charlm")
-    parts = build_parts(recipe, settings_of(recipe, {"metrics_file": ""}))
-    (seen, then), (asked, right) = (one.dataset.tensors for one in (parts.train_loader, parts.val_loader))
+    parts = build_parts(recipe, settings_of(recipe, {"metrics_file": "", "preset": "documented"}))
+    (seen, then), (asked, right) = (
+        (torch.stack(some) for some in zip(*(one.dataset[i] for i in range(len(one.dataset))), strict=True))
+        for one in (parts.train_loader, parts.val_loader)
+    )
     num = int(max(seen.max(), then.max(), asked.max(), right.max())) + 1
     counts = torch.full((num, num), 0.01, dtype=torch.float64)
     counts.view(-1).index_add_(0, (seen * num + then).flatten(), torch.ones(seen.numel(), dtype=torch.float64))

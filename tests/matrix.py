@@ -7,12 +7,23 @@ from typing import Any
 
 import pytest
 
+FULL = (pytest.mark.full,)
+"""For sweeps over everything, of which CI runs every so-manieth."""
 
-def sampled(cases: Mapping[str, Any] | Iterable[str], usual: str | Collection[str], marks: Any = None) -> list[Any]:
+
+def sampled(
+    cases: Mapping[str, Any] | Iterable[str],
+    usual: str | Collection[str],
+    marks: Any = None,
+    *,
+    named: Any = (),
+    others: Any = (pytest.mark.long,),
+) -> list[Any]:
     """Parameters for `pytest.mark.parametrize`: those named in `usual` as they are, all others marked as long.
 
     `cases` maps names to parameters; an iterable of names serves as both. `usual` holds names, as a collection or with
-    spaces between them. `marks` gives further marks for a name.
+    spaces between them. `marks` gives further marks for a name. Those in `usual` get the marks `named`, all others
+    `others`.
     """
     found = cases if isinstance(cases, Mapping) else {case: case for case in cases}
     chosen = set(usual.split() if isinstance(usual, str) else usual)
@@ -23,7 +34,12 @@ def sampled(cases: Mapping[str, Any] | Iterable[str], usual: str | Collection[st
         pytest.param(
             *(case if isinstance(case, tuple) else (case,)),
             id=name,
-            marks=[*(marks(name) if marks else ()), *([] if name in chosen else [pytest.mark.long])],
+            marks=[*(marks(name) if marks else ()), *(named if name in chosen else others)],
         )
         for name, case in found.items()
     ]
+
+
+def in_ci(cases: Mapping[str, Any] | Iterable[str], usual: str | Collection[str]) -> list[Any]:
+    """The same for long cases: CI runs those named, `pytest -m full` all others."""
+    return sampled(cases, usual, named=(pytest.mark.long,), others=(pytest.mark.full,))

@@ -10,7 +10,7 @@ Every fence names its language and stands under a mark, an HTML comment that say
     <!-- output -->              what the Python block above it printed (takes `numbers` and `excerpt`)
     <!-- file: train.py -->      a file that later commands of the page find in their folder
     <!-- fragment -->            Python that needs the reader's own objects: it is run with those of docs_reader.py
-    <!-- fragment: needs=NAME --> the same, where the module NAME is installed (all of them are in CI)
+    <!-- fragment: needs=NAME --> the same, where the module NAME is installed (all of them are in CI); it may warn
     <!-- fragment: cuda -->      the same, for a GPU: warnings that there is none are let pass
     <!-- commands -->            commands without output: they and their options must exist
     <!-- settings -->            TOML that `trimtab.Config` must accept

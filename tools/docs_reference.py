@@ -32,6 +32,7 @@ FAMILIES = {
     "ACT": "activations and outputs",
     "AMP": "mixed precision",
     "CON": "contrastive training",
+    "DIST": "several processes",
     "DATA": "inputs and targets",
     "EMA": "averaged weights",
     "GRAD": "gradients",

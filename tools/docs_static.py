@@ -13,6 +13,8 @@ from typing import Any
 
 from docs_blocks import Block
 
+from trimtab.core.errors import MissingPackageError
+
 
 def static_complaints(block: Block) -> Iterator[str]:
     """What is wrong with a block, as far as reading it tells."""
@@ -63,6 +65,8 @@ def _has(module: str, name: str) -> bool:
         if hasattr(importlib.import_module(module), name):
             return True
         importlib.import_module(f"{module}.{name}")
+    except MissingPackageError:
+        return True  # an integration, without its framework
     except ImportError:
         return False
     return True
@@ -147,10 +151,15 @@ def _unknown_recipe(words: list[str]) -> Iterator[str]:
 
 
 def _flags(words: list[str], command: Any, path: str) -> Iterator[str]:
+    from trimtab.train.recipes import RECIPES
+
     known = {name for p in command.params for name in (*p.opts, *p.secondary_opts)} | {"--help", "-h"}
     for word in words:
         if path in ("trimtab run", "trimtab doctor") and (word.endswith(".py") or word == "-m"):
             return  # what follows is the script's own
+        if path == "trimtab doctor" and word in dict(RECIPES):
+            yield from _unknown_recipe(words[words.index(word) :])
+            return
         flag = word.partition("=")[0]
         if re.match(r"--?[a-zA-Z]", flag) and flag.replace("_", "-") not in known:
             yield f"{path} takes no {flag}"

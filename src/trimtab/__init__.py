@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from trimtab.aliases import install
+from trimtab.aliases import NAMESPACES, install
 from trimtab.core.printable import make_log_printable
 
 if TYPE_CHECKING:
@@ -25,6 +25,9 @@ if TYPE_CHECKING:
     )
     from trimtab.core.types import Finding, Severity, Verdict
     from trimtab.guard.guard import Guard
+    from trimtab.integrations.loggers.histogram_log import log_histograms
+    from trimtab.record.reader import Run
+    from trimtab.train.trainer import Trainer
 
 __version__ = "0.1.0"
 
@@ -41,6 +44,7 @@ _HOME = {
     "Config": "trimtab.core.config",
     "Clip": "trimtab.core.config",
     "Finding": "trimtab.core.types",
+    "Run": "trimtab.record.reader",
     "Severity": "trimtab.core.types",
     "Verdict": "trimtab.core.types",
     "TrimtabError": "trimtab.core.errors",
@@ -50,10 +54,13 @@ _HOME = {
     "RecordError": "trimtab.core.errors",
     "CheckpointError": "trimtab.core.errors",
     "TrainingStopped": "trimtab.core.errors",
+    "Trainer": "trimtab.train.trainer",
+    "log_histograms": "trimtab.integrations.loggers.histogram_log",
 }
 
 _PACKAGES = (
-    *("checkpoint", "compat", "core", "data", "doctor", "guard", "losses", "record", "report", "rules", "train"),
+    *("checkpoint", "compat", "core", "data", "doctor", "guard", "integrations", "losses", "record", "report"),
+    *("rules", "train"),
     *("checks", "monitor", "nn", "recover"),  # under their earlier names
 )
 """Imported when they are first asked for, as in `trimtab.checkpoint.ResumableLoader`."""
@@ -72,16 +79,23 @@ __all__ = [
     "Guard",
     "InputError",
     "RecordError",
+    "Run",
     "Severity",
+    "Trainer",
     "TrainingHealthMonitor",
     "TrainingStopped",
     "TrimtabError",
     "Verdict",
     "__version__",
+    "log_histograms",
 ]
 
 
 def __getattr__(name: str) -> Any:
+    if f"trimtab.{name}" in NAMESPACES:
+        from importlib import import_module
+
+        return import_module(NAMESPACES[f"trimtab.{name}"])
     if name in _HOME:
         from importlib import import_module
 

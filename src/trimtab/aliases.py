@@ -36,6 +36,17 @@ TABLE = {
 }
 """Old path: new path. What lies in a package that moved as a whole moved with it."""
 
+NAMESPACES = {
+    "trimtab.accelerate": "trimtab.integrations.accelerate",
+    "trimtab.composer": "trimtab.integrations.composer",
+    "trimtab.fastai": "trimtab.integrations.fastai",
+    "trimtab.hf": "trimtab.integrations.huggingface",
+    "trimtab.ignite": "trimtab.integrations.ignite",
+    "trimtab.keras": "trimtab.integrations.keras",
+    "trimtab.lightning": "trimtab.integrations.lightning",
+}
+"""Short path: where the integration lies. Importing one needs its framework."""
+
 
 def resolve(name: str) -> str | None:
     """Where an old path leads; None for a path that is none.
@@ -46,6 +57,8 @@ def resolve(name: str) -> str | None:
     """
     if name in TABLE:
         return TABLE[name]
+    if name in NAMESPACES:
+        return NAMESPACES[name]
     package, _, module = name.rpartition(".")
     moved = resolve(package) if package else None
     return f"{moved}.{module}" if moved is not None else None

@@ -20,7 +20,7 @@ import pytest
 import torch
 import typer
 
-from tests.matrix import sampled
+from tests.matrix import FULL, sampled
 from tests.rules.test_each_rule import TROUBLES, at, calm, named
 from trimtab import Config, Guard, TrimtabError
 from trimtab.advice.engine import MOST, Facts, advise, applicable, fair_limit, gather
@@ -96,7 +96,7 @@ GRID = [
     Circumstances(later=60_000),
 ]
 
-AMP_RULES = ("gradient-underflow", "scale-collapse", "clip-before-unscale", "needless-scaler")
+AMP_RULES = ("gradient-underflow", "scale-collapse", "clip-before-unscale", "needless-scaler", "updates-lost")
 
 
 @dataclass(frozen=True)
@@ -190,7 +190,7 @@ def _clip_complaints(told: Told) -> Iterator[str]:
                 yield f"a limit of {value} where the usual norm is {facts.calm_norm}"
 
 
-@pytest.mark.parametrize("stride", sampled({"all": 1, "every 7th": 7}, ["every 7th"]))
+@pytest.mark.parametrize("stride", sampled({"all": 1, "every 7th": 7}, ["every 7th"], others=FULL))
 def test_every_rule_gives_only_advice_that_fits_its_circumstances(stride: int) -> None:
     wrong = {
         f"{told.finding.name} at step {told.finding.step}: {complaint}: {told.advice}"
@@ -348,7 +348,7 @@ def test_what_advice_names_exists(place: str) -> None:
 
 def test_wrong_names_are_found() -> None:
     for code in (
-        "trimtab trace RUN",
+        "trimtab traces RUN",
         "trimtab report --by-layer",
         "activation = true",
         "Guard(..., clipping=1.0)",

@@ -15,7 +15,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 
 from tests.checkpoint.lab import FILES, Gate, fail_at, folder, healthy_steps, leftovers, pair, save, sections_of
-from tests.matrix import sampled
+from tests.matrix import FULL, sampled
 from trimtab.checkpoint import directory
 from trimtab.checkpoint.directory import HOST, Disk
 from trimtab.checkpoint.format import container
@@ -154,7 +154,7 @@ def test_a_list_that_belongs_into_a_tensor(folder: Path, monkeypatch: pytest.Mon
 # --- status
 
 
-@pytest.mark.parametrize("stride", sampled({"all": 1, "every 17th": 17}, ["every 17th"]))
+@pytest.mark.parametrize("stride", sampled({"all": 1, "every 17th": 17}, ["every 17th"], others=FULL))
 @pytest.mark.parametrize("state", ["candidate", "good", "bad"])
 def test_no_flipped_bit_changes_what_is_thought_of_a_checkpoint(state: str, stride: int, pair: Path) -> None:
     """Each bit of the file, one at a time: either copy proves what was written, and the damage is told."""

@@ -17,7 +17,7 @@ from torch import nn
 
 from tests.checkpoint.lab import GROWS, Gate, fail_at, folder
 from tests.checkpoint.test_lock import in_child
-from tests.matrix import sampled
+from tests.matrix import FULL, sampled
 from trimtab import Checkpointer, CheckpointError, Guard
 from trimtab.checkpoint import directory
 from trimtab.checkpoint.directory import DISK
@@ -80,7 +80,7 @@ FAILURES = {
 
 @pytest.mark.parametrize(
     ("code", "onwards", "stride"),
-    sampled(FAILURES, ["EIO once, every 13th", "ENOSPC from then on, every 13th"]),
+    sampled(FAILURES, ["EIO once, every 13th", "ENOSPC from then on, every 13th"], others=FULL),
 )
 def test_whatever_operation_fails_the_error_is_ours(
     three: Path, code: int, onwards: bool, stride: int, gate: Callable[[Gate | None], None]
@@ -292,7 +292,7 @@ def bytes_of(folder: Path, per_file: int) -> Iterator[tuple[Path, int]]:
         yield from ((path, at) for at in range(0, size, max(size // per_file, 1)))
 
 
-@pytest.mark.parametrize("per_file", sampled({"60": 60, "7": 7}, "7"))
+@pytest.mark.parametrize("per_file", sampled({"60": 60, "7": 7}, "7", others=FULL))
 def test_no_changed_byte_makes_a_condemned_checkpoint_eligible(folder: Path, per_file: int) -> None:
     """In any file of the folder, quarantine and lock included."""
     with Checkpointer(folder, quiet_steps=1) as ckpt:

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import json
+import re
 import subprocess
 import sys
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 
 from tests.matrix import sampled
+from trimtab.doctor.examine import all_checks
+from trimtab.doctor.short_checklist import PARTS
 
 PASSED = "SANITY CHECK PASSED - Training setup is working correctly!"
 FAILED = "SANITY CHECK FAILED - Issues detected in training setup!"
@@ -117,10 +122,46 @@ def test_e1_e2_e3_e4_e6_e16_e17_e19_the_checklist_covers_what_was_promised(trimt
 def test_e20_a_failed_check_gives_code_cause_evidence_and_fix_and_exit_1(trimtab, target):
     said = trimtab("doctor", f"{target}:frozen")
     assert said.code == 1
-    assert said.out.rstrip().endswith(FAILED)
+    assert "SANITY CHECK FAILED - 1 failed, " in said.out.splitlines()[-1]
+    assert not re.search(r"^\[ok  \] [A-Z]+\d{3}", said.out, flags=re.MULTILINE)  # the summary of eight lines has some
+    assert not re.search(r"^\[n/a \] [A-Z]+\d{3}", said.out, flags=re.MULTILINE)
+    everything = trimtab("doctor", f"{target}:frozen", "-v").out
+    assert everything.rstrip().endswith(FAILED)
+    assert "[ok  ]" in everything
+    assert everything.count("[FAIL] GRAD005") == 2  # in its place, and again at the end
     assert "[FAIL] GRAD005" in said.out
     assert "fix: model.requires_grad_(True)" in said.out
     assert "trimtab explain missing-gradient" in said.out
+
+
+def test_a_pass_says_how_much_was_not_checked(trimtab, target):
+    said = trimtab("doctor", f"{target}:build")
+    assert said.code == 0
+    assert re.fullmatch(r"SANITY CHECK PASSED - (\d+ warnings?, )?\d+ passed, \d+ could not be checked",
+                        said.out.splitlines()[-1])  # fmt: skip
+    assert "working correctly" not in said.out
+
+
+def test_formats_for_ci_systems(trimtab, target):
+    junit = trimtab("doctor", f"{target}:frozen", "--format", "junit", "-o", "out/doctor.xml")
+    assert (junit.code, junit.out) == (1, "out/doctor.xml\n")
+    suite = ElementTree.parse("out/doctor.xml").getroot()[0]
+    assert suite.get("failures") == "1"
+    assert len(suite) == int(suite.get("tests"))
+    assert len(suite.findall("testcase/skipped")) == int(suite.get("skipped"))
+    (failure,) = suite.findall("testcase/failure")
+    assert "Fix: model.requires_grad_(True)" in failure.text
+    sarif = json.loads(trimtab("doctor", f"{target}:frozen", "--format", "sarif").out)
+    (result,) = [one for one in sarif["runs"][0]["results"] if one["level"] == "error"]
+    place = result["locations"][0]["physicalLocation"]
+    assert place["artifactLocation"]["uri"] == "my_doctor_target.py"
+    assert TARGET.splitlines()[place["region"]["startLine"] - 1] == "def frozen():"
+    assert result["ruleId"] in {rule["id"] for rule in sarif["runs"][0]["tool"]["driver"]["rules"]}
+    said = trimtab("doctor", f"{target}:frozen", "--format", "github")
+    assert said.out.startswith("::error file=my_doctor_target.py,line=")
+    assert all(line.startswith("::") for line in said.out.splitlines())
+    assert trimtab("doctor", f"{target}:build", "--format", "yaml").code == 2
+    assert trimtab("doctor", f"{target}:build", "-o", "x").code == 2
 
 
 def test_an_exception_of_the_step_is_a_finding_and_an_unusable_target_is_not(trimtab, target):
@@ -174,4 +215,22 @@ def test_a_script_is_run_for_its_first_steps_and_stopped(words, code, name):
     assert done.returncode == code, done.stderr
     assert name in done.stdout
     assert "step 99" not in done.stderr
-    assert done.stdout.rstrip().endswith(PASSED if code == 0 else FAILED)
+    assert f"SANITY CHECK {'PASSED' if code == 0 else 'FAILED'} - " in done.stdout.splitlines()[-1]
+
+
+def test_e13_e20_the_gradient_line_and_the_checklist_of_eight_lines(trimtab, target):
+    said = trimtab("doctor", "-v", f"{target}:build").out
+    assert re.search(
+        r"\[GRAD\] Step    0 \| Global: \S+ \| Zero: 0/4 \| NaN/Inf: 0/4 \| Max: \S+ \| Avg: \S+ \| R", said
+    )
+    lines = [line for line in said.splitlines() if line[:6] in ("[ok  ]", "[WARN]", "[FAIL]", "[n/a ]")][-8:]
+    assert [line[7:].partition(":")[0] for line in lines] == [title for title, _ in PARTS]
+    assert "lr 0.01" in lines[5]
+    assert lines[1].startswith("[n/a ] AMP: ")
+    assert "[FAIL] Gradient health: missing-gradient" in trimtab("doctor", f"{target}:frozen").out
+
+
+def test_e20_every_check_has_one_place_in_the_checklist():
+    named = [name for _, names in PARTS for name in names]
+    assert set(named) <= {check.name for check in all_checks()}
+    assert len(named) == len(set(named)), "none is in two parts"

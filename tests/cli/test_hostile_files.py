@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from tests.matrix import sampled
+from tests.matrix import FULL, sampled
 
 ESCAPES = "\x1b[31m\x1b]0;title\x07\x9b2J\u202egnp\u2066\r\x08\u200b\x00"
 VALUES: list[Any] = [
@@ -101,7 +101,7 @@ def commands(folder: Path) -> list[tuple[Any, ...]]:
     ]
 
 
-@pytest.mark.parametrize("stride", sampled({"every 31st": 31, "every 401st": 401}, ["every 401st"]))
+@pytest.mark.parametrize("stride", sampled({"every 31st": 31, "every 401st": 401}, ["every 401st"], others=FULL))
 def test_manifests_with_anything_anywhere(trimtab, whole, tmp_path, stride):
     """Each place of a manifest takes each value, with a checksum that vouches for it."""
     folder = tmp_path / "checkpoints"

@@ -15,8 +15,9 @@ from trimtab import Guard
 from trimtab.core import journal
 from trimtab.core.journal import IncidentLines, Said
 from trimtab.core.types import Action, Outcome, Severity, Verdict
+from trimtab.integrations.loggers.metric_sink import MetricSink
 from trimtab.record.reader import read_run
-from trimtab.record.sinks import ConsoleSink, LogSink, adapt
+from trimtab.record.sinks import ConsoleSink, adapt
 from trimtab.report.summary import summarise
 from trimtab.report.text import to_text
 
@@ -113,7 +114,7 @@ def test_loggers_get_one_alert_per_incident() -> None:
 
     run = Run()
     sink = adapt(run)
-    assert isinstance(sink, LogSink)
+    assert isinstance(sink, MetricSink)
     for step in (3, 4, 60, 90):
         sink.write(verdict(step, "DATA001", "GRAD001"))
     assert run.alerts == ["DATA001 data001"]
@@ -168,7 +169,7 @@ def test_every_remedy_has_words_of_its_own() -> None:
     from trimtab.core.types import _WORDS
     from trimtab.remedies import BUILTIN
 
-    assert set(BUILTIN) == set(_WORDS)
+    assert {*BUILTIN, "trials"} == set(_WORDS)  # trials are the guard's own: they run whole steps
 
 
 def test_the_variants_of_going_back_and_cutting() -> None:
@@ -206,3 +207,16 @@ def test_no_view_of_a_run_shows_an_action_as_a_call(tmp_path: Path) -> None:
         assert "multiply the learning rate by 0.5" in flat
         assert "cut_lr" not in flat.replace('"cut_lr"', "")
         assert "factor=" not in flat
+
+
+def test_a_line_names_what_the_incident_began_with() -> None:
+    growing = [verdict(step, "OPT001", streak=step - 99) for step in range(100, 180)]
+    assert said(IncidentLines(), *growing, verdict(180, "GRAD002")) == [
+        "step 100: OPT001 opt001: It broke.",
+        "step 180: GRAD002 grad002, after OPT001 opt001 at step 100: It broke.",
+    ]
+
+
+def test_what_is_over_is_not_named_as_the_cause_of_what_comes_later() -> None:
+    lines = said(IncidentLines(), verdict(10, "DATA001"), verdict(40, "GRAD002"))
+    assert lines[1] == "step 40: GRAD002 grad002: It broke."

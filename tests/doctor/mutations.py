@@ -8,6 +8,7 @@ from tests.doctor import (
     mutations_loop,
     mutations_loss,
     mutations_optimizer,
+    mutations_setup,
     mutations_unseen,
 )
 from tests.doctor.bench import Mutation
@@ -18,6 +19,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     *mutations_optimizer.MUTATIONS,
     *mutations_loop.MUTATIONS,
     *mutations_data.MUTATIONS,
+    *mutations_setup.MUTATIONS,
     *mutations_unseen.MUTATIONS,
 )
 

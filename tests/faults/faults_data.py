@@ -183,6 +183,12 @@ def one_class_only(run: Run) -> None:
     alter(run, "draw", targets(lambda y: torch.full_like(y, 3)))
 
 
+@fault(DATA, "data", "drift", "repeated-rows", silent=True, families=("mlp", "cnn", "contrastive"))
+def samples_four_times(run: Run) -> None:
+    """Four loader workers share one random state: every sample stands in the batch four times."""
+    alter(run, "draw", lambda batch: tuple(torch.cat([part[: len(part) // 4]] * 4) for part in batch))
+
+
 @fault(DATA, "data", "abrupt", "step-exception", at=ONSET)
 def sample_of_another_shape(run: Run) -> None:
     """One batch has another shape than all others."""

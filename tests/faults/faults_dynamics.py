@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import warnings
+
 import torch
 from torch import Tensor, nn, optim
 from torch.optim import lr_scheduler
 
 from tests.faults.base import Case, Run, set_lr
+from tests.faults.healthy_players import some_digits
+from tests.faults.healthy_tools import alone, turns
 from tests.faults.inject import (
     ONSET,
     REAL,
@@ -20,6 +24,7 @@ from tests.faults.inject import (
     replace_head,
     scale_lr,
 )  # fmt: skip
+from tests.runs.programs import mlp
 
 DYNAMICS: dict[str, Case] = {}
 TOO_FAST = (
@@ -27,6 +32,7 @@ TOO_FAST = (
     "oscillating-loss", "nonfinite-loss", "nonfinite-gradient", "nonfinite-weight",
 )  # fmt: skip
 TOO_SLOW = ("learning-rate", "update-ratio", "weights-unchanged", "not-learning")
+
 DOWNHILL = ("not-learning", "dead-units", "saturated-units", "collapsed-output")
 
 
@@ -268,6 +274,15 @@ def overfitting(run: Run) -> None:
     run.draw = draw  # type: ignore[method-assign]
 
 
+@fault(DYNAMICS, "dynamics", "drift", "activation-missing", silent=True, families=("mlp",))
+def activations_forgotten(run: Run) -> None:
+    """Nothing stands between the linear layers."""
+    for module in list(run.model.modules()):
+        for name, child in list(module.named_children()):
+            if isinstance(child, nn.ReLU | nn.Tanh | nn.GELU | nn.Dropout | nn.LayerNorm | nn.BatchNorm1d):
+                setattr(module, name, nn.Identity())
+
+
 @fault(DYNAMICS, "dynamics", "drift", "softmax-twice", "not-learning", silent=True, families=("mlp", "cnn"))
 def softmax_twice(run: Run) -> None:
     """The model ends in a softmax, and the loss applies another one."""
@@ -286,6 +301,120 @@ def head_too_large(run: Run) -> None:
 def penalty_turned_round(run: Run) -> None:
     """The weight penalty has the wrong sign: the loss can be lowered endlessly without learning anything."""
     alter(run, "forward", lambda loss: loss - 0.1 * sum(p.square().sum() for p in run.model.parameters()))
+
+
+@fault(DYNAMICS, "dynamics", "drift", "loss-broadcast", "targets-do-not-predict", silent=True, families=("mlp",))
+def answers_against_all_targets(run: Run) -> None:
+    """A regression whose answers have the shape [n, 1] and whose targets have [n]."""
+    replace_head(run, nn.LazyLinear(1))
+
+    def squared_error(model: nn.Module, batch: tuple[Tensor, ...]) -> Tensor:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # PyTorch says so once, among other lines
+            return nn.functional.mse_loss(model(batch[0]), batch[1].float())
+
+    squared_error(run.model, run.task.batch(0, 0))
+    run.optimizer.add_param_group({"params": list(head(run).parameters())})
+    run.task.loss = squared_error
+
+
+@fault(DYNAMICS, "dynamics", "drift", "wrong-output-activation", "not-learning", silent=True, families=("mlp", "cnn"))
+def softmax_over_the_batch(run: Run) -> None:
+    """The model ends in a softmax over dimension 0: the samples of a batch share one sum."""
+    replace_head(run, nn.Sequential(head(run), nn.Softmax(0)))
+
+
+@fault(DYNAMICS, "dynamics", "drift", "wrong-output-activation", "not-learning", "dead-units", silent=True,
+       families=("mlp", "cnn"))  # fmt: skip
+def logits_behind_a_relu(run: Run) -> None:
+    """The model ends in a ReLU, and the loss expects logits."""
+    replace_head(run, nn.Sequential(head(run), nn.ReLU()))
+
+
+@fault(DYNAMICS, "dynamics", "drift", "dropout-too-high", "not-learning", silent=True, families=("mlp", "cnn", "rnn"))
+def dropout_of_nearly_all(run: Run) -> None:
+    """The share to keep was given where PyTorch takes the share to drop."""
+    replace_head(run, nn.Sequential(nn.Dropout(0.95), head(run)))
+
+
+@fault(DYNAMICS, "dynamics", "drift", "identical-units", "not-learning", "representation-collapsed", silent=True,
+       families=("mlp",))  # fmt: skip
+def constant_initialisation(run: Run) -> None:
+    """Every weight and every bias begins with one value."""
+    with torch.no_grad():
+        for param in run.model.parameters():
+            param.fill_(0.05)
+
+
+@fault(DYNAMICS, "dynamics", "drift", "decay-too-high", "not-learning", "collapsed-output", "vanishing-gradient",
+       "representation-collapsed", silent=True, families=("mlp", "lm"))  # fmt: skip
+def decay_of_two_percent_per_step(run: Run) -> None:
+    """AdamW at a weight decay that takes 2 % of every weight in each step."""
+    rate = run.optimizer.param_groups[0]["lr"]
+    rebuild(run, optim.AdamW, lr=rate, weight_decay=0.02 / rate)
+
+
+@fault(DYNAMICS, "dynamics", "drift", "optimizer-settings", *TOO_FAST, "not-learning", silent=True)
+def betas_in_the_wrong_order(run: Run) -> None:
+    """Adam with its betas swapped: a thousand directions are added up, ten sizes are remembered."""
+    rebuild(run, optim.Adam, lr=1e-3, betas=(0.999, 0.9))
+
+
+@fault(DYNAMICS, "dynamics", "drift", "optimizer-settings", "not-learning", "update-ratio", silent=True,
+       families=("mlp", "cnn", "rnn", "lm"))  # fmt: skip
+def eps_of_a_hundred(run: Run) -> None:
+    """Adam with an eps far above every gradient: what is left is gradient descent at a tiny rate."""
+    rebuild(run, optim.Adam, lr=1e-3, eps=100.0)
+
+
+@fault(DYNAMICS, "dynamics", "drift", "representation-collapsed", "collapsed-output", "not-learning", "diverging-loss",
+       "vanishing-gradient", "loss-spike", "targets-do-not-predict", at=ONSET, steps=240, silent=True,
+       families=("mlp",))  # fmt: skip
+def features_become_one_point(run: Run) -> None:
+    """From now on the features of all samples differ by less than a hundredth in front of the last layer."""
+    body(run).register_forward_hook(lambda module, args, out: 1e-3 * out + 1.0)
+
+
+@fault(DYNAMICS, "dynamics", "drift", "dead-units", "not-learning", "collapsed-output", silent=True, steps=200,
+       families=("mlp",))  # fmt: skip
+def nine_of_ten_units_dead(run: Run) -> None:
+    """A large negative bias has killed nine of ten units of a hidden layer."""
+    with torch.no_grad():
+        bias = body(run).bias
+        assert isinstance(bias, Tensor)
+        bias[: len(bias) * 9 // 10] = -100.0
+
+
+@fault(DYNAMICS, "dynamics", "drift", "initial-weights", *TOO_FAST, "logits-out-of-range", "not-learning", silent=True,
+       families=("mlp",))  # fmt: skip
+def every_weight_twenty_times_too_large(run: Run) -> None:
+    """All weight matrices begin twenty times too large."""
+    with torch.no_grad():
+        for param in run.model.parameters():
+            if param.dim() > 1:
+                param.mul_(20.0)
+
+
+@fault(DYNAMICS, "data", "drift", "inputs-out-of-range", *TOO_FAST, "logits-out-of-range", "dead-units", silent=True,
+       families=("mlp",))  # fmt: skip
+def inputs_up_to_255(run: Run) -> None:
+    """Pixels are not divided by 255."""
+    alter(run, "draw", inputs(lambda x: 255.0 * x))
+
+
+@fault(DYNAMICS, "dynamics", "drift", "learning-rate", "update-ratio", "not-learning", silent=True, steps=240)
+def schedule_of_epochs_stepped_per_batch(run: Run) -> None:
+    """A rate that should fall by a tenth per epoch falls by a tenth per batch."""
+    run.scheduler = lr_scheduler.ExponentialLR(run.optimizer, 0.9)
+
+
+@fault(DYNAMICS, "amp", "drift", "updates-lost", "weights-unchanged", "update-ratio", "not-learning", silent=True,
+       families=("mlp",))  # fmt: skip
+def bfloat16_weights_at_a_low_rate(run: Run) -> None:
+    """The weights are bfloat16, and the rate is that of fine-tuning: nearly every update is rounded away."""
+    run.model.to(torch.bfloat16)
+    rebuild(run, optim.Adam, lr=2e-6)
+    alter(run, "draw", inputs(lambda x: x.to(torch.bfloat16)))
 
 
 # ------------------------------------------------------------------------------------------------------- contrastive
@@ -333,3 +462,30 @@ def one_tower_constant(run: Run) -> None:
 def one_modality_blank(run: Run) -> None:
     """One side's decoder fails from now on and gives blanks."""
     alter(run, "draw", lambda batch: (batch[0], torch.zeros_like(batch[1])))
+
+
+@fault(DYNAMICS, "dynamics", "drift", "judge-wins", "diverging-loss", silent=True, families=("mlp",), steps=280)
+def critic_far_ahead(run: Run) -> None:
+    """The generator learns a thousand times more slowly than its critic, which soon knows every sample."""
+    torch.manual_seed(run.seed)
+    maker, critic = mlp(8, 48, 64), mlp(64, 48, 1)
+    ways = {
+        "critic": optim.Adam(critic.parameters(), lr=1e-2, betas=(0.5, 0.99)),
+        "maker": optim.Adam(maker.parameters(), lr=1e-5, betas=(0.5, 0.99)),
+    }
+    judged = nn.functional.binary_cross_entropy_with_logits
+
+    def made(batch: tuple[Tensor, ...]) -> Tensor:
+        return maker(torch.randn(len(batch[0]), 8).to(run.device)).sigmoid()
+
+    def criticise(batch: tuple[Tensor, ...]) -> tuple[optim.Optimizer, Tensor]:
+        true, false = critic(batch[0]), critic(made(batch).detach())
+        return ways["critic"], judged(true, torch.ones_like(true)) + judged(false, torch.zeros_like(false))
+
+    def make(batch: tuple[Tensor, ...]) -> tuple[optim.Optimizer, Tensor]:
+        answer = critic(made(batch))
+        return ways["maker"], judged(answer, torch.ones_like(answer))
+
+    model = nn.ModuleDict({"maker": maker, "critic": critic})
+    alone(run, model, ways, some_digits(32), lambda *_: torch.zeros(()), lambda: True)
+    turns(run, criticise, make)

@@ -52,6 +52,30 @@ def zero_grad_inside_accumulation(run: Run) -> None:
     before(run, "backward", run.zero_grad)
 
 
+@fault(WIRING, "wiring", "wiring", "double-backward", "exploding-gradient", "accumulation-not-divided", silent=True)
+def backward_twice(run: Run) -> None:
+    """Every loss is taken back twice."""
+    original = run.backward
+
+    def twice(loss: Tensor) -> None:
+        loss.backward(retain_graph=True)  # type: ignore[no-untyped-call]
+        original(loss)
+
+    run.backward = twice  # type: ignore[method-assign]
+
+
+@fault(WIRING, "wiring", "wiring", "gradient-reversed", *HURT, at=ONSET)
+def gradients_turned_round(run: Run) -> None:
+    """From now on gradients are multiplied by -1 between the backward pass and the step."""
+
+    def turn() -> None:
+        for p in run.model.parameters():
+            if p.grad is not None:
+                p.grad.neg_()
+
+    before(run, "update", turn)
+
+
 @fault(WIRING, "wiring", "wiring", "missing-gradient", "zero-gradient", "weights-unchanged", "no-grad", "not-learning")
 def zero_grad_before_step(run: Run) -> None:
     """Gradients are dropped after backward and before the step."""

@@ -155,9 +155,9 @@ def gates_from_zero(run: Run) -> None:
 
 @healthy("mlp", steps=240)
 def saddle_then_fall(run: Run) -> None:
-    """A deep linear network from small weights: a long flat beginning with tiny gradients, then a sudden fall."""
+    """A nearly linear network from small weights: a long flat beginning with tiny gradients, then a sudden fall."""
     torch.manual_seed(run.seed)
-    model = mlp(64, 32, 32, 10, act=nn.Identity)
+    model = mlp(64, 32, 32, 10, act=nn.Softsign)
     for module in model:
         if isinstance(module, nn.Linear):
             nn.init.normal_(module.weight, std=0.025)

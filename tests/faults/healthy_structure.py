@@ -348,3 +348,63 @@ def decayed_hard(run: Run) -> None:
 def head_from_zero(run: Run) -> None:
     """The head begins with zeros, so that the first gradient of everything below it is exactly zero."""
     nn.init.zeros_(head_of(run.model).weight)  # type: ignore[arg-type]
+
+
+class Equalised(nn.Linear):
+    """A linear layer whose weights begin with a deviation of 1 and are rescaled when they are used."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return nn.functional.linear(x, self.weight / math.sqrt(self.in_features), self.bias)
+
+
+@healthy("mlp")
+def weights_rescaled_when_used(run: Run) -> None:
+    """Weights of size 1 in every layer, whatever its width, as in StyleGAN: the layers divide by the root of it."""
+    for index, module in list(enumerate(run.model)):  # type: ignore[arg-type]
+        if isinstance(module, nn.Linear):
+            made = Equalised(module.in_features, module.out_features)
+            nn.init.normal_(made.weight)
+            run.model[index] = made.to(run.device)  # type: ignore[index]
+    rebuild(run, run.model.parameters(), lr=0.02)
+
+
+class Conditioned(nn.Module):
+    """A trunk with a branch that is given the same condition for every sample."""
+
+    def __init__(self, trunk: nn.Sequential, width: int) -> None:
+        super().__init__()
+        self.first, self.rest = trunk[0], trunk[1:]
+        self.branch = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.first(x)
+        out: Tensor = self.rest(hidden + self.branch(torch.ones(len(x), 8, device=x.device)))
+        return out
+
+
+@healthy("mlp")
+def one_condition_for_all(run: Run) -> None:
+    """A branch for tasks or time steps gets the same condition all the time: there is only one task so far."""
+    assert isinstance(run.model, nn.Sequential)
+    run.model = run.task.model = Conditioned(run.model, run.model[0].out_features).to(run.device)  # type: ignore[arg-type]
+    rebuild(run, run.model.parameters())
+
+
+@healthy("mlp", "cnn", steps=240)
+def decay_of_a_long_run(run: Run) -> None:
+    """AdamW at a weight decay of 1, as it is used where a model should generalise late."""
+    use(run, optim.AdamW, lr=1e-3, weight_decay=1.0)
+
+
+@healthy("mlp", "contrastive")
+def half_the_units_asleep(run: Run) -> None:
+    """A ReLU network in which half of the units of a layer never wake up: the others do the work."""
+    for module in layers(run.model)[:1]:
+        with torch.no_grad():
+            module.bias[: len(module.bias) // 2] = -20.0  # type: ignore[arg-type, index]
+
+
+@healthy("mlp", "cnn")
+def eps_of_a_recipe(run: Run) -> None:
+    """Adam with an eps of 1e-3, as some recipes have it: above the gradients of most weights."""
+    use(run, optim.Adam, lr=0.01, eps=1e-3)

@@ -126,8 +126,8 @@ def alone(
     learned: Callable[[], bool],
 ) -> None:
     """Put a problem of its own in the family's place; batches are drawn from a generator that follows the run."""
-    val_batch = batch(Generator().manual_seed(run.seed + 77_777))
     model.to(run.device)
+    val_batch = batch(Generator().manual_seed(run.seed + 77_777))
     for one in optimizer.values() if isinstance(optimizer, dict) else [optimizer]:
         for state in one.state.values():  # some optimizers make theirs at once
             state.update({key: value.to(run.device) for key, value in state.items() if key != "step"})

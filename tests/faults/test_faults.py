@@ -42,7 +42,9 @@ CANONICAL = """
     nonfinite-optimizer-state optimizer-state-lost accumulation-not-divided eval-mode no-grad nonfinite-ema
     ema-not-moving nonfinite-input outlier-batch constant-batch repeated-batch empty-batch label-range
     targets-do-not-predict data-replayed temperature-runaway modality-collapse step-exception loss-unbounded
-    gradients-dropped logits-out-of-range softmax-twice
+    gradients-dropped logits-out-of-range softmax-twice wrong-output-activation dropout-too-high identical-units
+    decay-too-high optimizer-settings representation-collapsed updates-lost double-backward
+    gradient-reversed initial-weights inputs-out-of-range repeated-rows loss-broadcast judge-wins activation-missing
 """
 
 

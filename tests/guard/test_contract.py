@@ -532,6 +532,25 @@ def test_a_directory_that_holds_a_run_is_not_written_into(tmp_path: Path, train:
     assert folders == ["run", "run-2", "run-3"]
 
 
+def test_what_a_script_raises_between_steps_is_no_finding(model: nn.Module, tmp_path: Path) -> None:
+    optimizer = adam(model)
+    guard = Guard(model, optimizer, run_dir=tmp_path)
+
+    def script() -> None:
+        with guard:
+            loss = model(torch.randn(4, 8)).square().mean()
+            loss.backward()
+            guard.step(loss)
+            raise KeyError("a column of a table that the script writes")
+
+    with pytest.raises(KeyError):
+        script()
+    assert guard.findings == []
+    closing = read_run(tmp_path).closing
+    assert closing is not None
+    assert closing.reason == "KeyError"
+
+
 def test_an_exception_is_on_record_however_the_guard_is_closed(model: nn.Module) -> None:
     logits = nn.Linear(8, 3)
     optimizer = adam(logits)
@@ -542,12 +561,19 @@ def test_an_exception_is_on_record_however_the_guard_is_closed(model: nn.Module)
         nn.functional.cross_entropy(logits(torch.randn(4, 8)), torch.full((4,), 7))
     assert [(f.name, f.step) for f in guard.findings] == [("label-range", 0)]
     guard = Guard(model, adam(model), run_dir=False)
+    model(torch.randn(4, 8)).sum().backward()
     try:
         raise KeyError("some other trouble")
     except KeyError:
         guard.close()
     assert [f.name for f in guard.findings] == ["step-exception"]
     assert "some other trouble" in guard.findings[0].message
+    guard = Guard(model, adam(model), run_dir=False)
+    try:
+        list(torch.utils.data.DataLoader([1, "two"], batch_size=2))  # PyTorch itself refuses a batch
+    except TypeError:
+        guard.close()
+    assert [f.name for f in guard.findings] == ["step-exception"]
     guard = Guard(model, adam(model), run_dir=False)
     try:
         next(iter(()))

@@ -101,6 +101,100 @@ def test_a_run_without_a_step_is_nothing(tmp_path: Path) -> None:
     assert summary.headline == "No training step was recorded."
 
 
+def loop(
+    folder: Path | bool,
+    steps: int,
+    *,
+    scaler: torch.amp.GradScaler | None = None,
+    step: bool | int = False,
+    zero: str = "none",
+    backward: bool = True,
+    training: bool = True,
+) -> Guard:
+    """A loop of the user's own, with a guard that was told nothing."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4)).train(training)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+    guard = Guard.attach(model, optimizer, run_dir=folder)
+    for i in range(steps):
+        x = torch.randn(32, 8, generator=torch.Generator().manual_seed(i))
+        if zero == "first":
+            optimizer.zero_grad()
+        loss = F.cross_entropy(model(x), x[:, :4].argmax(1))
+        if backward:
+            (loss if scaler is None else scaler.scale(loss)).backward()
+        if scaler is not None:
+            assert model[0].weight.grad is not None
+            model[0].weight.grad[0, 0] = torch.inf
+            scaler.step(optimizer)
+            scaler.update()
+        if step is True or (step and i < step):
+            optimizer.step()
+        if zero in ("none", "in place"):
+            optimizer.zero_grad(set_to_none=zero == "none")
+    guard.close()
+    assert not any(p._post_accumulate_grad_hooks for p in model.parameters())
+    return guard
+
+
+@pytest.mark.parametrize("zero", ["none", "in place", "first"])
+@pytest.mark.parametrize("scaled", [True, False])
+@pytest.mark.parametrize("steps", [20, 120])
+def test_a_loop_that_never_steps_is_found_though_no_hook_of_the_optimizer_runs(
+    steps: int, scaled: bool, zero: str, tmp_path: Path
+) -> None:
+    guard = loop(tmp_path, steps, scaler=stubborn() if scaled else None, zero=zero)
+    assert [f.name for f in guard.findings] == ["weights-unchanged"]
+    assert guard.findings[0].evidence["passes"] in (min(steps - 8, 50), min(steps - 7, 50))
+    assert "no optimizer step was ever made" in guard.findings[0].message
+    assert not guard.health()["overall_healthy"]
+    assert guard.run_dir is not None
+    assert summarise(read_run(guard.run_dir)).health is Health.SICK
+
+
+@pytest.mark.parametrize(
+    "healthy",
+    [
+        {"backward": False},  # features are collected, or an agent acts
+        {"zero": "never"},  # gradients are added up, for 120 batches
+        {"training": False},  # gradients of a model that is not trained: importance, attacks
+        {"step": True},
+    ],
+)
+def test_gradients_that_nobody_throws_away_are_no_finding(healthy: dict[str, Any]) -> None:
+    assert loop(False, 120, **healthy).findings == []
+
+
+def test_a_loop_that_no_longer_steps_is_found() -> None:
+    guard = loop(False, 200, step=40)
+    assert [(f.name, f.step) for f in guard.findings] == [("weights-unchanged", 40)]
+    assert "no optimizer step since step 39" in guard.findings[0].message
+
+
+def test_some_gradients_that_are_only_looked_at_are_no_finding() -> None:
+    assert loop(False, 70, step=40).findings == []
+
+
+def test_two_models_that_train_in_turns() -> None:
+    torch.manual_seed(0)
+    first, second = nn.Linear(8, 8), nn.Linear(8, 4)
+    optimizers = [torch.optim.SGD(m.parameters(), lr=1e-2) for m in (first, second)]
+    guards = [Guard.attach(m, o, run_dir=False) for m, o in zip((first, second), optimizers, strict=True)]
+    for i in range(300):
+        x = torch.randn(32, 8)
+        for optimizer in optimizers:
+            optimizer.zero_grad()
+        F.cross_entropy(second(first(x)), x[:, :4].argmax(1)).backward()
+        optimizers[i // 120 % 2].step()
+    for guard in guards:
+        guard.close()
+        assert guard.findings == []
+
+
+def test_a_look_at_the_gradients_before_training_is_no_finding() -> None:
+    assert loop(False, 11).findings == []
+
+
 def test_a_resumed_guard_knows_what_was_applied(tmp_path: Path) -> None:
     guard, _ = train(tmp_path / "a", steps=12, overflows=range(3), scaler=stubborn())
     state = guard.state_dict()

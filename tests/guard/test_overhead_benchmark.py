@@ -198,6 +198,14 @@ def test_an_old_guard_is_compared_with_a_fresh_one(bench: ModuleType, tmp_path: 
     assert "Guard, after 2,000 steps" in "\n".join(text)
 
 
+def test_of_fewer_repetitions_there_are_always_two(bench: ModuleType) -> None:
+    small, _, large = bench.MODELS
+    assert bench.repetitions(large, 1.0) == (large.cycles, large.cycle)
+    assert bench.repetitions(small, 0.5) == (small.cycles // 2, small.cycle)
+    assert bench.repetitions(small, 0.01) == (2, small.cycle)
+    assert bench.repetitions(large, 0.5) == (2, bench.SHORT_CYCLE)
+
+
 def test_the_models_of_the_sweep_have_the_tensors_they_say(bench: ModuleType) -> None:
     for workload in bench.sweep()[:4]:
         assert f"{sum(1 for _ in workload.make().parameters()):,} tensors" == workload.name

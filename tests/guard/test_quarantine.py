@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import random
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from torch.utils.data import DataLoader, RandomSampler
 
 from trimtab import Checkpointer, Guard
 from trimtab.checkpoint.loader import Quarantine, QuarantineSampler, ResumableLoader, content_hash
+from trimtab.guard.batches import Batches
 
 BAD = (7, 21)
 
@@ -124,3 +126,46 @@ def test_a_guard_that_is_switched_off_has_one_too(monkeypatch: pytest.MonkeyPatc
     guard = Guard(*parts())
     assert len(guard.quarantine) == 0
     guard.state_dict()
+
+
+class _Loader:
+    """Gives out what it is told, from a data set of that many samples."""
+
+    def __init__(self, num: int) -> None:
+        self.dataset, self.last_ids = range(num), []
+
+
+def _harm(batches: Batches, loader: _Loader, step: int, ids: list[int]) -> str:
+    loader.last_ids = ids
+    batches.step_done(step)
+    return batches.offended(step)
+
+
+def test_a_sample_in_every_harmful_batch_is_put_aside_by_its_id() -> None:
+    loader = _Loader(1000)
+    batches = Batches(loader, lag=0)
+    assert _harm(batches, loader, 0, [7, 1, 2, 3]) == ""
+    told = _harm(batches, loader, 5, [4, 7, 5, 6])
+    assert told == "sample 7 was in the last 2 harmful batches and is in quarantine by id from now on"
+    assert batches.quarantine.ids == (7,)
+
+
+def test_batches_that_share_samples_by_chance_blame_nobody() -> None:
+    """Half of the data in each batch tells nothing for six harmful batches; other data each time tells nothing ever."""
+    loader, chance = _Loader(64), random.Random(0)
+    batches = Batches(loader, lag=0)
+    assert [_harm(batches, loader, step, chance.sample(range(64), 32)) for step in range(6)] == [""] * 6
+    batches = Batches(loader, lag=0)
+    assert [_harm(batches, loader, step, list(range(16 * step, 16 * step + 16))) for step in range(4)] == [""] * 4
+
+
+def test_with_large_shares_more_harm_is_needed() -> None:
+    loader, chance = _Loader(350), random.Random(1)
+    batches = Batches(loader, lag=0)
+    harms = 0
+    while len(batches.quarantine) == 0:
+        _harm(batches, loader, harms, [349, *chance.sample(range(349), 31)])
+        harms += 1
+    assert harms == 3
+    assert 349 in batches.quarantine.ids
+    assert len(batches.quarantine) <= 3

@@ -283,7 +283,9 @@ def test_sparse_complex_empty_frozen_tied_and_unused_parameters() -> None:
         assert same(weights, snapshot(model))
     assert guard.rejected == 1
     (finding,) = [f for f in guard.findings if f.name == "nonfinite-gradient"]
-    assert set(finding.subject) == {"table.weight", "phase", "wide", "narrow"}
+    names = {name for name, _ in model.named_parameters()}
+    assert names & set(finding.subject) == {"table.weight", "phase", "wide", "narrow"}
+    assert any("mul" in part.lower() for part in finding.subject), "the product with NaN, behind the model"
     assert guard.run_dir is not None
     from trimtab.core.types import ABSENT, FROZEN, Column, Kind
     from trimtab.record.reader import read_run

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -55,3 +56,25 @@ def test_dtensor_parameters_are_measured_and_guarded(mesh: object) -> None:
     sample = next(iter(read_run(guard.run_dir).samples()))
     norms = dict(zip(sample.names(Kind.GRAD), sample.col(Kind.GRAD, Column.L2), strict=True))
     assert norms["weight"] == pytest.approx(first, rel=1e-5)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("part", ["model", "models", "ema"])
+def test_checkpoints_of_sharded_parameters_are_saved_and_resumed(mesh: object, tmp_path: Path, part: str) -> None:
+    from torch.distributed.tensor import Shard, distribute_tensor
+
+    from trimtab import Checkpointer
+
+    model = nn.Linear(8, 4)
+    weight = nn.Parameter(distribute_tensor(model.weight.detach(), mesh, [Shard(0)]))  # type: ignore[arg-type]
+    model.weight = weight
+    given: Any = (
+        {"model": model} if part == "model" else {"model": {"one": model}} if part == "models" else {part: model}
+    )
+    assert Checkpointer(tmp_path).save(1, **given).state == "candidate"
+    before = weight.full_tensor().detach().clone()
+    with torch.no_grad():
+        weight.zero_()
+    assert Checkpointer(tmp_path).resume(**given) is not None
+    assert model.weight is weight
+    assert torch.equal(weight.full_tensor(), before)

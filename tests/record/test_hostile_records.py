@@ -19,7 +19,7 @@ import trimtab.guard.guard
 from tests.checkpoint.test_foreign import peak_of
 from tests.cli.conftest import trimtab as trimtab_command
 from tests.cli.test_hostile_files import ESCAPES, VALUES, changed, is_safe, places
-from tests.matrix import sampled
+from tests.matrix import FULL, sampled
 from trimtab import Guard
 from trimtab.core.errors import RecordError
 from trimtab.core.stats.trail import Trail
@@ -69,7 +69,7 @@ def write(folder: Path, lines: list[Any]) -> None:
     (folder / "run.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
 
 
-@pytest.mark.parametrize("stride", sampled({"every 43rd": 43, "every 587th": 587}, ["every 587th"]))
+@pytest.mark.parametrize("stride", sampled({"every 43rd": 43, "every 587th": 587}, ["every 587th"], others=FULL))
 def test_lines_with_anything_anywhere(trimtab_, copied: Path, stride: int) -> None:
     lines = lines_of(copied)
     assert {line["t"] for line in lines} >= {"run", "layout", "sample", "state", "verdict", "decision", "close"}

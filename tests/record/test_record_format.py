@@ -25,7 +25,7 @@ from trimtab.core.types import (
 )
 from trimtab.record import format
 from trimtab.record import format as decode
-from trimtab.record.format import encode_table, is_intact, scan_tables, table_values
+from trimtab.record.format import encode_table, intact, scan_tables, table_values
 
 floats = st.floats(allow_nan=True, allow_infinity=True)
 texts = st.text(max_size=8)
@@ -207,7 +207,7 @@ def test_tables_round_trip(values: list[float], step: int, branch: int) -> None:
     entries, problems, end = scan_tables(data)
     assert (problems, end, len(entries)) == ([], len(data), 1)
     assert entries[0][1:6] == (5, branch, step, 77, 3)
-    assert is_intact(data, entries[0])
+    assert list(intact(data, entries[:1])) == [True]
     assert table_values(data, entries[0]).tobytes() == table.tobytes()
 
 
@@ -224,6 +224,19 @@ def test_a_damaged_header_costs_one_table() -> None:
     entries, problems, _ = scan_tables(bytes(data))
     assert [entry.step for entry in entries] == [0, 2]
     assert len(problems) == 1
+
+
+def test_damage_among_many_tables_of_one_size_costs_those_it_hits() -> None:
+    parts = [encode_table(sample(i), 0, i) for i in range(300)]
+    size, data = len(parts[0]), bytearray(b"".join(parts))
+    data[100 * size + 9] ^= 1  # in a header
+    data[150 * size : 150 * size + 4] = b"\0\0\0\0"  # all of its first word
+    data[200 * size - 1] ^= 1  # in the numbers of the table before
+    entries, problems, end = scan_tables(bytes(data) + parts[0][:-1])
+    assert [entry.step for entry in entries] == [i for i in range(300) if i not in (100, 150)]
+    assert [e.step for e, sound in zip(entries, intact(bytes(data), entries), strict=True) if not sound] == [199]
+    assert end == 300 * size
+    assert len(problems) == 3
 
 
 def test_non_native_byte_order_and_strides_are_written_as_values() -> None:

@@ -49,7 +49,7 @@ def test_everything_comes_back(tmp_path: Path) -> None:
     assert steps.dtype == np.int64
     assert values.tolist() == [0.0, 1.5, 3.0, 4.5, -np.inf]
     assert steps.tolist() == [0, 1, 2, 3, 4]
-    assert repr(run) == "<Run r1: 5 samples, 1 findings>"
+    assert repr(run) == "<trimtab.Run r1: 5 steps, 1 finding, done>"
     seqs = [json.loads(line)["seq"] for line in (run.folder / "run.jsonl").read_bytes().splitlines()]
     assert seqs == sorted(set(seqs))
 
@@ -61,7 +61,7 @@ def test_layouts_are_written_once_and_quiet_verdicts_never(tmp_path: Path) -> No
     assert text.count('"t":"layout"') == 1
     assert '"t":"verdict"' not in text
     assert read_run(tmp_path).info is None
-    assert repr(read_run(tmp_path)).startswith(f"<Run {tmp_path.name}")
+    assert repr(read_run(tmp_path)).startswith(f"<trimtab.Run {tmp_path.name}")
 
 
 def test_series_tell_optimizers_and_phases_apart(tmp_path: Path) -> None:

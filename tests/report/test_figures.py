@@ -14,7 +14,7 @@ from tests.report.conftest import WriteRun
 from trimtab.core.types import ABSENT, FROZEN, NORM_COLUMNS, Closing, Kind, Layout, Sample
 from trimtab.record.reader import read_run
 from trimtab.record.writer import RunWriter
-from trimtab.report.chart import MAX_CLOSE, REACH, pick_points
+from trimtab.report.downsample import MAX_CLOSE, REACH
 from trimtab.report.figures import (
     FIRST,
     FROZEN_CELL,
@@ -30,44 +30,6 @@ from trimtab.report.figures import (
     make_figures,
     quantise,
 )
-
-any_number = st.floats(allow_nan=True, allow_infinity=True, width=32)
-
-
-@given(values=st.lists(any_number, min_size=1, max_size=400), num=st.integers(1, 40), data=st.data())
-def test_no_spike_and_no_nonfinite_value_is_lost(values: list[float], num: int, data: st.DataObject) -> None:
-    series = np.array(values)
-    near = data.draw(st.lists(st.integers(0, len(values)), max_size=3))
-    steps = 100 * np.arange(len(values))
-    picked = pick_points(steps, series, [100 * n for n in near], num_stretches=num)
-    assert (np.diff(picked) > 0).all()
-    assert picked[0] == 0
-    assert picked[-1] == len(values) - 1
-    assert len(picked) <= 3 * num + 2 + len(near)
-    kept, finite = series[picked], series[np.isfinite(series)]
-    if finite.size:
-        assert finite.max() in kept
-        assert finite.min() in kept
-    bad = np.flatnonzero(~np.isfinite(series))
-    if bad.size:
-        assert bad[0] in picked
-    for part in np.array_split(np.arange(len(values)), num):  # of any stretch, not only of the whole
-        assert len(part) == 0 or len(values) <= 2 * num or np.isin(picked, part).any()
-
-
-def test_around_findings_every_step_is_kept() -> None:
-    steps = np.arange(10_000)
-    picked = pick_points(steps, np.sin(steps / 7.0), near=[5000], num_stretches=100)
-    assert set(range(5000 - REACH, 5000 + REACH + 1)) <= set(picked.tolist())
-    many = pick_points(steps, np.sin(steps / 7.0), near=list(range(0, 10_000, 10)), num_stretches=100)
-    assert len(many) <= 300 + 2 + MAX_CLOSE * (2 * REACH + 1)
-
-
-def test_a_run_that_went_back_keeps_its_order() -> None:
-    steps = np.concatenate([np.arange(3000), np.arange(1000, 4000)])
-    picked = pick_points(steps, np.arange(6000.0), num_stretches=50)
-    assert (np.diff(steps[picked]) < 0).sum() == 1
-
 
 Norms = tuple[int, tuple[str, ...], np.ndarray]
 
@@ -205,16 +167,54 @@ def test_learning_rates_of_groups_and_what_is_in_force(tmp_path: Path) -> None:
     assert rate.note == "6 of 20 different groups"
 
 
-def test_validation_loss_is_points_and_each_optimizer_has_its_own_figures(tmp_path: Path) -> None:
-    write_samples(tmp_path, [{"loss": 1.0}] * 5, optimizer="g")
+def test_several_optimizers_share_one_axis_and_validation_is_points(tmp_path: Path) -> None:
+    write_samples(tmp_path, [{"loss": 1.0, "grad_norm": 1.0}] * 5, optimizer="g")
     write_samples(tmp_path, [{"loss": 2.0}] * 8, optimizer="d")
     write_samples(tmp_path, [{"val_loss": 3.0}] * 2, optimizer="d", phase="val")
-    g, d = make_figures(read_run(tmp_path), {})
-    assert (g.optimizer, d.optimizer, g.last_step, d.last_step) == ("g", "d", 4, 7)
-    assert [(s.name, s.drawn_as, len(s.steps)) for s in d.panels[0].series] == [
-        ("training", "line", 8),
-        ("validation", "points", 2),
+    figures = only(make_figures(read_run(tmp_path), {}))
+    assert (figures.optimizer, figures.first_step, figures.last_step) == ("", 0, 7)
+    assert [(s.name, s.drawn_as, len(s.steps)) for s in figures.panels[0].series] == [
+        ("g", "line", 5),
+        ("d", "line", 8),
+        ("d, validation", "points", 2),
     ]
+    assert [s.name for s in figures.panels[1].series] == ["g"]
+
+
+def test_what_the_machine_reports_has_its_own_charts_and_axes(tmp_path: Path) -> None:
+    scalars = [
+        {"loss": 1.0, "epoch": float(s // 10), "clock": 1e9 + 0.5 * s, "gpu_memory": 2e9, "gpu_memory_peak": 3e9}
+        | {"gpu_utilisation": 0.9, "data_wait": 0.25}
+        for s in range(30)
+    ]
+    figures = only(make_figures(read_run(write_samples(tmp_path, scalars)), {}))
+    panels = {p.title: p for p in figures.panels}
+    assert [s.name for s in panels["GPU memory"].series] == ["in use", "peak"]
+    assert panels["GPU memory"].series[1].values[0] == pytest.approx(3.0)
+    assert panels["GPU utilisation"].series[0].values[0] == pytest.approx(90.0)
+    assert panels["Waiting for data"].series[0].values[0] == pytest.approx(25.0)
+    assert panels["Waiting for data"].unit == "%"
+    assert {a.name: (a.values[0], a.values[-1]) for a in figures.axes} == {"epoch": (0.0, 2.0), "time": (0.0, 14.5)}
+
+
+def test_other_numbers_of_the_layers_have_heat_maps_too(tmp_path: Path) -> None:
+    kinds = (Kind.GRAD, Kind.GRAD, Kind.WEIGHT, Kind.WEIGHT, Kind.UPDATE, Kind.UPDATE)
+    layout = Layout(names=("a", "b") * 3, kinds=kinds, numel=(4, 16) * 3)
+    table = np.zeros((6, 7), np.float32)
+    table[:, 0] = [2.0, 4.0, 10.0, 20.0, 1.0, 0.0]
+    table[:2, 5] = [0.5, 0.0]
+    table[2:, 5] = np.nan
+    writer = RunWriter(tmp_path)
+    writer.write(Sample(step=0, layout=layout, table=table, scalars={"loss": 1.0}))
+    writer.close()
+    heats = {h.metric: h for h in only(make_figures(read_run(tmp_path), {})).heats}
+    assert list(heats) == ["Gradient RMS", "Update ratio", "Weight norm", "Zero fraction"]
+    assert 2 ** heats["Gradient RMS"].low[0] == pytest.approx(1.0)
+    assert 2 ** heats["Gradient RMS"].low[1] == pytest.approx(1.0)
+    assert 2 ** heats["Update ratio"].low[0] == pytest.approx(0.1)
+    assert heats["Update ratio"].codes[1, 0] == ZERO
+    assert 2 ** heats["Weight norm"].low[1] == pytest.approx(20.0)
+    assert 2 ** heats["Zero fraction"].low[0] == pytest.approx(0.5)
 
 
 @pytest.mark.long

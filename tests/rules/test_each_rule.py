@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -14,8 +14,8 @@ from trimtab.core.pipeline import Brain
 from trimtab.core.registry import advice_of, all_rules, find_rule
 from trimtab.core.types import ABSENT, FROZEN, FULL_COLUMNS, NORM_COLUMNS, Column, Finding, Kind, Layout, Sample
 
-TESTED_ELSEWHERE = {"ACT001", "ACT002"}
-WITHOUT_NUMBERS = {"AMP004", "LOSS010"}  # says everything in its message
+TESTED_ELSEWHERE = {"ACT002"}
+WITHOUT_NUMBERS = {"AMP004", "LOSS010", "LOSS011"}  # says everything in its message
 
 NAMES = ("stem.weight", "layers.0.weight", "layers.1.weight", "layers.2.weight", "layers.3.weight", "head.weight")
 NUMEL = (1024,) * 6
@@ -76,6 +76,10 @@ def calm(num: int = 10, **scalars: float) -> History:
     return steps(num, lambda i: at(i, **scalars))
 
 
+def sure(num: int, **scalars: float) -> History:
+    return steps(num, lambda i: at(i, judge_sure=i / 20 if i and i % 20 == 0 else None, **scalars))
+
+
 @dataclass(frozen=True)
 class Case:
     code: str
@@ -105,6 +109,34 @@ def found_by(code: str, history: History) -> list[Finding]:
     return out
 
 
+def collapsed(num: int, *, varied: float = 0.0, share: float = 0.4) -> History:
+    """So many looks in a row, 20 steps apart, at a layer whose input is the same for all samples."""
+    notes = {"same_input": ("layers.2",)}
+    looks = {10 + 20 * i: float(i + 1) for i in range(num + 1)}
+    return [
+        at(i, same_input=looks[i], same_input_share=share, same_input_varied=varied, notes=notes)
+        if looks.get(i, 0.0) >= 2.0 and looks[i] <= num
+        else at(i)
+        for i in range(120)
+    ]
+
+
+def shrinking(left: float, **settings: float) -> History:
+    """Two thorough looks, 50 steps apart, with what is left of the weights at the second one."""
+    first = thorough(0, {}, **settings)
+    second = thorough(50, {}, **settings)
+    scalars = {**second.scalars, "weight_norm": 10.0 * left}
+    return [first, *steps(49, at, start=1), replace(second, scalars=scalars)]
+
+
+def sized(**scalars: float) -> History:
+    facts = "layer_input", "data_size", "data_least", "data_offset"
+    return [*calm(), at(10, notes=dict.fromkeys(facts, ("layers.0",)), **scalars)]
+
+
+ASLEEP = {"asleep": ("layers.1",)}
+
+
 # -- data ----------------------------------------------------------------------------------------------------------
 
 PARTS = {"eval_parts": ("trunk.norm", "trunk.drop")}
@@ -120,6 +152,10 @@ def rms(values: list[float]) -> History:
 
 def prints(values: list[float]) -> History:
     return [at(i, in_print=v) for i, v in enumerate(values)]
+
+
+def few_rows(step: int, **scalars: float) -> Sample:
+    return thorough(step, {}, in_print=1.0, **scalars)
 
 
 USUAL_RMS = [1.0 + 0.05 * v for v in noise(1, 40)]
@@ -158,7 +194,32 @@ DATA = [
         10,
         "targets",
     ),
+    trouble(
+        "DATA003",
+        "one class from the start",
+        steps(90, lambda i: at(i, labels_flat=None if i % 20 else 1.0, answer_ratio=None if i % 20 else 1 / (1 + i))),
+        40,
+        "targets",
+    ),
+    healthy(
+        "DATA003",
+        "the positive comes first, as in contrastive losses",
+        steps(90, lambda i: at(i, labels_flat=None if i % 20 else 1.0, answer_ratio=None if i % 20 else 0.6)),
+    ),
+    healthy(
+        "DATA003",
+        "one batch of one class, late",
+        steps(90, lambda i: at(i, labels_flat=1.0 if i == 80 else None, answer_ratio=None if i % 20 else 0.01)),
+    ),
     healthy("DATA003", "a few batches of one class", [at(i, target_flat=float(i % 9 < 3)) for i in range(60)]),
+    trouble(
+        "DATA003",
+        "sorted by class",
+        steps(100, lambda i: at(i, one_class=i / 20 if i and i % 20 == 0 else None)),
+        80,
+        "targets",
+    ),
+    healthy("DATA003", "three looks at one class", [at(i, one_class=None if i % 20 else 3.0) for i in range(60)]),
     healthy("DATA003", "one such batch at the start", [at(0, in_print=1.0, in_flat=1.0), at(1, in_flat=0.0), *calm()]),
     trouble("DATA004", "stuck after batches that differed", prints([*range(20), *[99.0] * 20]), 20, "batch"),
     trouble("DATA004", "a loader that has others", steps(60, lambda i: at(i, in_print=5.0, stuck=i + 1.0)), 2, "batch"),
@@ -173,6 +234,30 @@ DATA = [
         "DATA004",
         "a small set of batches",
         [*prints([float(i % 9) for i in range(70)]), thorough(70, {}, in_print=1.0)],
+    ),
+    trouble(
+        "DATA004",
+        "three slices of a much larger tensor",
+        [*prints([float(i % 3) for i in range(70)]), few_rows(70, data_rows=96.0, data_covered=0.1)],
+        70,
+        "batch",
+    ),
+    trouble(
+        "DATA004",
+        "three batches that a large model learns by heart",
+        [*prints([float(i % 3) for i in range(70)]), few_rows(70, data_rows=1.0)],
+        70,
+        "batch",
+    ),
+    healthy(
+        "DATA004",
+        "a small data set in three slices",
+        [*prints([float(i % 3) for i in range(70)]), few_rows(70, data_rows=96.0, data_covered=1.0)],
+    ),
+    healthy(
+        "DATA004",
+        "a small data set and a small model",
+        [*prints([float(i % 3) for i in range(70)]), few_rows(70, data_rows=1e5)],
     ),
     healthy("DATA004", "one full batch, looked at", [*prints([5.0] * 70), thorough(70, {}, in_print=5.0)]),
     healthy("DATA004", "one full batch from the start", prints([5.0] * 60)),
@@ -392,6 +477,21 @@ def lr(*rates: float, **more: float) -> History:
     return [at(i, **{"lr__0": r, **more}) for i, r in enumerate(rates)]
 
 
+def held(
+    grow: Callable[[int], float],
+    *,
+    climb: float = 0.0,
+    ratio: float = 2e-3,
+    before: Callable[[int], float] = lambda i: 1.0,
+) -> History:
+    """A rate that is held for 100 steps, or what `before` makes of it, and then changes; so does the loss."""
+    return [
+        at(i, lr__0=1e-3 * by, update_ratio=ratio * by, loss=1.0 + climb * max(i - 120, 0))
+        for i in range(220)
+        for by in [before(i) if i < 100 else grow(i - 100)]
+    ]
+
+
 RATES = [
     trouble("OPT001", "not a number", [*calm(), at(10, lr__0=math.nan)], 10, "lr"),
     trouble("OPT001", "negative", [*calm(), at(10, lr__0=-0.1)], 10, "lr"),
@@ -425,6 +525,29 @@ RATES = [
             for r in [0.1 * (1.0 - 0.96 * (0.5 + 0.5 * math.cos(math.pi * min(i / 60, (200 - i) / 140))))]
         ],
     ),
+    trouble("OPT001", "1 % a step from a rate that was held", held(lambda i: 1.01**i), 100, "lr"),
+    trouble("OPT001", "5 % a step from a rate that was held", held(lambda i: 1.05**i), 100, "lr"),
+    trouble("OPT001", "a tenth more each step, seen by the loss", held(lambda i: 1 + 0.1 * i, climb=0.02), 120, "lr"),
+    trouble("OPT001", "stairs, seen by the loss", held(lambda i: 1.3 ** (i // 5), climb=0.02), 120, "lr"),
+    trouble("OPT001", "after a decay", held(lambda i: 1.03**i, before=lambda i: 2.0 - i / 100), 124, "lr"),
+    trouble("OPT001", "a tenth more each step without end", held(lambda i: 1 + 0.1 * i), 190, "lr"),
+    trouble(
+        "OPT001",
+        "2 % a step from the start",
+        [at(i, lr__0=1.02**i, update_ratio=5e-3 * 1.02**i) for i in range(90)],
+        64,
+    ),
+    healthy("OPT001", "a warm-up by a factor", [at(i, lr__0=1.06**i, update_ratio=2e-5 * 1.06**i) for i in range(118)]),
+    healthy("OPT001", "growth to half as much again", held(lambda i: min(1.02**i, 1.45))),
+    healthy("OPT001", "growth from a rate that moved nothing", held(lambda i: min(1.05**i, 100.0), ratio=2e-6)),
+    healthy("OPT001", "a ramp from a rate that was held", held(lambda i: min(1 + 0.1 * i, 10.0))),
+    healthy("OPT001", "a ramp from a rate that moved little", held(lambda i: 1 + 0.4 * i, ratio=5e-4)),
+    healthy(
+        "OPT001",
+        "a cosine ramp from a rate that was held",
+        held(lambda i: 13 - 12 * math.cos(min(i / 30, 3.1)), ratio=5e-4),
+    ),
+    healthy("OPT001", "back to a rate used before", held(lambda i: min(1.05**i, 8.0), before=lambda i: 8.0 - 0.07 * i)),
     healthy("OPT001", "the end of a constant warm-up", lr(*[0.001] * 30, *[0.1] * 9)),
     healthy("OPT001", "a warm-up", lr(*[1e-4 * 1.2**i for i in range(60)])),
     healthy("OPT001", "a restart", lr(*[0.1 * 0.8 ** (i % 30) for i in range(90)])),
@@ -791,6 +914,93 @@ LOSS = [
     healthy("ACT003", "one look", looks(*[0.5] * 6, 1e-14, *[0.5] * 5)),
     healthy("ACT003", "inputs are all the same", looks(*[0.5] * 6, *[1e-14] * 6, in_flat=1.0)),
     healthy("ACT003", "a head of zeros at first", looks(*[0.0] * 3)),
+    trouble("ACT005", "three layers in a row", [*calm(), at(10, linear_chain=3.0)], 10, "layers"),
+    healthy("ACT005", "none", calm()),
+    trouble("ACT004", "an input that became one point", collapsed(4, varied=5.0), 70, "layers.2"),
+    trouble("ACT004", "half of the layers from the start", collapsed(4, share=0.6), 70, "layers.2"),
+    healthy("ACT004", "a branch that is given a constant", collapsed(6, share=0.2)),
+    healthy("ACT004", "all layers: the data are", collapsed(6, share=1.0)),
+    healthy("ACT004", "for two looks", collapsed(2, varied=5.0)),
+    trouble("ACT001", "no gradient", [*calm(), at(10, asleep_share=0.9, asleep_of=64.0, notes=ASLEEP)], 10, "layers.1"),
+    healthy("ACT001", "most have one", [*calm(), at(10, asleep_share=0.6, asleep_of=64.0, notes=ASLEEP)]),
+    trouble(
+        "WGT006", "one weight for all", [*calm(), at(10, twin_units=1.0, notes={"twin_units": ("stem",)})], 10, "stem"
+    ),
+    healthy("WGT006", "none", [*calm(), at(10, twin_units=0.0)]),
+    trouble("GRAD009", "turned round midway", [*calm(handed=1.0), *steps(4, lambda i: at(i, handed=-1.0), 10)], 11),
+    trouble("GRAD009", "from the start, of a fixed loss", calm(4, handed=-1.0), 1),
+    healthy("GRAD009", "from the start, of any loss", steps(9, lambda i: at(i, handed=-1.0, fixed=None))),
+    healthy("GRAD009", "once", [*calm(handed=1.0), at(10, handed=-1.0), at(11, handed=1.0)]),
+    healthy("GRAD009", "clipped", calm(handed=1e-4)),
+    trouble("GRAD010", "the same again", steps(6, lambda i: at(i, doubled=1.0, backwards=2.0)), 2, "backward"),
+    healthy("GRAD010", "once", [*calm(), at(10, doubled=1.0, backwards=2.0)]),
+    trouble("WGT007", "thirty times too large", sized(start_gain=17.0, layer_input=40.0, layer_input_least=0.5), 10),
+    trouble("WGT007", "far too small", sized(start_gain=5e-4, layer_input=0.5, layer_input_least=2e-4), 10, "weights"),
+    healthy("WGT007", "rescaled when used", sized(start_gain=22.0, layer_input=1.2, layer_input_least=0.5)),
+    healthy("WGT007", "usual", sized(start_gain=0.57, layer_input=1.2, layer_input_least=0.1)),
+    trouble("LOSS013", "ten looks", sure(250, moving=1.0), 200, "loss"),
+    healthy("LOSS013", "one optimizer alone", sure(250)),
+    healthy("LOSS013", "for a while", sure(190, moving=1.0)),
+    trouble(
+        "DATA010",
+        "three of four",
+        steps(90, lambda i: at(i, rows_repeated=None if i % 20 else 0.75, rows_repeated_looks=i / 20 + 1)),
+        40,
+        "batch",
+    ),
+    healthy("DATA010", "once", [*calm(), at(10, rows_repeated=0.75, rows_repeated_looks=1.0)]),
+    trouble(
+        "WIRE019", "[n, 1] and [n]", steps(90, lambda i: at(i, one_target=None if i % 20 else 0.1 * i)), 40, "loss"
+    ),
+    healthy("WIRE019", "always 1", steps(90, lambda i: at(i, one_target=None if i % 20 else 1.0))),
+    healthy("WIRE019", "twice", steps(30, lambda i: at(i, one_target=None if i % 20 else 0.1 * i))),
+    trouble("WGT007", "seen at work", sized(first_gain=17.0, first_size=40.0, first_least=0.5), 10, "weights"),
+    healthy("WGT007", "usual, seen at work", sized(first_gain=0.2, first_size=1.0, first_least=0.006)),
+    trouble("DATA009", "prices", sized(data_size=200.0, data_least=200.0, data_offset=2.0), 10, "layers.0"),
+    trouble("DATA009", "scaled twice", sized(data_size=2e-4, data_least=2e-4, data_offset=1.0), 10, "layers.0"),
+    trouble("DATA009", "years", sized(data_size=20.0, data_least=20.0, data_offset=300.0), 10, "layers.0"),
+    healthy("DATA009", "images of 0 to 1", sized(data_size=0.4, data_least=0.4, data_offset=3.0)),
+    healthy("DATA009", "a constant", sized(data_size=1.0, data_least=1.0, data_offset=1e6)),
+    trouble("DATA009", "0 to 255", sized(start_gain=0.57, layer_input=120.0, layer_input_least=9.0), 10, "layers.0"),
+    healthy("DATA009", "normalised", sized(start_gain=0.57, layer_input=1.7, layer_input_least=0.3)),
+    healthy("DATA009", "a loss of differences", sized(start_gain=0.57, layer_input=2e6, layer_input_least=0.3)),
+    healthy("DATA009", "made so by the weights", sized(start_gain=17.0, layer_input=400.0, layer_input_least=0.5)),
+    trouble(
+        "OPT001", "a schedule for epochs, stepped per batch", steps(200, lambda i: at(i, lr__0=0.1 * 0.9**i)), 120, "lr"
+    ),
+    healthy("OPT001", "a cosine", steps(300, lambda i: at(i, lr__0=0.1 * (1 + math.cos(math.pi * i / 300))))),
+    healthy("OPT001", "a line to zero", steps(300, lambda i: at(i, lr__0=0.1 * (300 - i)))),
+    healthy("OPT001", "the end of a long run", steps(2000, lambda i: at(i, lr__0=0.1 if i < 1800 else 1e-6))),
+    healthy("OPT001", "a long warm-up", steps(200, lambda i: at(i, lr__0=1e-6 * (i + 1)))),
+    trouble("MODE003", "nine of ten", [*calm(), at(10, dropout=0.9, notes={"dropout": ("drop",)})], 10, "drop"),
+    healthy("MODE003", "four of five", [*calm(), at(10, dropout=0.8, notes={"dropout": ("drop",)})]),
+    trouble(
+        "LOSS011", "over the batch", steps(30, lambda i: at(i, batch_softmax=None if i % 10 else 1.0)), 20, "output"
+    ),
+    healthy("LOSS011", "once", [*calm(), at(10, batch_softmax=1.0)]),
+    trouble("LOSS011", "by the graph", steps(30, lambda i: at(i, logits_relu=None if i % 5 else 1.0)), 10, "output"),
+    trouble("LOSS011", "a ReLU", steps(90, lambda i: at(i, rectified_logits=None if i % 20 else 0.4)), 40, "output"),
+    trouble("AMP005", "nearly all", steps(90, lambda i: at(i, rounded_away=None if i % 20 else 0.99)), 40, "weights"),
+    trouble("AMP005", "rounded", steps(90, lambda i: at(i, coarse_weights=None if i % 20 else 1.0)), 40, "weights"),
+    healthy(
+        "AMP005",
+        "loaded, and at rest",
+        steps(90, lambda i: at(i, update_ratio=0.0, coarse_weights=None if i % 20 else 1.0)),
+    ),
+    healthy("AMP005", "half of them", steps(90, lambda i: at(i, rounded_away=None if i % 20 else 0.5))),
+    healthy("AMP005", "rejected", steps(90, lambda i: at(i, rejected=1.0, rounded_away=None if i % 20 else 0.99))),
+    trouble("WIRE016", "momentum 0.999", [*calm(), thorough(10, {}, momentum_kept=0.999)], 10, "momentum"),
+    healthy("WIRE016", "momentum 0.99", [*calm(), thorough(10, {}, momentum_kept=0.99)]),
+    trouble("WIRE016", "betas in the wrong order", [*calm(), thorough(10, {}, moments_crossed=0.08)], 10, "betas"),
+    trouble("WIRE016", "eps 0.1", [*calm(update_ratio=1e-6), thorough(10, {}, eps=1.0, update_ratio=1e-6)], 10, "eps"),
+    healthy("WIRE016", "eps 1e-8", [*calm(update_ratio=1e-6), thorough(10, {}, eps=1e-8, update_ratio=1e-6)]),
+    healthy("WIRE016", "a large eps that moves", [*calm(), thorough(10, {}, eps=1.0)]),
+    trouble("OPT008", "one percent per step", shrinking(0.6, decay_rate=0.01), 50, "weight_decay"),
+    trouble("OPT008", "far above the gradient", shrinking(0.6, decay_pull=1.0), 50, "weight_decay"),
+    trouble("OPT008", "so far above it that little is left", shrinking(0.05, decay_pull=1.0), 50, "weight_decay"),
+    healthy("OPT008", "weights stay", shrinking(0.95, decay_rate=0.01)),
+    healthy("OPT008", "usual decay", shrinking(0.6, decay_rate=1e-4)),
+    healthy("OPT008", "below the gradient", shrinking(0.6, decay_pull=1e-3)),
     trouble("CON001", "far too sharp", [*calm(), at(10, temperature=1e6, notes={"temperature": ("tau",)})], 10, "tau"),
     trouble("CON001", "far too flat", [*calm(), at(10, temperature=1e-6, notes={"temperature": ("tau",)})], 10, "tau"),
     healthy("CON001", "as CLIP has it", [*calm(), at(10, temperature=14.3)]),
@@ -854,7 +1064,35 @@ def test_an_outlier_batch_says_what_it_did() -> None:
         assert finding.evidence.get("harm", math.inf) > 1.0
 
 
-CASES = [*DATA, *LEARNING, *WIRING, *PRECISION, *RATES, *GRADIENTS, *LOSS]
+TWO = {"same_data": ("rank 0", "rank 1")}
+
+
+def families(loss: float, usual: float, score: float) -> History:
+    notes = {"rank_loss": ("rank 2",)}
+    told = {"rank_loss": loss, "rank_loss_usual": usual, "rank_loss_score": score}
+    return [*calm(40), at(40, notes=notes, **told)]
+
+
+def paces(late: float, share: float) -> History:
+    return [*calm(40), at(40, notes={"rank_late": ("rank 1",)}, rank_late=late, rank_late_share=share)]
+
+
+RANKS = [
+    trouble("DIST001", "one of four", [*calm(), at(10, diverged=1.0, notes={"diverged": ("rank 3",)})], 10, "rank 3"),
+    healthy("DIST001", "all the same", [*calm(), at(10, diverged=0.0)]),
+    trouble("DIST002", "wrong labels on one rank", families(2.3, 0.4, 30.0), 40, "rank 2"),
+    trouble("DIST002", "a rank that has nothing to learn", families(0.01, 0.4, 30.0), 40, "rank 2"),
+    healthy("DIST002", "a harder shard", families(0.5, 0.4, 30.0)),
+    healthy("DIST002", "batches that vary as much", families(1.0, 0.4, 1.5)),
+    trouble("DIST003", "half of a step", paces(0.5, 0.5), 40, "rank 1"),
+    healthy("DIST003", "a hundredth of it", paces(0.5, 0.01)),
+    healthy("DIST003", "half of a step of a millisecond", paces(0.0005, 0.5)),
+    trouble("DIST004", "no sampler", steps(20, lambda i: at(i, same_data=2.0, notes=TWO)), 7, "rank 0", "rank 1"),
+    healthy("DIST004", "the last batch of every epoch", steps(60, lambda i: at(i, same_data=None if i % 6 else 2.0))),
+]
+
+
+CASES = [*DATA, *LEARNING, *WIRING, *PRECISION, *RATES, *GRADIENTS, *LOSS, *RANKS]
 TROUBLES = [case for case in CASES if case.begins is not None]
 NEAR_MISSES = [case for case in CASES if case.begins is None]
 

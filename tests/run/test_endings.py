@@ -51,6 +51,13 @@ def reason(folder: Path) -> str | None:
     return None if closing is None else closing.reason
 
 
+def test_exiting_at_once_loses_nothing_of_the_record(tmp_path: Path) -> None:
+    said = ended(tmp_path, "train()\nimport os\nos._exit(4)")
+    assert said.returncode == 4
+    assert "trimtab report" in said.stderr
+    assert reason(tmp_path) == "os._exit"
+
+
 @pytest.mark.long
 def test_a_dozen_signals_at_random_moments(monkeypatch: pytest.MonkeyPatch) -> None:
     """`python -m tests.run.signals --count 200` sends more of them, and measures: here no time decides."""

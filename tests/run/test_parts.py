@@ -22,11 +22,12 @@ from torch.optim import optimizer as torch_optimizer
 
 from trimtab import Guard, TrainingStopped
 from trimtab.core.contain import Contained
+from trimtab.guard.loop_clipping import wrap_clipping
+from trimtab.guard.loop_losses import Losses
 from trimtab.run.auto_guard import AutoGuard
 from trimtab.run.children import when_imported
 from trimtab.run.discover import Census, LooseParameters, owners_of, seen_from_outside, uncalled
 from trimtab.run.guarded_training import GuardedTraining
-from trimtab.run.patch_training import Losses, wrap_clip_grad_norm
 
 
 class Net(nn.Module):
@@ -191,7 +192,7 @@ def clipped(params: list[nn.Parameter], *, guarded: bool, max_norm: float = 1.0)
         told.append(float(norm))
         return guarded
 
-    undo = wrap_clip_grad_norm(tell, Contained())
+    undo = wrap_clipping(tell, Contained())
     try:
         norm = torch.nn.utils.clip_grad_norm_(params, max_norm)
     finally:
@@ -243,7 +244,7 @@ def warnings_of_no_gradients() -> list[str]:
 
 def test_clipping_errors_and_warnings_are_pytorchs_own() -> None:
     alone = warnings_of_no_gradients()  # newer releases warn of an empty generator
-    undo = wrap_clip_grad_norm(lambda params, norm: True, Contained())
+    undo = wrap_clipping(lambda params, norm: True, Contained())
     try:
         with pytest.raises(RuntimeError, match="non-finite"):
             torch.nn.utils.clip_grad_norm_(parameters([math.inf]), 1.0, error_if_nonfinite=True)

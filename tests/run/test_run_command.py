@@ -23,7 +23,17 @@ def runs_of(workplace: Workplace, folder: str = "trimtab_runs") -> list[Path]:
 def test_help_names_every_option(workplace: Workplace) -> None:
     said = workplace.guarded("--help", COLUMNS="100")
     assert said.code == 0
-    for option in ("--mode", "--clip", "--config", "--dir", "--quiet", "--json", "--module", "exit code 70"):
+    for option in (
+        "--mode",
+        "--clip",
+        "--config",
+        "--run-dir",
+        "--checkpoint-dir",
+        "--quiet",
+        "--json",
+        "--module",
+        "exit code 70",
+    ):
         assert option in said.out, option
 
 

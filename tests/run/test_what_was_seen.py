@@ -12,9 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.run.running import Ran, Workplace
+from tests.run.running import SCRIPTS, Ran, Workplace
 from trimtab.record.reader import read_run
 from trimtab.report.summary import Health, summarise
+from trimtab.run.children import guarded_command
 
 
 def script(workplace: Workplace, text: str, *words: str, own_process: bool = False, **env: str) -> Ran:
@@ -133,7 +134,7 @@ for _ in range(6):
     optimizer.apply([p.grad for p in model.parameters()])
 """
 BUILT = "import torch; optimizer = torch.optim.Adam(torch.nn.Linear(2, 2).parameters())"
-STARTED = "import subprocess, sys; [subprocess.run([sys.executable, '-u', 'no_torch.py'], input=b'') for _ in range(2)]"
+STARTED = "import subprocess, sys; [subprocess.run([sys.executable, '-I', 'no_torch.py'], input=b'') for _ in range(2)]"
 
 
 @pytest.mark.parametrize(
@@ -151,6 +152,47 @@ def test_what_could_not_be_guarded_is_named(workplace: Workplace, text: str, tol
     assert (said.code, len(said.our_err)) == (0, len(told)), said.err
     for part, line in zip(told, said.our_err, strict=True):
         assert part in line
+
+
+def test_a_program_that_is_started_as_a_command_is_guarded_too(workplace: Workplace) -> None:
+    text = """
+        import subprocess, sys
+        done = subprocess.run([sys.executable, "-u", "plain.py"], capture_output=True, text=True)
+        print(done.args[1:])
+        print(done.stdout, end="")
+        sys.exit(done.returncode)
+    """
+    said = script(workplace, text, NAN_AT="20")
+    assert (said.code, said.finite) == (0, True)
+    assert said.out.splitlines()[0] == "['-u', 'plain.py']"
+    (line,) = [line for line in said.our_err if "child process" in line]
+    assert "30 steps, 1 update kept out of the weights" in line
+
+
+@pytest.mark.parametrize(
+    ("words", "guarded"),
+    [
+        (["plain.py", "--a"], ["CHILD", "START", "plain.py", "--a"]),
+        (["-u", "-W", "error", "plain.py"], ["-u", "-W", "error", "CHILD", "START", "plain.py"]),
+        (["-Xdev", "-m", "package.train"], ["-Xdev", "CHILD", "START", "-m", "package.train"]),
+        (["-m", "pip", "list"], None),
+        (["-m", "http.server"], None),
+        (["-c", "pass"], None),
+        (["-I", "plain.py"], None),
+        (["missing.py"], None),
+        ([], None),
+    ],
+)
+def test_which_commands_are_guarded(words: list[str], guarded: list[str] | None) -> None:
+    found = guarded_command([sys.executable, *words], "START", SCRIPTS)
+    short = None if found is None else ["CHILD" if word.endswith("child.py") else word for word in found]
+    assert short == (None if guarded is None else [sys.executable, *guarded])
+
+
+def test_a_launcher_that_is_no_python_program_is_refused_with_the_command_that_works(workplace: Workplace) -> None:
+    said = workplace.guarded("env", "python", "plain.py")
+    assert said.code == 2
+    assert "put trimtab behind it: LAUNCHER ... -m trimtab run train.py" in said.err
 
 
 @pytest.mark.long

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -203,8 +204,9 @@ def test_a_rate_300_times_too_high_from_the_first_step_begins_again_at_a_lower_o
     unguarded, _ = too_fast(family, 300.0, mode=None)
     guarded, run = too_fast(family, 300.0, mode="act", lag=lag)
     assert "error" not in run.extra
-    assert not unguarded < 1.15 * clean
-    assert guarded < clean + 0.5 * (unguarded - clean)
+    harm = unguarded - clean if math.isfinite(unguarded) else math.inf  # on some machines it ends in NaN
+    assert harm > 0.15 * clean
+    assert guarded < clean + 0.5 * harm
     record = record_of(run)
     went_back = [o for o in record.outcomes if o.action.kind == "rewind" and o.applied and "later:" not in o.detail]
     assert "the initial ones again" in went_back[0].detail

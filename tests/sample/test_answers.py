@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from tests.sample.loops import attached
-from trimtab.sample.probes.answers import by_classes, by_values, by_yes_and_no
+from trimtab.sample.probes.answers import by_classes, by_sure_ones, by_values, by_yes_and_no
 
 
 def with_gradient(answers: Tensor, loss: Any) -> tuple[Any, Any, float]:
@@ -100,3 +100,37 @@ def test_chance_is_known_without_telling_targets(kind: str) -> None:
     shares = (0.925, 0.025, 0.025, 0.025)
     want = -sum(p * math.log(p) for p in shares) if kind == "nll" else 4.0
     assert chance == pytest.approx(want, rel=0.15)
+
+
+@pytest.mark.parametrize("num", [8, 33])
+def test_answers_that_are_compared_with_every_target_are_drawn_to_one(num: int) -> None:
+    answers = torch.randn(num, 1, dtype=torch.float64, requires_grad=True)
+    targets = torch.randn(num, dtype=torch.float64)
+    loss = (answers - targets).square().mean()
+    (grad,) = torch.autograd.grad(loss, answers)
+    found = by_values(answers.detach().numpy(), grad.numpy(), loss.item())
+    assert found is not None
+    assert found.values is None
+    assert found.one_target == pytest.approx(float(targets.mean()))
+
+
+def test_targets_that_are_all_the_same_make_no_guess_blind() -> None:
+    """Of an adversarial loss one forward has only ones: that others are better at it says nothing."""
+    logits = torch.randn(16, dtype=torch.float64, requires_grad=True)
+    loss = torch.nn.functional.binary_cross_entropy_with_logits(logits, torch.ones(16, dtype=torch.float64))
+    (grad,) = torch.autograd.grad(loss, logits)
+    found = by_yes_and_no(logits.detach().numpy(), grad.numpy(), factor=1.0)
+    assert found is not None
+    assert math.isnan(found.blind)
+
+
+@pytest.mark.parametrize("side", [0.0, 1.0])
+def test_sure_answers_tell_their_side(side: float) -> None:
+    logits = (torch.rand(16, dtype=torch.float64) + 5.0) * (1.0 if side else -1.0)
+    logits.requires_grad_()
+    loss = functional.binary_cross_entropy_with_logits(logits, torch.full((16,), side, dtype=torch.float64))
+    (grad,) = torch.autograd.grad(loss, logits)
+    found = by_sure_ones(logits.detach().numpy(), grad.numpy())
+    assert found is not None
+    assert (found.side, found.loss) == (side, pytest.approx(loss.item()))
+    assert by_sure_ones(logits.detach().numpy(), -grad.numpy()) is None, "sure and wrong"

@@ -6,6 +6,7 @@ import math
 from collections import namedtuple
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -23,8 +24,11 @@ from trimtab.sample.probes.batch import (
     SLICE,
     BatchProbe,
     Epoch,
+    OneClass,
+    RepeatedRows,
     can_be_held,
     look_on_device,
+    row_keys,
     tensors_in,
 )
 
@@ -452,3 +456,67 @@ def test_what_a_device_finds_in_a_batch(bad: float | None) -> None:
     found = look_on_device(batch)
     assert float(found["in_rms"]) == pytest.approx(3.0)
     assert float(found["in_bad"]) == float(bad is not None)
+
+
+def keys_of(*parts: torch.Tensor) -> np.ndarray[Any, np.dtype[np.float64]]:
+    keys = row_keys(parts)
+    assert keys is not None
+    return keys.numpy()
+
+
+def test_equal_samples_have_equal_keys_and_others_do_not() -> None:
+    x = torch.randn(12, 3, 5)
+    assert len(np.unique(keys_of(x))) == 12
+    assert len(np.unique(keys_of(x[:4].repeat(3, 1, 1)))) == 4
+    # One query for many documents: only together they are one sample.
+    assert len(np.unique(keys_of(x[:1].repeat(12, 1, 1), torch.randn(12, 7)))) == 12
+    assert row_keys([torch.randint(0, 9, (12, 5))]) is None
+    assert row_keys([x[:4]]) is None
+
+
+def test_samples_are_repeated_where_other_batches_bring_others() -> None:
+    probe = RepeatedRows()
+    looks = [probe.saw(keys_of(torch.randn(8, 6).repeat(4, 1))) for _ in range(4)]
+    assert looks == [(1, 0.75), (2, 0.75), (3, 0.75), (4, 0.75)]
+    assert probe.saw(keys_of(torch.randn(32, 6))) == (0, 0.0)
+
+
+def test_data_of_few_different_samples_are_not_meant() -> None:
+    four, probe = torch.tensor([[0.0, 0.0], [0.0, 1.0], [1.0, 0.0], [1.0, 1.0]]), RepeatedRows()
+    looks = [probe.saw(keys_of(four[torch.randint(0, 4, (32,))])) for _ in range(6)]
+    assert max(row for row, _ in looks[1:]) == 0
+
+
+def test_batches_of_one_class_count_where_they_were_mixed_or_the_class_changes() -> None:
+    same, mixed = np.full(32, 3), np.arange(32) % 4
+    assert [OneClass().saw(same) for _ in range(3)] == [0, 0, 0]
+    after = OneClass()
+    assert [after.saw(labels) for labels in (mixed, same, same, mixed, same)] == [0, 1, 2, 0, 1]
+    ordered = OneClass()
+    assert [ordered.saw(np.full(32, i // 2)) for i in range(5)] == [0, 0, 3, 4, 5]
+    assert OneClass().saw(mixed[:8]) == 0
+
+
+def _few(batches: list[Tensor]) -> dict[str, float]:
+    probe = BatchProbe()
+    out: dict[str, float | Tensor] = {}
+    for i in range(21):
+        probe.inputs((batches[i % len(batches)],), {})
+        out |= probe.take()
+    return {name: float(value) for name, value in out.items() if name.startswith("data_")}
+
+
+def test_a_small_data_set_is_known_by_the_tensor_it_is_cut_from() -> None:
+    data = torch.randn(96, 4)
+    assert _few(list(data.split(32))) == {"data_rows": 96.0, "data_covered": 1.0}
+    large = torch.randn(960, 4)
+    assert _few(list(large.split(32))[:3]) == {"data_rows": 96.0, "data_covered": pytest.approx(0.1)}
+
+
+def test_of_batches_that_own_their_memory_only_the_rows_are_known() -> None:
+    assert _few([torch.randn(32, 4) for _ in range(3)]) == {"data_rows": 96.0}
+
+
+def test_one_full_batch_and_many_batches_say_nothing() -> None:
+    assert _few([torch.randn(32, 4)]) == {}
+    assert _few([torch.randn(32, 4) for _ in range(5)]) == {}

@@ -340,3 +340,10 @@ def test_a_part_in_evaluation_mode_is_seen_where_it_cannot_be_meant() -> None:
     dropping(torch.randn(8, 4))
     assert modes_of(dropping, lambda: None, dropping.trunk.eval) == {"eval_parts": ("trunk.1", "trunk.2")}
     assert modes_of(dropping, dropping.trunk.eval) == {}  # from the start: it may be meant
+
+
+def test_layers_that_drop_nearly_everything_are_named_while_they_train() -> None:
+    high = nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.95), nn.LSTM(8, 8, num_layers=2, dropout=0.9), nn.Dropout(0.5))
+    assert modes_of(high, lambda: None) == {"dropout": ("1", "2")}
+    assert modes_of(high, high.eval) == {}
+    assert modes_of(TrunkAndHead(0.5), lambda: None) == {}

@@ -241,6 +241,19 @@ def test_parts_are_compared_and_kept() -> None:
     assert (kept == before).all()
 
 
+@settings(max_examples=40, deadline=None)
+@given(size=st.integers(1, 5000), scale=SCALES, step=st.sampled_from([0.0, 1e-20, 1e-6, 1.0]), seed=st.integers(0, 9))
+def test_how_far_parts_moved_is_added_up_as_widely_as_needed(size: int, scale: float, step: float, seed: int) -> None:
+    source = np.random.default_rng(seed)
+    old = (source.standard_normal(size) * scale).astype(np.float32)
+    now = (old + source.standard_normal(size) * scale * step).astype(np.float32)
+    tensor, kept = torch.from_numpy(now.copy()), old.copy()
+    moved = native.keep([tensor], np.array([measure.address(tensor)]), np.array([size]), kept)
+    wide = now.astype(np.float64), (now - old).astype(np.float64)
+    assert moved == pytest.approx([float((v * v).sum()) for v in wide], rel=1e-5)
+    assert kept.tobytes() == now.tobytes()
+
+
 def test_versions_and_slots_are_compared() -> None:
     tensors = [torch.zeros(2), torch.zeros(3)]
     known = np.array([t._version for t in tensors])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -12,8 +13,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from tests.sample.loops import attached, batch, mlp, train
+from tests.simulated_device import simulated_device
 from trimtab.core.contain import Contained
-from trimtab.sample.probes.output import NUM_ROWS, OutputProbe, spread_of, spread_on_device
+from trimtab.sample.probes.output import NUM_ROWS, OutputProbe, spread_of, spread_on_device, told_by_columns
 from trimtab.sample.watch import SPREAD_EVERY
 
 
@@ -265,3 +267,16 @@ def test_accumulation_in_a_real_loop(divided: bool, want: float) -> None:
     assert factors == pytest.approx([want] * len(factors), rel=1e-3)
     assert factors
     assert [f.name for f in guard.findings] == ([] if divided else ["accumulation-not-divided"])
+
+
+@pytest.mark.parametrize("away", [False, True])
+@pytest.mark.parametrize("logs", [False, True])
+def test_a_softmax_over_the_samples_is_told_from_one_over_the_choices(away: bool, logs: bool) -> None:
+    torch.manual_seed(0)
+    values = torch.randn(32, 5)
+    with simulated_device() if away else nullcontext():
+        for dim, told in ((0, 1.0), (1, 0.0)):
+            found = told_by_columns(values.log_softmax(dim) if logs else values.softmax(dim))
+            assert float(found.get("batch_softmax", 0.0)) == told
+        for other in (values, values.relu(), -values.abs(), torch.zeros(32, 5), torch.full((32, 5), float("nan"))):
+            assert float(told_by_columns(other).get("batch_softmax", 0.0)) == 0.0

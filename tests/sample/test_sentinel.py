@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from tests.sample.loops import attached, batch, loss_of, mlp, train
+from tests.simulated_device import simulated_device
 from trimtab.core.contain import Contained
 from trimtab.sample.measure.reference import PAIRS
 from trimtab.sample.probes.sentinel import (
@@ -475,6 +477,43 @@ def dropped(between: str, *, passes: int = 3) -> float | None:
 def test_gradients_that_are_zeroed_before_the_step_are_counted(between: str, found: float | None) -> None:
     assert dropped(between) == found
     assert dropped(between, passes=1) is None
+
+
+@pytest.mark.parametrize("away", [False, True])
+def test_a_gradient_of_zeros_was_not_dropped(away: bool) -> None:
+    """The first rows of an embedding have none in most batches of an accumulation, and a dead unit never has one."""
+    weight = torch.ones(64, requires_grad=True)
+    sentinel = Sentinel(Contained())
+    weight.grad = torch.ones(64)
+    with simulated_device() if away else nullcontext():
+        sentinel.choose([weight])
+        weight.grad = None
+        for factor in (0.0, 0.0, 1.0):
+            (factor * weight).sum().backward()
+        heard = sentinel.before(0, 1.0)
+        for later in sentinel.take_later():
+            later(heard, {})
+        sentinel.remove()
+    assert heard["backwards"] == 3.0
+    assert "dropped" not in heard
+
+
+@pytest.mark.parametrize("away", [False, True])
+@pytest.mark.parametrize(("kind", "found"), [("twice", [1.0]), ("micro-batches", []), ("once", []), ("zero", [])])
+def test_one_loss_taken_back_twice_is_told_from_two_micro_batches(kind: str, found: list[float], away: bool) -> None:
+    model = mlp()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    with simulated_device() if away else nullcontext(), attached(model, optimizer) as (_, kept):
+        for _ in range(8):
+            optimizer.zero_grad()
+            for i in range(1 if kind == "once" else 2):
+                if i == 0 or kind == "micro-batches":
+                    loss = loss_of(model) * (0.0 if kind == "zero" else 1.0)
+                loss.backward(retain_graph=True)
+            optimizer.step()
+    heard = [v for v in kept.all("doubled") if v is not None]
+    assert sorted(set(heard)) == found
+    assert len(heard) >= 5 * len(found)
 
 
 def test_a_weight_of_a_few_numbers_is_enough_where_the_sum_is_exact() -> None:

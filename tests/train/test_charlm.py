@@ -15,6 +15,7 @@ from trimtab.core.errors import InputError
 from trimtab.core.presets import get_preset, warmup_lr
 from trimtab.train.recipe import Result, build_parts, doctor_target, run_recipe, settings_of
 from trimtab.train.recipes import charlm, load_recipe
+from trimtab.train.recipes.charlm.text import reference
 
 RECIPE = load_recipe("charlm")
 LINE = re.compile(
@@ -50,7 +51,7 @@ def test_c4_the_line_of_every_tenth_step_to_the_letter(clean: Any) -> None:
 def test_c6_the_rates_in_the_lines_are_those_of_the_formula(clean: Any) -> None:
     _, said, _ = clean
     hints = {"base_lr": 1e-3, "warmup_init_lr": 1e-6, "warmup_steps": 80}
-    seen = [(int(m[1]), m[4]) for m in map(LINE.fullmatch, said) if m]
+    seen = [(int(m[1]), m[4]) for m in map(LINE.fullmatch, said) if m and int(m[1]) <= 80]
     assert seen == [(step, f"{warmup_lr(hints, step):.6f}") for step, _ in seen]
 
 
@@ -83,8 +84,8 @@ def test_c7_the_metrics_file(clean: Any) -> None:
     assert first == list(range(0, result.num_steps, 10))
 
 
-def test_c13_the_documented_shape_is_the_default() -> None:
-    settings = settings_of(RECIPE, {"metrics_file": ""})
+def test_c13_the_documented_shape_and_rates_are_a_preset() -> None:
+    settings = settings_of(RECIPE, {"metrics_file": "", "preset": "documented"})
     shape = {"d_model": 128, "layers": 4, "heads": 4, "d_ff": 512, "max_seq": 64, "seq": 32, "batch_size": 8}
     assert {name: settings[name] for name in shape} == shape
     hints = get_preset("mlp-cuda").hints
@@ -129,10 +130,10 @@ def test_c1_sgd_with_a_rate_of_one_dies_unguarded_and_trains_guarded() -> None:
 def test_c7_any_text_by_characters_or_words(tmp_path: Path) -> None:
     path = tmp_path / "forest.txt"
     path.write_text("the forest was dark and she was alone in the forest. " * 200, encoding="utf-8")
-    for words in (False, True):
-        result, _ = go(data=str(path), word_tokenizer=words, metrics_file="", **SMALL)
+    for how in ({"tokenizer": "byte"}, {"tokenizer": "char"}, {"word_tokenizer": True}):
+        result, _ = go(data=str(path), metrics_file="", **how, **SMALL)
         assert result.num_steps == 60
-        assert result.metrics["train_loss"] < math.log(30)
+        assert result.metrics["train_loss"] < math.log(256 if how.get("tokenizer") == "byte" else 30)
     with pytest.raises(InputError, match=r"nothing\.txt cannot be read"):
         go(data=str(tmp_path / "nothing.txt"), metrics_file="")
     path.write_text("short")
@@ -161,13 +162,38 @@ def test_c7_wandb_is_offline_without_a_login(monkeypatch: pytest.MonkeyPatch) ->
     assert calls[0] == {"project": "forest", "name": "one", "mode": "offline"}
     assert (0, "train/loss", "train/learning_rate", "train/epoch") in calls
     assert calls[-1] == "finish"
+
+
+def test_c7_without_wandb_the_file_has_the_metrics_and_one_notice_says_so(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     monkeypatch.setitem(sys.modules, "wandb", None)
-    with pytest.raises(InputError, match=r"pip install 'trimtab\[wandb\]'"):
-        go(wandb=True)
+    monkeypatch.chdir(tmp_path)
+    for _ in range(2):
+        go(wandb=True, metrics_file="", **{**SMALL, "steps": 11})
+    lines = [json.loads(line) for line in (tmp_path / "training_metrics.jsonl").read_text().splitlines()]
+    assert any("train/loss" in line.get("metrics", {}) for line in lines)
+    said = [record.message for record in caplog.records if "wandb" in record.message]
+    assert said == [
+        "wandb is not installed (pip install 'trimtab[wandb]'): the metrics go to training_metrics.jsonl alone"
+    ]
 
 
 def test_the_target_for_the_doctor() -> None:
     target = doctor_target(RECIPE, {"metrics_file": ""}, quick=True)
     batch = next(iter(target["loader"]))
     assert target["loss_fn"](target["model"](batch[0]), batch[1]).item() > 3.0
-    assert charlm.aligned(*build_parts(RECIPE, settings_of(RECIPE, {"metrics_file": ""})).train_loader.dataset[:4])
+    rows = build_parts(RECIPE, settings_of(RECIPE, {"metrics_file": ""})).train_loader.dataset
+    assert charlm.aligned(*(one[None] for one in rows[4]))
+
+
+@pytest.mark.full
+@pytest.mark.timeout(900)
+def test_the_default_run_gives_readable_words() -> None:
+    """Most words in its samples of text are words of the text it learned from."""
+    known = set(re.findall(r"[a-z]{2,}", reference().lower()))
+    result = run_recipe(RECIPE, {"metrics_file": "", "sample_length": 300}, run_dir=False)
+    text = " ".join(str(value) for name, value in result.facts.items() if name.startswith("sample"))
+    said = re.findall(r"[a-z]{2,}", text.lower())
+    assert len(said) > 60
+    assert sum(word in known for word in said) / len(said) >= 0.6

@@ -75,9 +75,12 @@ def test_an_unknown_recipe_fault_or_choice_is_told(call: Any) -> None:
 @pytest.mark.parametrize(
     ("argv", "told"),
     [
-        (("tabular", "--fautl", "x"), "No such option: --fautl (Possible options: --fault)"),
+        (("tabular", "--fautl", "x"), "No such option: --fautl (Possible options: --data, --fault)"),
         (("tabular", "--epochs", "0"), "error: epochs is 0; expected at least 1"),
-        (("tabular", "--table", "diabets"), "error: table is 'diabets'; did you mean 'diabetes'?"),
+        (
+            ("tabular", "--table", "diabets"),
+            "error: data is 'diabets', no file (.csv, .jsonl, .parquet); did you mean 'diabetes'?",
+        ),
         (("tabular", "--device", "gpu"), "error: device is 'gpu'; expected auto, cpu, cuda or cuda:N"),
         (("tabular", "--resume", "auto"), "error: there is nothing to resume from without checkpoints; give"),
         (("tabular", "--resume", "nowhere"), "error: nowhere does not exist; give auto, a folder of checkpoints"),

@@ -250,7 +250,7 @@ def test_b3_b5_b7_b8_the_documented_lines_and_numbers() -> None:
     said: list[str] = []
     result = go(say=said.append, grad_clip=0.01)
     assert [
-        line for line in said if re.fullmatch(r"Epoch 2/2: 100%\|████\| 8/8 \[.*, loss=\d\.\d\d, grad=[\d.]+\]", line)
+        line for line in said if re.fullmatch(r"Epoch 3/3: 100%\|████\| 8/8 \[.*, loss=\d\.\d\d, grad=[\d.]+\]", line)
     ]
     assert [line for line in said if re.fullmatch(r"   Gradient norm - Avg: \d+\.\d{3}, Max: \d+\.\d{3}", line)]
     assert [line for line in said if re.fullmatch(r"Loss: \d+\.\d{4} \| IoU: \d\.\d{4} \| Dice: \d\.\d{4}", line)]

@@ -1,4 +1,4 @@
-"""The user's own pictures and masks, and everything that may be wrong with them."""
+"""The user's own pictures and masks in every layout, and everything that may be wrong with them."""
 
 from __future__ import annotations
 
@@ -10,33 +10,83 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from torch.utils.data import DataLoader
 
 from trimtab.core.errors import InputError
+from trimtab.train.data_problems import DataError
 from trimtab.train.recipe import run_recipe
 from trimtab.train.recipes import load_recipe
-from trimtab.train.recipes.segment.data import compose, read_folder
+from trimtab.train.recipes.segment.data import compose
+from trimtab.train.recipes.segment.pictures import Pictures, find_pictures
 
 NEEDED = "images" in os.environ.get("TRIMTAB_REQUIRE", "")
+PLAIN = (("images", "masks"),)
+LAYOUTS = {
+    "images and masks": PLAIN,
+    "Imgs and GT": (("Imgs", "GT"),),
+    "COD10K": (("Train/Image", "Train/GT_Object"), ("Test/Image", "Test/GT_Object")),
+    "COD10K, older": (("Train/Images/Image", "Train/GT_Objects/GT_Object"),),
+    "TrainDataset": (
+        ("TrainDataset/Imgs", "TrainDataset/GT"),
+        ("TestDataset/CAMO/Imgs", "TestDataset/CAMO/GT"),
+        ("TestDataset/COD10K/Imgs", "TestDataset/COD10K/GT"),
+    ),
+    "TrainDataset, one test set": (("TrainDataset/Imgs", "TrainDataset/GT"), ("TestDataset/Imgs", "TestDataset/GT")),
+    "train and val": (("train/images", "train/masks"), ("val/images", "val/masks")),
+    "train, val and test": tuple((f"{one}/images", f"{one}/masks") for one in ("train", "val", "test")),
+    "images/train": (("images/train", "masks/train"), ("images/val", "masks/val")),
+    "an archive's own folder": (("COD10K-v3/Train/Image", "COD10K-v3/Train/GT_Object"),),
+    "images and labels": (("images", "labels"),),
+    "folders of classes": (("images/cats", "masks/cats"),),
+}
+GIVEN = {"img_size": 16, "batch_size": 2, "epochs": 2, "stage1_epochs": 1, "pretrain_epochs": 0, "num_experts": 2}
+GIVEN |= {"num_workers": 0}
 
 
-def own_data(root: Path, num: int = 6, side: int = 20, *, names: tuple[str, str] = ("images", "masks")) -> Path:
+def own_data(root: Path, num: int = 6, side: int = 20, *, names: Any = PLAIN) -> Path:
     scenes = compose(num, side, seed=3)
-    for folder in names:
-        (root / folder).mkdir(parents=True)
-    for i in range(num):
-        colours = np.clip(scenes.images[i] * 0.2 + 0.5, 0.0, 1.0)
-        np.save(root / names[0] / f"{i}.npy", (colours * 255).round().astype(np.uint8).transpose(1, 2, 0))
-        np.savez(root / names[1] / f"{i}.npz", (scenes.masks[i, 0] * 255).astype(np.uint8))
+    for images, masks in names:
+        for folder in (images, masks):
+            (root / folder).mkdir(parents=True)
+        for i in range(num):
+            colours = np.clip(scenes.images[i] * 0.2 + 0.5, 0.0, 1.0)
+            np.save(root / images / f"{i}.npy", (colours * 255).round().astype(np.uint8).transpose(1, 2, 0))
+            np.savez(root / masks / f"{i}.npz", (scenes.masks[i, 0] * 255).astype(np.uint8))
     return root
 
 
-@pytest.mark.parametrize("names", [("images", "masks"), ("Imgs", "GT")])
-def test_b22_dataset_path_takes_arrays_of_both_layouts(names: tuple[str, str], tmp_path: Path) -> None:
-    scenes = read_folder(str(own_data(tmp_path, names=names)), 20)
+def read(root: Path, side: int) -> tuple[torch.Tensor, torch.Tensor]:
+    rows = Pictures(find_pictures(root).train, side)
+    images, masks = zip(*(rows[i] for i in range(len(rows))), strict=True)
+    return torch.stack(images), torch.stack(masks)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_b22_every_layout_is_found_with_its_splits(layout: str, tmp_path: Path) -> None:
+    folders = LAYOUTS[layout]
+    found = find_pictures(own_data(tmp_path, 3, names=folders))
+    num = {split: sum(split in images.lower() for images, _ in folders) for split in ("val", "test")}
+    assert (len(found.train), len(found.val), len(found.test)) == (3, 3 * num["val"], 3 * num["test"])
+    assert all(pair.image.stem == pair.mask.stem for pair in (*found.train, *found.val, *found.test))
+
+
+def test_b22_the_name_of_a_mask_may_say_that_it_is_one(tmp_path: Path) -> None:
+    own_data(tmp_path, 3, names=(("images/a", "masks/a"), ("images/b", "masks/b")))
+    for one in [*(tmp_path / "masks").rglob("*.npz")]:
+        one.rename(one.with_name(f"{one.stem}_mask.npz"))
+    found = find_pictures(tmp_path).train
+    assert len(found) == 6
+    assert all(pair.image.parent.name == pair.mask.parent.name for pair in found)
+    assert all(pair.mask.stem == f"{pair.image.stem}_mask" for pair in found)
+
+
+def test_b22_arrays_are_read_as_they_are(tmp_path: Path) -> None:
+    images, masks = read(own_data(tmp_path), 20)
     made = compose(6, 20, seed=3)
-    np.testing.assert_array_equal(scenes.masks, made.masks)
-    np.testing.assert_allclose(scenes.images, made.images, atol=0.011)  # half a shade of 256, over 0.2
-    assert read_folder(str(tmp_path), 16).images.shape == (6, 3, 16, 16)
+    np.testing.assert_array_equal(masks, made.masks)
+    np.testing.assert_allclose(images, made.images, atol=0.011)  # half a shade of 256, over 0.2
+    assert read(tmp_path, 16)[0].shape == (6, 3, 16, 16)
 
 
 def test_b22_pictures_are_read_where_pillow_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -49,14 +99,47 @@ def test_b22_pictures_are_read_where_pillow_is(tmp_path: Path, monkeypatch: pyte
     grey[2:6, 3:9] = 255
     image.fromarray(grey).save(tmp_path / "masks" / "a.png")
     image.fromarray(np.stack([grey, grey // 2, grey // 4], 2)).save(tmp_path / "images" / "a.png")
-    scenes = read_folder(str(tmp_path), 12)
-    assert 0 < scenes.masks.mean() < 0.5
+    assert 0 < read(tmp_path, 16)[1].mean() < 0.5
     (tmp_path / "images" / "a.png").write_bytes(b"no picture at all")
-    with pytest.raises(InputError, match=r"a\.png cannot be read as a picture: .*; write it again"):
-        read_folder(str(tmp_path), 12)
+    with pytest.raises(DataError, match=r"a\.png cannot be read as a picture: .*; write it again"):
+        read(tmp_path, 16)
     monkeypatch.setitem(sys.modules, "PIL", None)
     with pytest.raises(InputError, match=r"a\.png needs a decoder, .*pip install 'trimtab\[images\]'"):
-        read_folder(str(tmp_path), 12)
+        read(tmp_path, 16)
+
+
+def test_a_picture_cut_off_in_its_middle_is_found_when_everything_is_read(tmp_path: Path) -> None:
+    if not NEEDED:
+        pytest.importorskip("PIL.Image")
+    image = importlib.import_module("PIL.Image")
+    own_data(tmp_path)
+    noise = np.random.default_rng(0).integers(0, 255, (20, 20, 3)).astype(np.uint8)
+    (tmp_path / "images" / "2.npy").unlink()
+    path = tmp_path / "images" / "2.jpg"
+    image.fromarray(noise).save(path)
+    path.write_bytes(path.read_bytes()[:-200])
+    rows = Pictures(find_pictures(tmp_path).train, 16)
+    (told,) = rows.problems()
+    assert "2.jpg cannot be read as a picture" in told
+    with pytest.raises(DataError, match=r"^\S*2\.jpg cannot be read"):
+        list(DataLoader(rows, num_workers=1))
+
+
+def test_what_is_kept_is_bounded_and_the_same(tmp_path: Path) -> None:
+    pairs = find_pictures(own_data(tmp_path)).train
+    size = 4 * 20 * 20
+    some, none = Pictures(pairs, 20, cache_bytes=2 * size), Pictures(pairs, 20)
+    first = [some[i] for i in range(6)]
+    for path in tmp_path.glob("images/*.npy"):
+        path.unlink()
+    again = [some[i] for i in range(2)]
+    assert all(
+        torch.equal(a, b) for one, other in zip(first, again, strict=False) for a, b in zip(one, other, strict=True)
+    )
+    with pytest.raises(DataError, match=r"2\.npy"):
+        some[2]
+    with pytest.raises(DataError, match=r"0\.npy"):
+        none[0]
 
 
 def _remove(root: Path) -> None:
@@ -91,40 +174,47 @@ def _pickled(root: Path) -> None:
 @pytest.mark.parametrize(
     ("spoil", "said"),
     [
-        (_remove, r"1 of 6 pictures in .* have no mask of the same name in .*masks: 2\.npy; add the masks"),
+        (_remove, r"2\.npy has no mask of the same name in .*masks; add the mask or remove"),
         (_shrink, r"2\.npy is 9 x 7 pixels and its mask .*2\.npz 20 x 20; expected the same size"),
         (_truncate, r"2\.npy cannot be read as an array"),
         (_flat, r"2\.npy holds an array of shape \(5,\); expected \[h, w\]"),
         (_nan, r"2\.npy holds float64 values from nan to nan; expected bytes, or finite numbers from 0 to 1"),
         (_several, r"2\.npz holds 2 arrays; expected one"),
-        (_pickled, r"2\.npy cannot be read as an array: Object arrays"),
+        (_pickled, r"2\.npy cannot be read as an array: .*bjects"),
     ],
 )
 def test_b22_what_is_wrong_with_own_data_is_told_with_its_file(spoil: Any, said: str, tmp_path: Path) -> None:
     spoil(own_data(tmp_path))
-    with pytest.raises(InputError, match=said):
-        read_folder(str(tmp_path), 16)
+    with pytest.raises(DataError, match=said):
+        read(tmp_path, 16)
 
 
 def test_b22_a_folder_that_is_none(tmp_path: Path) -> None:
-    with pytest.raises(
-        InputError, match=r"is not a data set: expected folders images/ and masks/ or Imgs/ and GT/, found"
-    ):
-        read_folder(str(tmp_path), 16)
-    with pytest.raises(InputError, match="no such folder"):
-        read_folder(str(tmp_path / "none"), 16)
+    with pytest.raises(InputError, match=r"is not a data set: expected images/ and masks/, Imgs/ and GT/, .*found"):
+        find_pictures(tmp_path)
+    with pytest.raises(InputError, match="is not a folder"):
+        find_pictures(tmp_path / "none")
     for folder in ("images", "masks"):
         (tmp_path / folder).mkdir()
-    with pytest.raises(InputError, match=r"images holds no pictures; expected files ending in \.npy"):
-        read_folder(str(tmp_path), 16)
+    with pytest.raises(DataError, match=r"images holds no pictures; expected files ending in \.npy"):
+        find_pictures(tmp_path)
 
 
 def test_b22_own_data_is_trained_on_with_a_share_held_out(tmp_path: Path) -> None:
-    given = {"dataset_path": str(own_data(tmp_path, 10)), "img_size": 16, "batch_size": 2, "epochs": 2}
-    given |= {"stage1_epochs": 1, "pretrain_epochs": 0, "num_experts": 2}
-    result = run_recipe(load_recipe("segment"), given, run_dir=False)
+    given = GIVEN | {"dataset_path": str(own_data(tmp_path / "ten", 10))}
+    said: list[str] = []
+    result = run_recipe(load_recipe("segment"), given, run_dir=False, say=said.append)
     assert [row["num_steps"] for row in result.history] == [1, 1]
     assert result.weights_finite
+    assert f"{tmp_path / 'ten'}: 8 pictures to train, 2 to validate (held out)" in said
     own_data(tmp_path / "few", 2)
     with pytest.raises(InputError, match="holds 2 pictures; expected at least 3"):
         run_recipe(load_recipe("segment"), given | {"dataset_path": str(tmp_path / "few")}, run_dir=False)
+
+
+def test_b22_given_splits_are_used_and_b23_stage_2_has_batches_of_its_own(tmp_path: Path) -> None:
+    given = GIVEN | {"data": str(own_data(tmp_path, 8, names=LAYOUTS["train, val and test"]))}
+    given |= {"accumulation_steps": 1, "stage2_batch_size": 4}
+    result = run_recipe(load_recipe("segment"), given, run_dir=False)
+    assert [row["num_steps"] for row in result.history] == [4, 2]
+    assert result.facts["measured on"] == "the given test split, 8 pictures"

@@ -12,7 +12,8 @@ from torch.nn import functional
 
 from trimtab.train.recipes.segment.metrics import (
     edge_loss,
-    overlap_metrics,
+    mean_measures,
+    overlaps_of_samples,
     segmentation_loss,
     segmentation_metrics,
     soft_iou_loss,
@@ -21,6 +22,10 @@ from trimtab.train.recipes.segment.model import Predicted
 
 NAMES = ["MAE", "IoU", "F-measure", "S-measure", "E-measure", "Pixel_Accuracy"]
 NAMES += ["Precision", "Recall", "Dice_Score", "Specificity"]
+
+
+def overlap(logits: torch.Tensor, masks: torch.Tensor) -> dict[str, float]:
+    return mean_measures(overlaps_of_samples(logits, masks))
 
 
 def some(num: int = 6, side: int = 12) -> tuple[Tensor, Tensor]:
@@ -102,8 +107,8 @@ def test_b30_the_ten_measures_are_those_of_the_reference_averaged_over_samples()
 
 def test_b30_measures_are_averaged_over_samples_not_over_batches() -> None:
     logits, masks = some()
-    whole = overlap_metrics(logits, masks)
-    first, rest = overlap_metrics(logits[:1], masks[:1]), overlap_metrics(logits[1:], masks[1:])
+    whole = overlap(logits, masks)
+    first, rest = overlap(logits[:1], masks[:1]), overlap(logits[1:], masks[1:])
     assert whole["IoU"] == pytest.approx((first["IoU"] + 5 * rest["IoU"]) / 6)
     assert whole["IoU"] != pytest.approx((first["IoU"] + rest["IoU"]) / 2)
     ten = segmentation_metrics(logits, masks)
@@ -128,7 +133,7 @@ def test_b30_empty_and_full_masks_are_defined(
     assert ten["Specificity"] == specificity
     assert (ten["S-measure"], ten["E-measure"]) == pytest.approx((float(found == wanted),) * 2)
     assert ten["F-measure"] == float(found == wanted)
-    assert overlap_metrics(logits, masks)["IoU"] == iou
+    assert overlap(logits, masks)["IoU"] == iou
 
 
 def test_b30_scores_that_are_no_numbers_are_no_object() -> None:
@@ -136,7 +141,7 @@ def test_b30_scores_that_are_no_numbers_are_no_object() -> None:
     ten = segmentation_metrics(torch.full_like(masks, math.nan), masks)
     assert ten["IoU"] == 0.0
     assert all(math.isfinite(value) for value in ten.values())
-    assert overlap_metrics(torch.full_like(masks, math.nan), masks)["IoU"] == 0.0
+    assert overlap(torch.full_like(masks, math.nan), masks)["IoU"] == 0.0
 
 
 def test_b30_the_loss_is_the_documented_sum() -> None:

@@ -16,9 +16,11 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from tests.matrix import sampled
+from tests.matrix import in_ci, sampled
 from tests.train.helpers import QUIET, loaders, network, trainer
 from trimtab.core.errors import InputError, TrainingStopped
+from trimtab.train.recipe import run_recipe
+from trimtab.train.recipes import load_recipe
 from trimtab.train.settings import SCHEDULES, TrainConfig
 from trimtab.train.stages import Stage, Surroundings
 from trimtab.train.trainer import Trainer
@@ -332,3 +334,71 @@ def test_what_cannot_work_is_told() -> None:
         Trainer(network())
     with pytest.raises(InputError, match="expected a pair"):
         trainer().train(DataLoader(torch.randn(8, 5), batch_size=4))
+
+
+# -- the documented call ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("config", [TrainConfig(num_epochs=1), {"num_epochs": 1}])
+def test_d5_a_config_in_the_second_place_is_accepted_beside_a_loss(config: Any) -> None:
+    loss = nn.functional.mse_loss
+    for made in (
+        Trainer(network(), config, loss, around=QUIET),
+        Trainer(network(), loss, config, around=QUIET),
+        Trainer(network(), config, step_fn=lambda model, batch: loss(model(batch[0]), batch[1]), around=QUIET),
+    ):
+        assert len(made.train(*loaders()).epochs) == 1
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ((TrainConfig(),), r"Trainer\(model, config\) has no loss; call Trainer\(model, loss_fn, config\)"),
+        (({"num_epochs": 1},), r"has no loss; call Trainer\(model, loss_fn, config\)"),
+        ((TrainConfig(), TrainConfig()), "loss_fn is a TrainConfig"),
+        ((nn.functional.mse_loss, nn.functional.l1_loss), "config is a function; expected a TrainConfig"),
+        (("mse",), "loss_fn is a str"),
+    ],
+)
+def test_d5_another_call_is_refused_at_once_with_the_right_one(given: tuple[Any, ...], told: str) -> None:
+    with pytest.raises(InputError, match=told):
+        Trainer(network(), *given, around=QUIET)
+
+
+def test_the_trainer_is_a_public_name_and_takes_the_documented_name_of_the_best_model(tmp_path: Path) -> None:
+    import trimtab
+
+    assert trimtab.Trainer is Trainer
+    around = Surroundings(run_dir=False, checkpoint_dir=tmp_path)
+    first = trainer(TrainConfig(num_epochs=2), around)
+    first.train(*loaders())
+    second = trainer(TrainConfig(num_epochs=2))
+    assert second.load_checkpoint(tmp_path / "best_model.pth", load_optimizer=False)
+    assert not second.load_checkpoint(tmp_path / "other.pth")
+
+
+@pytest.mark.parametrize("kind", in_ci(SCHEDULES, "cosine plateau"))
+def test_early_stopping_helps_on_tiny_data_under_every_schedule(kind: str, tmp_path: Path) -> None:
+    """The model memorises 48 rows: with patience it ends with its best weights, without it with overfitted ones."""
+    recipe, given = load_recipe("tabular"), {"scheduler": kind}
+    late = run_recipe(recipe, given, fault="tiny-data", run_dir=False)
+    early = run_recipe(recipe, given | {"patience": 5}, fault="tiny-data", run_dir=False, checkpoint_dir=tmp_path)
+    assert len(early.history) < len(late.history)
+    assert early.score == max(row["r2"] for row in early.history if row["val_loss"] == early.metrics["val_loss"])
+    assert early.metrics["val_loss"] == min(row["val_loss"] for row in early.history)
+    assert early.score > late.score + 0.02
+
+
+def test_with_patience_the_final_weights_are_the_best_also_after_a_resume(tmp_path: Path) -> None:
+    data, val = loaders()
+    config = TrainConfig(num_epochs=6, patience=5, learning_rate=0.5, scheduler_type="none", optimizer="sgd")
+    run = trainer(config, replace(QUIET, checkpoint_dir=tmp_path))
+    history = run.train(data, val)
+    best = min(history.epochs, key=lambda row: row["val_loss"])
+    assert run.final_row is not None
+    assert run.final_row["val_loss"] == best["val_loss"]
+    assert run.evaluate(val)["loss"] == pytest.approx(best["val_loss"])
+    again = trainer(config, replace(QUIET, checkpoint_dir=tmp_path))
+    again.train(*loaders(), resume="auto")
+    assert again.final_row is not None
+    assert again.evaluate(val)["loss"] == pytest.approx(best["val_loss"])

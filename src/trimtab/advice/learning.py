@@ -122,9 +122,9 @@ LEARNING: tuple[Recommendation, ...] = (
         rank=18,
         when="the usual gradient norm is below 0.1",
         holds=lambda f: f.usual_norm < 0.1 and not f.clipping,
-        text='Look at "Gradient norm by layer" in `trimtab report --html`: with a norm below 0.1 gradients may be '
+        text='Look at "Gradients by layer" in `trimtab report --html`: with a norm below 0.1 gradients may be '
         "vanishing. The smallest row alone says little (a bias before BatchNorm has none).",
-        filled='Look at "Gradient norm by layer" in `trimtab report --html`: with a norm of usually {usual_norm} '
+        filled='Look at "Gradients by layer" in `trimtab report --html`: with a norm of usually {usual_norm} '
         "gradients may be vanishing. The smallest row alone says little (a bias before BatchNorm has none).",
         also=("A35.2",),
     ),

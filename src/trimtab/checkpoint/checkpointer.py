@@ -13,21 +13,23 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import cache, partial
 from pathlib import Path
-from typing import SupportsIndex, Unpack
+from typing import Any, SupportsIndex, Unpack
 
 from trimtab.checkpoint import state
 from trimtab.checkpoint.directory import QUARANTINE, entries, explaining, name_of, prepare, remove, size_of
 from trimtab.checkpoint.format import container
-from trimtab.checkpoint.format.manifest import MAX_STEP, Damage
+from trimtab.checkpoint.format.manifest import MAX_STEP, Contents, Damage
 from trimtab.checkpoint.inspect import Seen, is_eligible, of_newest_run, run_named, runs_in, see, seen_in, snapshot_of
 from trimtab.checkpoint.lock import FolderLock
 from trimtab.checkpoint.parts import listed, masks_of, whole_model
 from trimtab.checkpoint.retention import Retention, to_delete
 from trimtab.checkpoint.state import cleaned, nonfinite, to_host
+from trimtab.checkpoint.together import Ranks
 from trimtab.core.errors import CheckpointError
 from trimtab.core.suggest_name import did_you_mean
 from trimtab.core.types import Snapshot
 from trimtab.core.versions import versions
+from trimtab.torchutil.sharded import has_replicas, is_first, refusal, shares_parameters
 
 log = logging.getLogger("trimtab")
 _versions = cache(versions)  # training waits while it looks into the metadata of every package
@@ -77,6 +79,20 @@ class _Job:
     meta: Mapping[str, object]
     masks: set[str]
     clean: bool
+
+    def about(self) -> dict[str, Any]:
+        """What its manifest says of it beside the state."""
+        head = {"step": self.step, "branch": self.branch, "run": self.run, "sequence": self.sequence}
+        return {**head, "history": self.history}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _State:
+    """What was captured; where other processes hold parts of it, with the places of those that are here."""
+
+    sections: Mapping[str, Any]
+    places: Mapping[tuple[Any, ...], Any]
+    ranks: Ranks
 
 
 _lines: dict[Path, _Line] = {}
@@ -147,11 +163,16 @@ class Checkpointer:
         self._pending: dict[Path, int] | None = None  # candidates by path, with their step; None until looked up
         self._warned: set[Path] = set()
         self._save_lock, self._lists_lock = threading.RLock(), threading.RLock()
+        self._together: Ranks | None = None  # the processes that save with this one, once they have met
+        self._as_one = False
+        self._follows = False  # another process of them writes what there is once
         self._unwritable = _prepared(self.directory)  # found out now, not at step 10,000
 
     def __getstate__(self) -> dict[str, object]:
         return {name: one for name, one in vars(self).items() if name not in ("_save_lock", "_lists_lock")} | {
-            "_open": False
+            "_open": False,
+            "_together": None,
+            "_as_one": False,
         }
 
     def __setstate__(self, kept: dict[str, object]) -> None:
@@ -195,20 +216,21 @@ class Checkpointer:
         _check_parts("save", objects)
         step, branch = _count("step", step), _count("branch", branch)
         objects.setdefault("gradients", True)  # else a save between two micro-batches would not resume exactly
-        with self._save_lock:
-            self.wait()
-            with explaining(f"step {step} could not be saved"):
-                sections = state.capture(**objects)
-                numbers = {str(k): float(v) for k, v in (metrics or {}).items()}
-                masks = masks_of("model", whole_model(objects.get("model"))) | masks_of("ema", objects.get("ema"))
-                meta = {"versions": _versions(), "metrics": numbers, "verdict": dict(verdict or {})}
-                job = self._job(step, branch, meta, masks, clean)
-                with contextlib.ExitStack() as stack:
+        with self._save_lock, explaining(f"step {step} could not be saved"):
+            ranks = self._ranks(objects)
+            ranks.all(self.wait)
+            captured = ranks.all(lambda: _captured(ranks, objects))
+            numbers = {str(k): float(v) for k, v in (metrics or {}).items()}
+            masks = masks_of("model", whole_model(objects.get("model"))) | masks_of("ema", objects.get("ema"))
+            meta = {"versions": _versions(), "metrics": numbers, "verdict": dict(verdict or {})}
+            job = ranks.from_first(lambda: self._job(step, branch, meta, masks, clean))
+            with contextlib.ExitStack() as stack:
+                if ranks.leads:
                     stack.enter_context(self._lock.writing())
-                    if self._background is None:
-                        return self._store(job, sections)
-                    copied = self._background.copied(sections)
-                    self._background.submit(partial(self._store_there, job, copied, stack.pop_all()))
+                if self._background is None:
+                    return self._store(job, captured)
+                copied = replace(captured, sections=self._background.copied(captured.sections))
+                self._background.submit(partial(self._store_there, job, copied, stack.pop_all()))
         path = self.directory / name_of(step, job.branch)
         return Snapshot(
             step=step,
@@ -219,14 +241,46 @@ class Checkpointer:
             run=job.run,
             sequence=job.sequence,
             metrics=numbers,
-            parts=tuple(sections),
+            parts=tuple(captured.sections),
         )
 
-    def claim(self) -> None:
+    def _ranks(self, objects: Mapping[str, Any]) -> Ranks:
+        """The processes that must save and resume these objects together; this one alone where it holds all of them."""
+        if self._as_one and self._together is not None:
+            return self._together
+        if not shares_parameters(*_modules(objects)):
+            return Ranks()
+        if self._together is None:
+            self._together = Ranks.meet()
+        self._follows = not self._together.leads
+        return self._together
+
+    @property
+    def as_one(self) -> bool:
+        """Whether several processes save one checkpoint together, each its part; known once the folder is claimed."""
+        return self._as_one
+
+    def agreed(self, wish: bool, **objects: Unpack[state.SavedObjects]) -> bool:
+        """Whether all processes that save these objects together wish it; each must ask at the same time."""
+        return all(self._ranks(objects).gathered(lambda: wish))
+
+    def claim(self, **objects: Unpack[state.SavedObjects]) -> None:
         """Take the folder for writing now, as a guard does when it is built; CheckpointError names who has it.
 
-        What is saved from now on is a new run, unless `resume` goes on with an earlier one.
+        What is saved from now on is a new run, unless `resume` goes on with an earlier one. Of processes that save
+        `objects` together the first takes it for all: those that hold parts of them, and those that hold copies and
+        were all given this folder.
         """
+        modules = _modules(objects)
+        parts = shares_parameters(*modules)
+        if not parts and has_replicas(*modules):
+            self._together = Ranks.with_same(self.directory)
+        self._as_one = parts or (self._together is not None and self._together.several)
+        self._follows = self._as_one and not is_first()
+        if parts:
+            self._together = None  # they meet when they first save or resume
+        if self._follows:
+            return
         with self._save_lock:
             if self._line is not None and self._line.saved:
                 self._line, self._pending, self._open, self._next_run = None, None, False, _new_run()
@@ -296,26 +350,35 @@ class Checkpointer:
         there = any(s.run == line.run and s.sequence == line.newest for s in known)
         return replace(line, history=list(line.history), saved=False) if there else None
 
-    def _store_there(self, job: _Job, sections: Mapping[str, object], held: contextlib.ExitStack) -> None:
+    def _store_there(self, job: _Job, captured: _State, held: contextlib.ExitStack) -> None:
         """On the thread: the folder is in use until it is done."""
         with held:
-            self._store(job, sections)
+            self._store(job, captured)
 
-    def _store(self, job: _Job, sections: Mapping[str, object]) -> Snapshot:
-        """Look whether the state is sound, and put it where it belongs."""
+    def _store(self, job: _Job, captured: _State) -> Snapshot:
+        """Look whether the state is sound, and put it where it belongs. In all processes that hold parts of it."""
+        ranks, sections = captured.ranks, captured.sections
         with explaining(f"step {job.step} could not be saved"):
-            bad = nonfinite(sections, allowed=job.masks)
+            found = ranks.gathered(lambda: nonfinite(sections, allowed=job.masks))
+            bad = tuple(dict.fromkeys(name for each in found for name in each))
             if bad and not job.clean:
-                return self._quarantine(job, sections, bad)
+                reason = f"{len(bad)} tensor{' holds' if len(bad) == 1 else 's hold'} NaN or Inf: {listed(bad, 3)}"
+                job = ranks.from_first(lambda: self._for_quarantine(job, reason))
+                path = self.directory / QUARANTINE / name_of(job.step, job.branch)
+                _put(path, job, captured, repaired=False, status="bad", reason=reason)
+                return ranks.from_first(lambda: self._in_quarantine(job, path))
             if bad:
                 message = "step %d: non-finite values were replaced by zeros, as asked; the checkpoint is repaired"
                 log.warning(message, job.step)
-                sections = cleaned(sections, job.masks)
-            return self._write(job, sections, repaired=bool(bad))
+                captured = replace(captured, sections=cleaned(sections, job.masks))
+            return self._write(job, captured, repaired=bool(bad))
 
-    def _write(self, job: _Job, sections: Mapping[str, object], *, repaired: bool) -> Snapshot:
+    def _write(self, job: _Job, captured: _State, *, repaired: bool) -> Snapshot:
         path = self.directory / name_of(job.step, job.branch)
-        _put(path, job, sections, repaired=repaired)
+        _put(path, job, captured, repaired=repaired)
+        return captured.ranks.from_first(lambda: self._saved(job, path, repaired=repaired))
+
+    def _saved(self, job: _Job, path: Path, *, repaired: bool) -> Snapshot:
         with self._lists_lock:
             self._own[path] = job.sequence
             if self._line is not None:
@@ -331,17 +394,15 @@ class Checkpointer:
             self._delete(self._outlived())
         return snapshot_of(path)
 
-    def _quarantine(self, job: _Job, sections: Mapping[str, object], bad: tuple[str, ...]) -> Snapshot:
-        named = ", ".join(bad[:3]) + (f" and {len(bad) - 3} more" if len(bad) > 3 else "")
-        reason = f"{len(bad)} tensor{' holds' if len(bad) == 1 else 's hold'} NaN or Inf: {named}"
+    def _for_quarantine(self, job: _Job, reason: str) -> _Job:
         log.warning("step %d: this state is not one to come back to (%s); it goes to quarantine", job.step, reason)
         home = self.directory / QUARANTINE
         prepare(home)
-        job = replace(job, branch=self._free_branch(job.step, job.branch, home))
-        path = home / name_of(job.step, job.branch)
-        _put(path, job, sections, repaired=False, status="bad", reason=reason)
+        return replace(job, branch=self._free_branch(job.step, job.branch, home))
+
+    def _in_quarantine(self, job: _Job, path: Path) -> Snapshot:
         with _only_warned("%s is in quarantine, but an older one could not be deleted: %s", path.name):
-            for old in (snapshot_of(entry.path) for entry in entries(home)):
+            for old in (snapshot_of(entry.path) for entry in entries(path.parent)):
                 if old.digest and old.run == job.run and old.sequence < job.sequence:
                     remove(old.path)  # one is evidence; more are only disk space
         return snapshot_of(path)
@@ -356,6 +417,8 @@ class Checkpointer:
 
     def quiet(self, step: int) -> None:
         """All was well up to `step`: candidates that have seen enough of it since the last trouble are good."""
+        if self._follows:
+            return
         with self._lists_lock:
             waiting = self._candidates()
             proven = [p for p, since in waiting.items() if step - max(since, self._trouble) >= self.quiet_steps]
@@ -373,6 +436,8 @@ class Checkpointer:
 
     def condemn_these(self, paths: Iterable[Path], reason: str) -> None:
         """Trouble had begun when these were written, as is known by now: they are bad, certified or not."""
+        if self._follows:
+            return
         for path in paths:
             with self._lists_lock:
                 self._candidates().pop(path, None)
@@ -430,25 +495,26 @@ class Checkpointer:
         if prefer not in PREFERENCES:
             raise CheckpointError(f"prefer is {prefer!r}; expected one of {', '.join(PREFERENCES)}")
         wanted = None if step is None else _count("step", step)
-        self.wait()
         with explaining(f"{self.directory} could not be resumed from"):
+            ranks = self._ranks(objects)
+            ranks.all(self.wait)
             tried: set[Path] = set()
             for _ in range(5):  # a run that saves there may delete what was just listed, and have newer ones by then
-                seen = seen_in(self.directory)
+                seen = ranks.from_first(lambda: seen_in(self.directory))
                 known = [one.snapshot for one in seen]
                 chosen = self._by_preference(known, prefer, wanted, run)
                 for snapshot in (s for s in chosen if s.path not in tried):
                     tried.add(snapshot.path)
                     try:
-                        contents = container.read(snapshot.path)
+                        contents = ranks.all(partial(_read, snapshot.path, objects, ranks))
                     except CheckpointError as error:
                         log.warning("%s is not used: %s", snapshot.path.name, error)
                         continue
                     _warn_of_passed_over(snapshot, seen)
-                    state.restore(contents.sections, strict=strict, **objects)
+                    ranks.all(partial(state.restore, contents.sections, strict=strict, **objects))
                     self._go_on_from(snapshot, contents.manifest.history, known)
                     return replace(snapshot, extra=contents.sections.get("extra", {}))
-                if {s.path for s in self.list()} <= {s.path for s in known}:
+                if {s.path for s in ranks.from_first(self.list)} <= {s.path for s in known}:
                     break
         self._explain_none(seen, wanted, run)
         return None
@@ -551,6 +617,8 @@ class Checkpointer:
 
         What merely cannot be read stays: the disk may have failed for a moment only.
         """
+        if self._follows:
+            return
         self._delete(
             [s.snapshot for s in self._of_this_run() if s.snapshot.state == "bad" and not (s.damaged or s.doubtful)]
         )
@@ -597,28 +665,35 @@ class Checkpointer:
             self._lock.release()
 
 
+def _captured(ranks: Ranks, objects: state.SavedObjects) -> _State:
+    sections = state.capture(**objects)
+    if not ranks.several:
+        return _State(sections=sections, places={}, ranks=ranks)
+    from trimtab.checkpoint import shards  # slow to import, and seldom needed
+
+    local, places = shards.split(sections)
+    return _State(sections=local, places=places, ranks=ranks)
+
+
 def _put(
-    path: Path,
-    job: _Job,
-    sections: Mapping[str, object],
-    *,
-    repaired: bool,
-    status: str = "candidate",
-    reason: str = "",
+    path: Path, job: _Job, captured: _State, *, repaired: bool, status: str = "candidate", reason: str = ""
 ) -> None:
-    container.write(
-        path.parent,
-        path.name,
-        sections,
-        step=job.step,
-        branch=job.branch,
-        run=job.run,
-        sequence=job.sequence,
-        history=job.history,
-        meta={**job.meta, "repaired": repaired},
-        status=status,
-        reason=reason,
-    )
+    about = {**job.about(), "meta": {**job.meta, "repaired": repaired}, "status": status, "reason": reason}
+    if not captured.ranks.several:
+        container.write(path.parent, path.name, captured.sections, **about)
+        return
+    from trimtab.checkpoint import shards
+
+    shards.write(captured.ranks, path, captured.sections, dict(captured.places), **about)
+
+
+def _read(path: Path, objects: Mapping[str, Any], ranks: Ranks) -> Contents:
+    """A checkpoint as the state of these objects in this process, every file checked."""
+    if not ranks.several and not container.inspect(path).ranks:
+        return container.read(path)
+    from trimtab.checkpoint import shards
+
+    return shards.read(path, objects, ranks)
 
 
 def _warn_of_passed_over(chosen: Snapshot, seen: Iterable[Seen]) -> None:
@@ -679,6 +754,14 @@ def _check_parts(method: str, objects: Mapping[str, object]) -> None:
         if name not in PARTS:
             hint = did_you_mean(name, PARTS, otherwise=f"it takes {', '.join(PARTS)}; your own goes into extra")
             raise CheckpointError(f"{method} was given {name!r}, which is no part of a checkpoint; {hint}")
+    # Before anything is read: a process that reads a sharded model alone waits for the others, or changes what it has.
+    if why := refusal(*_modules(objects)):
+        raise CheckpointError(why)
+
+
+def _modules(objects: Mapping[str, Any]) -> list[Any]:
+    given = [objects.get(name) for name in ("model", "ema")]
+    return [one for part in given for one in (part.values() if isinstance(part, Mapping) else [part])]
 
 
 @contextlib.contextmanager

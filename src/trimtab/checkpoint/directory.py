@@ -243,9 +243,12 @@ def step_of(name: str) -> tuple[int, int]:
 
 
 def size_of(path: Path) -> int:
-    """Bytes of all files of a checkpoint, damaged or not."""
+    """Bytes of all files of a checkpoint, damaged or not; those in the folders of several processes included."""
     try:
-        return sum(os.lstat(Path(path) / name).st_size for name in os.listdir(path))
+        found = {Path(path) / name: os.lstat(Path(path) / name) for name in os.listdir(path)}
+        inner = [one for one, info in found.items() if stat.S_ISDIR(info.st_mode)]
+        files = [info.st_size for info in found.values()]
+        return sum(files) + sum(os.lstat(one / name).st_size for one in inner for name in os.listdir(one))
     except OSError:  # it went away meanwhile
         return 0
 

@@ -7,8 +7,8 @@ import contextlib
 import math
 import os
 import re
-from collections.abc import Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +18,7 @@ from torch import Tensor
 from trimtab.checkpoint.directory import QUARANTINE, entries, explaining, size_of, step_of
 from trimtab.checkpoint.format import container, tree
 from trimtab.checkpoint.format.foreign import SAFE_SUFFIX, TORCH_SUFFIXES, load_foreign
-from trimtab.checkpoint.format.manifest import MANIFEST, MARKER, Manifest, Section
+from trimtab.checkpoint.format.manifest import MANIFEST, MARKER, Manifest, Section, rank_folder
 from trimtab.checkpoint.format.tensors import SAFE_NAMES, Json, identity, items, table
 from trimtab.checkpoint.parts import joined, kind_of, listed
 from trimtab.checkpoint.state import WATCHED, named, nonfinite
@@ -169,7 +169,7 @@ def look(path: Path, *, quarantined: bool = False) -> tuple[Seen, Manifest | Non
         sequence=manifest.sequence,
         metrics={printable(name, one_line=True): value for name, value in manifest.meta.get("metrics", {}).items()},
         repaired=bool(manifest.meta.get("repaired", False)),
-        parts=tuple(manifest.sections),
+        parts=parts_of(manifest),
     )
     seen = Seen(
         snapshot=snapshot,
@@ -180,6 +180,12 @@ def look(path: Path, *, quarantined: bool = False) -> tuple[Seen, Manifest | Non
         doubtful=not status.known,
     )
     return seen, manifest
+
+
+def parts_of(manifest: Manifest) -> tuple[str, ...]:
+    """The parts of the state that a checkpoint holds, by their names; one of several processes says it in its notes."""
+    told = manifest.meta.get("parts")
+    return tuple(map(str, told)) if manifest.ranks and isinstance(told, list) else tuple(manifest.sections)
 
 
 def snapshot_of(path: Path) -> Snapshot:
@@ -261,7 +267,7 @@ def _checkpoints_in(folder: Path) -> list[Path]:
 
 
 _DTYPES = {name: str(dtype).removeprefix("torch.") for dtype, name in SAFE_NAMES.items()}
-_MOMENT = re.compile(r"(.+)\.state\.state\.(\d+)\.(.+)")
+_MOMENT = re.compile(r"(.*)\.state\.state\.(\d+)\.(.+)")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -310,8 +316,8 @@ def sheet_of(path: Path) -> Sheet:
         created=manifest.created,
         writer=manifest.writer,
         num_bytes=seen.num_bytes,
-        sections=tuple(_row(name, section) for name, section in manifest.sections.items()),
-        meta=manifest.meta,
+        sections=_rows_of_ranks(path, manifest) if manifest.ranks else _rows(manifest),
+        meta={name: value for name, value in manifest.meta.items() if name != "parts"},
     )
 
 
@@ -335,9 +341,13 @@ def sheet_of_foreign(path: Path) -> Sheet:
 
 def tensor_names(section: Section) -> dict[str, str]:
     """Names for people: `exp_avg.layer.weight` instead of `0.state.state.3.exp_avg`."""
+    return _names(section, section.tensors)
+
+
+def _names(section: Section, keys: Iterable[str]) -> dict[str, str]:
     parameters: dict[str, dict[str, str]] = {}
     tree = section.tree if isinstance(section.tree, Mapping) else {}
-    return {key: _name(key, tree, parameters) for key in section.tensors}
+    return {key: _name(key, tree, parameters) for key in keys}
 
 
 def _name(key: str, tree: Mapping[str, Json], parameters: dict[str, dict[str, str]]) -> str:
@@ -374,6 +384,42 @@ def _row(name: str, section: Section) -> SectionRow:
         for key, one in section.tensors.items()
     )
     return SectionRow(name=name, num_bytes=section.num_bytes, tensors=rows)
+
+
+def _rows(manifest: Manifest) -> tuple[SectionRow, ...]:
+    return tuple(_row(name, section) for name, section in manifest.sections.items())
+
+
+def _rows_of_ranks(path: Path, manifest: Manifest) -> tuple[SectionRow, ...]:
+    """What several processes hold together in its whole size; what each has for itself added up over all of them."""
+    from trimtab.checkpoint import shards  # slow to import, and seldom needed
+
+    own: dict[str, dict[str, TensorRow]] = {}
+    names: dict[str, str] = {}
+    for rank in range(len(manifest.ranks)):
+        part = container.inspect(path / rank_folder(rank))
+        for section, found in part.sections.items():
+            if section == shards.SHARDS:
+                continue
+            keys = [key.removeprefix(f"{section}.") for key in shards.keys_in(found.tree)]
+            names |= {f"{section}.{key}": f"{section}.{name}" for key, name in _names(found, keys).items()}
+            for row in _row(section, found).tensors:
+                known = own.setdefault(section, {}).get(row.name)
+                size = row.num_bytes + (0 if known is None else known.num_bytes)
+                own[section][row.name] = replace(row, num_bytes=size)
+    rows: dict[str, list[TensorRow]] = {name: [] for name in parts_of(manifest)}
+    for key, (about, _) in shards.plan_of(path, manifest).items():
+        section, _, name = names.get(key, key).partition(".")
+        dtype, shape = about.properties.dtype, tuple(about.size)
+        size = math.prod(shape) * dtype.itemsize
+        row = TensorRow(name=name, dtype=str(dtype).removeprefix("torch."), shape=shape, num_bytes=size)
+        rows.setdefault(section, []).append(row)
+    for section, each in own.items():
+        rows.setdefault(section, []).extend(replace(row, name=f"{row.name} (of each rank)") for row in each.values())
+    return tuple(
+        SectionRow(name=name, num_bytes=sum(row.num_bytes for row in each), tensors=tuple(each))
+        for name, each in rows.items()
+    )
 
 
 def _foreign_row(name: str, value: object) -> SectionRow:

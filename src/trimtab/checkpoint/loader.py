@@ -216,11 +216,10 @@ class ResumableLoader:
         if not {"epoch", "place", "loader"} <= set(state):
             return ["loader: the checkpoint holds the place of another kind of loader"]
         here, saved = described(self._loader), state["loader"]
-        return [
-            different("loader", name, str(here[name]), str(saved.get(name)))
-            for name in ("batch_size", "drop_last", "sampler", "num_samples")
-            if here[name] != saved.get(name)
-        ]
+        names = (
+            ("sampler",) if _spread_otherwise(here, saved) else ("batch_size", "drop_last", "sampler", "num_samples")
+        )
+        return [different("loader", n, str(here[n]), str(saved.get(n))) for n in names if here[n] != saved.get(n)]
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on where `state_dict` was taken; a `CheckpointError`, and nothing changed, where that cannot be."""
@@ -230,6 +229,9 @@ class ResumableLoader:
             message = "the loader had %d workers and now has %d: the order stays, random numbers drawn in them differ"
             log.warning(message, workers, self._loader.num_workers)
         place = None if state["place"] is None else Run.of(state["place"])
+        here = described(self._loader)
+        if place is not None and _spread_otherwise(here, state["loader"]):
+            place = _spread(place, here, state["loader"])
         counted = self._replay(place, workers) if place is not None and self._indexed else None
         if place is None:
             restore(self._loader, state["generators"])
@@ -298,6 +300,28 @@ class Run:
         return cls(state["start"], state["fresh"], state["batches"], mark)
 
 
+def _spread_otherwise(here: Mapping[str, Any], saved: Mapping[str, Any]) -> bool:
+    """Whether the samples of an epoch were spread over another number of processes."""
+    return bool(here["num_replicas"] and saved.get("num_replicas") and here["num_replicas"] != saved["num_replicas"])
+
+
+def _spread(place: Run, here: Mapping[str, Any], saved: Mapping[str, Any]) -> Run:
+    """The same place in an epoch whose samples are spread over another number of processes.
+
+    All of them together have drawn as many samples from the beginning of the same order; where that cannot be, a few
+    less, which come twice then.
+    """
+    together, num = place.mark.drawn * saved["num_replicas"], here["num_replicas"]
+    drawn = together // num
+    size = here["batch_size"] or 1
+    drawn -= drawn % size
+    if twice := together - drawn * num:
+        log.warning(
+            "%d samples of this epoch come twice: %d processes shared it, now %d do", twice, saved["num_replicas"], num
+        )
+    return Run(place.start, place.fresh, drawn // size, Mark(drawn=drawn, check=UNKNOWN))
+
+
 def set_back(loader: DataLoader[Any], start: EpochStart) -> None:
     """Put every generator back to where it was when the epoch began."""
     rng.restore_host(start["rng"])
@@ -316,6 +340,7 @@ def described(loader: DataLoader[Any]) -> dict[str, object]:
         "sampler": type(loader.sampler).__name__,
         "num_samples": num_samples,
         "num_workers": loader.num_workers,
+        "num_replicas": getattr(loader.sampler, "num_replicas", None),
     }
 
 
@@ -378,6 +403,10 @@ def _generator(path: str, one: _Generators) -> _Source:
     if isinstance(one, np.random.RandomState):
         return _Source(path, partial(one.get_state, legacy=False), one.set_state)
     return _Source(path, one.getstate, one.setstate)
+
+
+UNKNOWN = -1
+"""In place of a checksum: what was drawn was drawn by others."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -455,7 +484,7 @@ class Order:
                 counted = self.begin()
         # Where nothing was drawn yet, and no worker waits, the sampler has yet to begin.
         drawn = sum(1 for _ in islice(iter(counted), mark.drawn)) if mark.drawn or num_workers else 0
-        if drawn != mark.drawn or counted.check != mark.check:
+        if drawn != mark.drawn or mark.check not in (counted.check, UNKNOWN):
             raise CheckpointError(
                 f"the sampler ({type(self._source).__name__}) does not draw the same samples again: "
                 f"{mark.drawn} were drawn before the checkpoint, and these {drawn} are others. It must draw from a "

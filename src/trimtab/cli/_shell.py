@@ -5,8 +5,10 @@ from __future__ import annotations
 import functools
 import json
 import math
+import os
 import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass, fields, is_dataclass
 from enum import IntEnum
 from typing import TYPE_CHECKING, NoReturn, ParamSpec, Protocol
@@ -27,12 +29,16 @@ NO = frozenset({"false", "0", "no"})
 SCHEMA_VERSION = 1
 OK, DIFFERENT, UNUSABLE, INTERRUPTED = 0, 1, 2, 130
 
+_wants_json: ContextVar[bool] = ContextVar("wants_json", default=False)
+"""Whether the command that runs was given --json."""
+
 
 def command(body: Callable[P, int]) -> Callable[P, None]:
     """Make a function a command: its errors become one line on stderr, its result the exit code."""
 
     @functools.wraps(body)
     def run(*args: P.args, **kwargs: P.kwargs) -> None:
+        _wants_json.set(bool(kwargs.get("as_json")))
         try:
             code = body(*args, **kwargs)
         except KeyboardInterrupt:
@@ -45,24 +51,37 @@ def command(body: Callable[P, int]) -> Callable[P, None]:
 
             if not isinstance(error, TrimtabError | OSError):
                 raise
-            fail(str(error))
+            fail(str(error), kind=type(error).__name__)
         if code:
             raise typer.Exit(code)
 
     return run
 
 
-def fail(message: str) -> NoReturn:
-    """Print what is wrong on stderr and end with exit code 2."""
+def fail(message: str, *, kind: str = "InputError") -> NoReturn:
+    """Print what is wrong on stderr and end with exit code 2; after --json also as one JSON object on stdout."""
+    if _wants_json.get():
+        emit_error(message, kind)
     print(f"error: {printable(message)}", file=sys.stderr)
     raise typer.Exit(UNUSABLE)
 
 
-def console() -> Console:
-    """Where people read: colours and width follow the terminal, NO_COLOR and FORCE_COLOR."""
+def emit_error(message: str, kind: str) -> None:
+    """Print one JSON object on stdout that says what went wrong: `{"error": {"kind": …, "message": …}}`."""
+    emit({"error": {"kind": kind, "message": message}})
+
+
+def console(*, whole_screen: bool = False) -> Console:
+    """Where people read: colours and width follow the terminal, NO_COLOR and FORCE_COLOR.
+
+    For the `whole_screen` the size is that of the terminal, also after a resize: COLUMNS and LINES, where a shell
+    exports them, keep the size that it had when the command began.
+    """
     from trimtab.report.text import SafeConsole
 
-    return SafeConsole()
+    if not whole_screen:
+        return SafeConsole()
+    return SafeConsole(_environ={name: v for name, v in os.environ.items() if name not in ("COLUMNS", "LINES")})
 
 
 def emit(data: Mapping[str, object]) -> None:

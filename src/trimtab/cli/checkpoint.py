@@ -269,6 +269,10 @@ def _sections(path: Path) -> tuple[Path, Mapping[str, object], bool]:
     if is_foreign(path):
         return path, sections_of_foreign(load_foreign(path), path), False
     found = find(path)
+    if container.inspect(found).ranks:
+        from trimtab.checkpoint import shards
+
+        return found, shards.read(found).sections, True
     return found, container.read(found).sections, True
 
 

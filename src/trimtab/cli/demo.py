@@ -32,12 +32,11 @@ ARMS = {
 def run(
     quick: Annotated[bool, typer.Option("--quick", help="Two epochs: a few seconds, less to see.")] = False,
     seed: Annotated[int, typer.Option("--seed", min=0, help="Another seed, another run.")] = 0,
-    runs_dir: Annotated[
+    run_dir: Annotated[
         Path | None,
-        typer.Option(
-            "--dir", envvar="TRIMTAB_DIR", help="Where the guarded run is recorded.", show_default="trimtab_runs"
-        ),
+        typer.Option("--run-dir", help="Where to record; `trimtab_runs/<id>` unless given.", show_default=False),
     ] = None,
+    runs_dir: Annotated[Path | None, typer.Option("--dir", envvar="TRIMTAB_DIR", hidden=True)] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> int:
     """Watch a training break, and the same one survive under a guard.
@@ -56,7 +55,7 @@ def run(
     runs_dir = runs_dir or Path(DEFAULT_DIR)
     if as_json:
         with silenced(FINDINGS_LOG):
-            result = run_demo(plan, runs_dir, lambda step, arms: None)
+            result = run_demo(plan, runs_dir, lambda step, arms: None, run_dir)
         page = _write_page(result)
         emit(_data(result, page, time.perf_counter() - began))
         return OK
@@ -64,7 +63,7 @@ def run(
     _show_intro(out, plan)
     # Findings are shown at the end; log lines would break the progress bars.
     with silenced(FINDINGS_LOG), _progress_on(out, plan) as progress:
-        result = run_demo(plan, runs_dir, progress)
+        result = run_demo(plan, runs_dir, progress, run_dir)
     page = _write_page(result)
     _show_result(out, result, page, time.perf_counter() - began)
     return OK

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from trimtab.cli._shell import DIFFERENT, OK, command, console, emit, fail
+from trimtab.cli._shell import DIFFERENT, NO, OK, YES, command, console, emit, fail
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from trimtab.drill.score import Report, Row
 
 NAME = "drill"
+PAGE = "drill.html"
 STYLES = {"good": "green", "bad": "bold red", "unclear": "yellow"}
 
 
@@ -36,7 +38,11 @@ def run(
     min_recall: Annotated[
         float, typer.Option("--min-recall", min=0.0, max=1.0, help="Exit 1 if recall on harmful faults is lower.")
     ] = 0.8,
-    html: Annotated[Path | None, typer.Option("--html", help="Also write a page here.", show_default=False)] = None,
+    html: Annotated[bool, typer.Option("--html", help="Also write a page, and print where it is.")] = False,
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", metavar="PATH", help="Where to write the page.  [default: ./drill.html]"),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> int:
     """Inject known faults into your own training, one by one, and measure what the guard finds.
@@ -45,6 +51,8 @@ def run(
     one: `doctor` in \\[tool.trimtab], else a bundled sample). Exit code 0: no false alarm, and recall of at least
     --min-recall; 1: otherwise; 2: could not run.
     """
+    if output is not None and not html:
+        fail(f"--output {output} is where a page goes, and none was asked for; add --html")
     from trimtab.cli.doctor import target_spec
     from trimtab.core.config_read import words
     from trimtab.drill.faults import choose
@@ -58,7 +66,7 @@ def run(
     progress = _Progress(len(faults) * seeds, silent=as_json)
     report = drill(task, faults, seeds=seeds, jobs=jobs, budget_s=budget_s, on_row=progress)
     progress.clear()
-    page = None if html is None else write_page(report, html, min_recall)
+    page = write_page(report, output or Path(PAGE), min_recall) if html else None
     if not report.ran:
         parts = [*report.not_applicable, *report.not_run]
         fail(f"no fault could be injected into {spec}: {'; '.join(f'{names}: {reason}' for reason, names in parts)}")
@@ -70,6 +78,24 @@ def run(
         if page is not None:
             print(f"page: {page}")
     return OK if held else DIFFERENT
+
+
+def today(argv: Sequence[str]) -> list[str]:
+    """Words in the spelling of today: `--html PATH` was one option, and is `--html -o PATH` now.
+
+    Example:
+        >>> today(["drill", "--html", "out.html", "m:f"]), today(["drill", "--html", "m:f"])
+        (['drill', '--html', '-o', 'out.html', 'm:f'], ['drill', '--html', 'm:f'])
+    """
+    out: list[str] = []
+    for word in argv:
+        name, equals, value = word.partition("=")
+        is_path = word.endswith((".html", ".htm")) and out[-1:] == ["--html"]
+        if name == "--html" and equals and value.lower() not in YES | NO:
+            out += ["--html", "-o", value]
+        else:
+            out += ["-o", word] if is_path else [word]
+    return out
 
 
 class _Progress:

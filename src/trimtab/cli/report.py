@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from trimtab.cli import compare
 from trimtab.cli._shell import DIFFERENT, OK, command, console, emit, fail
 
 if TYPE_CHECKING:
@@ -30,6 +31,10 @@ RunArgument = Annotated[
 @command
 def run(
     run_dir: RunArgument = None,
+    other: Annotated[
+        Path | None,
+        typer.Argument(metavar="[OTHER]", help="Another run: shows what differs, as `trimtab compare` does."),
+    ] = None,
     html: Annotated[
         bool, typer.Option("--html", help="Write a page with charts, one HTML file, and print where it is.")
     ] = False,
@@ -42,20 +47,24 @@ def run(
     """Show what happened in a run: its health, its findings, what was done."""
     if output is not None and not html:
         fail(f"--output {output} is where a page goes, and none was asked for; add --html")
+    if run_dir is not None and other is not None:
+        return compare.show(run_dir, other, by="step", epoch_steps=None, html=html, output=output, as_json=as_json)
     from trimtab.record.reader import find_run, read_run
     from trimtab.report.summary import summarise
 
     folder = find_run(run_dir)
-    found = read_run(folder)
     if html:
+        from trimtab.report.figures import on_page
         from trimtab.report.html import write_html
 
+        found = read_run(folder, keep=on_page)
         path = write_html(found, output)
         if as_json:
             emit({"run_dir": str(folder), "html": str(path)})
         else:
             print(path)
         return OK
+    found = read_run(folder)
     summary = summarise(found)
     if as_json:
         emit({"run_dir": str(folder), "summary": summary})

@@ -78,12 +78,15 @@ def run(
     ] = None,
     preset: Annotated[str | None, typer.Option("--preset", help="Settings by name; see `trimtab presets`.")] = None,
     config: Annotated[Path | None, typer.Option("--config", help="A TOML file with settings.")] = None,
-    runs_dir: Annotated[
-        str | None, typer.Option("--dir", help="Where to record; `trimtab_runs` unless set.", show_default=False)
+    run_dir: Annotated[
+        Path | None,
+        typer.Option("--run-dir", help="Where to record; `trimtab_runs/<id>` unless given.", show_default=False),
     ] = None,
-    checkpoint: Annotated[
-        Path | None, typer.Option("--checkpoint", help="Save certified checkpoints there.", show_default=False)
+    runs_dir: Annotated[str | None, typer.Option("--dir", hidden=True)] = None,
+    checkpoint_dir: Annotated[
+        Path | None, typer.Option("--checkpoint-dir", help="Save certified checkpoints there.", show_default=False)
     ] = None,
+    checkpoint: Annotated[Path | None, typer.Option("--checkpoint", hidden=True)] = None,
     resume: Annotated[
         str | None,
         typer.Option("--resume", metavar="auto|DIR", help="Start from the weights and moments last saved there."),
@@ -109,7 +112,9 @@ def run(
         context.obj.start = lambda: run_program(what)
         return OK
     settings = _settings(config=config, mode=mode, clip=clip, preset=preset, runs_dir=runs_dir)
-    settings |= _places(checkpoint, resume)
+    settings |= _places(checkpoint_dir or checkpoint, resume)
+    if run_dir is not None:
+        settings["run_dir"] = run_dir.absolute()
     context.obj.start = lambda: run_guarded(what, settings, quiet=quiet, as_json=as_json)
     return OK
 
@@ -131,16 +136,15 @@ def _places(checkpoint: Path | None, resume: str | None) -> dict[str, object]:
     if resume is not None and resume != "auto":
         checkpoint = checkpoint or Path(resume)
         if Path(resume).absolute() != checkpoint.absolute():
-            raise typer.BadParameter("resume from the folder that is saved to, or leave --checkpoint out")
+            raise typer.BadParameter("resume from the folder that is saved to, or leave --checkpoint-dir out")
     if checkpoint is None:
         if resume is not None:
-            raise typer.BadParameter("--resume auto needs --checkpoint DIR: the folder to resume from")
+            raise typer.BadParameter("--resume auto needs --checkpoint-dir DIR: the folder to resume from")
         return {}
     from trimtab.checkpoint.checkpointer import Checkpointer
+    from trimtab.run.auto_guard import folder_of_rank
 
-    if (rank := os.environ.get("RANK", "0")).isdigit() and rank != "0":
-        checkpoint /= f"rank{rank}"  # each process has its own random numbers and place in the data
-    with Checkpointer(checkpoint) as ckpt:
+    with Checkpointer(folder_of_rank(checkpoint)) as ckpt:
         ckpt.claim()  # a folder that cannot be saved to is reported before the script starts
     return {"checkpoint": checkpoint.absolute(), "resume": resume is not None}
 

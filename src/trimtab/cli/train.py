@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
+import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -38,8 +39,8 @@ def run(
 ) -> int:
     """Train one of the documented systems on real data. `trimtab train RECIPE --help` shows the options of one.
 
-    Every recipe takes --quick, --fault NAME, --unguarded, --compare, --resume, --run-dir, --checkpoint-dir, --device,
-    --seed and --json beside its own options.
+    Every recipe takes --quick, --fault NAME, --unguarded, --compare, --resume, --run-dir, --checkpoint-dir,
+    --checkpoint-every, --doctor, --device, --seed and --json beside its own options.
     """
     if recipe is None:
         _list()
@@ -80,14 +81,20 @@ def _body(recipe: Recipe) -> Callable[..., None]:
             name: _value(value, recipe, name) for name, value in given.items() if name in own and value is not None
         }
         how: dict[str, Any] = {"quick": given["quick"], "fault": given["fault"], "run_dir": given["run_dir"]}
-        how["checkpoint_dir"] = given["checkpoint_dir"]
+        how |= {"checkpoint_dir": given["checkpoint_dir"], "checkpoint_every": given["checkpoint_every"]}
         chosen |= {"seed": given["seed"], "device": given["device"]}
+        if given["doctor"]:
+            from trimtab.cli.doctor import examine_recipe
+
+            return examine_recipe(recipe, chosen, quick=given["quick"], fault=given["fault"], as_json=given["as_json"])
         with _shown(as_json=given["as_json"]) as (say, show):
             if given["compare"]:  # the table at the end shows everything
                 results = compare(recipe, chosen, say=say, **how)
             else:
                 how |= {"guarded": not given["unguarded"], "resume": given["resume"]}
                 results = [run_recipe(recipe, chosen, say=say, show=show, **how)]
+        if given.get("use_ddp") and os.environ.get("RANK", "0") != "0":
+            return OK  # the first process speaks for all
         if given["as_json"]:
             emit({"recipe": recipe.name, "runs": results})
         else:
@@ -107,9 +114,10 @@ def _parameter(option: Option) -> inspect.Parameter:
         kind, default = str, "true"
     if default not in (None, "", False) and kind is not bool:
         text = f"{text} Default: {f'{default:g}' if kind is float else default}."
-    annotation: Any = Annotated[kind | None, typer.Option(flag, help=text, show_default=False)]
+    flags = [flag, *(f"--{alias.replace('_', '-')}" for alias in option.aliases)]
+    annotation: Any = Annotated[kind | None, typer.Option(*flags, help=text, show_default=False)]
     if kind is bool:
-        annotation = Annotated[bool, typer.Option(flag, help=text)]
+        annotation = Annotated[bool, typer.Option(*flags, help=text)]
     # None is what was not given: --quick may then choose.
     given = False if kind is bool else None
     return inspect.Parameter(option.name, inspect.Parameter.KEYWORD_ONLY, default=given, annotation=annotation)
@@ -125,6 +133,13 @@ def _common(recipe: Recipe) -> Iterator[inspect.Parameter]:
         ("resume", str | None, None, "Resume from the newest sound checkpoint (auto) or from a path."),
         ("run_dir", Path | None, None, "Where to record; trimtab_runs/<id> unless given."),
         ("checkpoint_dir", Path | None, None, "Where to keep checkpoints and history.json; none without it."),
+        (
+            "checkpoint_every",
+            int | None,
+            None,
+            "Steps between checkpoints within an epoch; 0: none.",
+        ),
+        ("doctor", bool, False, "Examine data and training instead of training; exit code 1 if a check fails."),
         ("device", str, "auto", "auto (a GPU if there is one), cpu, cuda or cuda:N."),
         ("seed", int, 42, "Another seed, another run."),
         ("json", bool, False, "Print one JSON object."),

@@ -144,6 +144,22 @@ def gradient_diagnostics(
     known = list(norms)
     low, high = (min(known), max(known)) if known else (math.nan, math.nan)
     average = sum(known) / len(known) if known else math.nan
+    counts = {"num_zero": num_zero, "num_nonfinite": num_nonfinite, "num_parameters": num_parameters}
+    return gradient_line(step, global_norm, low, high, average, **counts)
+
+
+def gradient_line(
+    step: int,
+    global_norm: float,
+    low: float,
+    high: float,
+    average: float,
+    *,
+    num_zero: int,
+    num_nonfinite: int,
+    num_parameters: int,
+) -> str:
+    """The `[GRAD]` line of norms that are summed up already: the lowest, the highest and their mean."""
     return (
         f"[GRAD] Step {step:>4} | Global: {global_norm:.2e} | Zero: {num_zero}/{num_parameters} | "
         f"NaN/Inf: {num_nonfinite}/{num_parameters} | Max: {high:.2e} | Avg: {average:.2e} | "

@@ -7,11 +7,12 @@ import math
 import re
 from collections import deque
 from collections.abc import Callable, Mapping
+from importlib import import_module
 from typing import Any
 
 from trimtab.core.errors import InputError
 from trimtab.core.types import Outcome, Record, Sample
-from trimtab.record.sinks import takes_step
+from trimtab.record.sinks import LOGGERS, takes_step
 
 GRAD_NORM_BEFORE = "Training/GradNorm_Before"
 GRAD_NORM_AFTER = "Training/GradNorm_After"
@@ -41,6 +42,10 @@ def tag_sender(logger: object) -> Send:
     """
     if isinstance(logger, (logging.Logger, logging.LoggerAdapter)):  # before .log: theirs takes a level first
         return lambda values, step: logger.info("%s", _as_text(values, step))
+    loggers: Any = import_module(LOGGERS)  # it lives above this package
+    if (send := loggers.tags_for(logger)) is not None:
+        found: Send = send
+        return found
     add_scalar: Any = getattr(logger, "add_scalar", None)
     if callable(add_scalar):
         return lambda values, step: _each(add_scalar, values, step)
@@ -76,7 +81,7 @@ def _dict_sender(log: Callable[..., object], *, rising: bool) -> Send:
 
     def send(values: Mapping[str, float], step: int) -> None:
         nonlocal newest
-        if rising:  # wandb drops what is older than its newest step
+        if rising:  # such a log often drops what is older than its newest step
             step = newest = max(newest, step)
         if with_step:
             log(dict(values), step=step)

@@ -157,6 +157,28 @@ def _counts(norm: float) -> bool:
     return math.isfinite(norm) and norm > 0.0
 
 
+class HeldLimit:
+    """A limit that was found to help, and stays."""
+
+    def __init__(self, norm: float) -> None:
+        self._norm = norm
+
+    def push(self, norm: float) -> None:
+        """It does not follow the run."""
+
+    def limit(self) -> float:
+        """Always the same."""
+        return self._norm
+
+    def state_dict(self) -> dict[str, Any]:
+        """Plain data."""
+        return {"held": self._norm}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """A state from before it was held does not release it."""
+        self._norm = float(state.get("held", self._norm))
+
+
 class PercentileLimit:
     """A percentile of the last accepted norms, as they were before clipping: a percentile bears outliers."""
 

@@ -47,6 +47,8 @@ class PolicyConfig:
         effect_after: Steps after which the effect of an action is recorded.
         ring_every: Good steps between two copies of the state in memory, to roll back to; 0: none.
         ring_bytes: The most bytes that all copies take. If three copies do not fit, there are none.
+        trial_steps: Steps of each treatment trial after a rollback; 0: no trials. They need `step_fn` and the batches.
+        trial_batches: The most batches that are held, by reference, for trials.
     """
 
     cooldown: int = 20
@@ -57,6 +59,8 @@ class PolicyConfig:
     effect_after: int = 20
     ring_every: int = 10
     ring_bytes: int = 256_000_000
+    trial_steps: int = 0
+    trial_batches: int = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,7 +86,9 @@ class Config:
     severity: Mapping[str, str] = field(default_factory=dict)
     rules: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     full_every: int = 50
+    stages: bool = False
     activations: bool = False
+    trace: bool = True
     kernels: str = "auto"
     record: bool = True
     dir: str = DEFAULT_DIR
@@ -205,6 +211,8 @@ def _policy(value: object, name: str) -> PolicyConfig:
         "effect_after": integer(1),
         "ring_every": integer(0),
         "ring_bytes": integer(0),
+        "trial_steps": integer(0),
+        "trial_batches": integer(2),
     }
     return PolicyConfig(**read_table(value, read, where=name))
 
@@ -225,7 +233,9 @@ _CONFIG: Mapping[str, Reader] = {
     "severity": severities,
     "rules": tables,
     "full_every": integer(0),
+    "stages": boolean,
     "activations": boolean,
+    "trace": boolean,
     "kernels": choice(KERNELS),
     "record": boolean,
     "dir": text,

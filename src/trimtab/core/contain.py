@@ -49,7 +49,7 @@ class Contained:
             log.error("trimtab: %s failed (%s); training goes on without it", what, error, exc_info=error)
 
 
-_REFS: set[weakref.ref[Any]] = set()
+_REFS: dict[int, weakref.ref[Any]] = {}  # by id: two references to one object are equal
 
 
 def when_collected(obj: object, function: Callable[..., object], *args: object) -> None:
@@ -62,10 +62,10 @@ def when_collected(obj: object, function: Callable[..., object], *args: object) 
     # What is needed at the very end is bound here: by then globals may be gone.
     def gone(
         ref: weakref.ref[Any],
-        refs: set[weakref.ref[Any]] = _REFS,
+        refs: dict[int, weakref.ref[Any]] = _REFS,
         is_finalizing: Callable[[], bool] = sys.is_finalizing,
     ) -> None:
-        refs.discard(ref)
+        refs.pop(id(ref), None)
         if is_finalizing():
             return
         try:
@@ -73,4 +73,5 @@ def when_collected(obj: object, function: Callable[..., object], *args: object) 
         except Exception:
             log.exception("trimtab: cleaning up after a collected object failed; training goes on")
 
-    _REFS.add(weakref.ref(obj, gone))
+    ref = weakref.ref(obj, gone)
+    _REFS[id(ref)] = ref

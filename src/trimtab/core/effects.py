@@ -12,8 +12,9 @@ from typing import Any
 from trimtab.core.types import Action, Outcome, Sample
 
 MAX_WATCHED = 32
-UNMEASURED = frozenset({"skip", "stop", "skip_data"})
-"""A skipped update or sample changes nothing of what comes right after, and after a stop nothing comes."""
+UNMEASURED = frozenset({"skip", "stop", "skip_data", "trials"})
+"""A skipped update or sample changes nothing of what comes right after, and after a stop nothing comes. What comes of
+trials is what comes of the rewind they were made after."""
 CLEAR = 0.02
 """Share of the loss by which a median must move to count as moved."""
 NOISE = 0.5

@@ -48,6 +48,10 @@ class CheckpointError(TrimtabError, OSError):
     """A checkpoint cannot be written, read, or put into these objects; what was there before is as it was."""
 
 
+class MissingPackageError(TrimtabError, ImportError):
+    """An integration needs a package that is not installed; the message says how to install it."""
+
+
 class TrainingStopped(TrimtabError, ValueError):  # ValueError: what the documented trainers raise on NaN/Inf
     """The run was stopped for its health; `verdict` holds the findings that led to it.
 

@@ -100,6 +100,8 @@ class IncidentLines:
         self._counts: Counter[tuple[str, str]] = Counter()
         # By optimizer: where the incident has come to, and how grave it was said to be.
         self._last: dict[str, tuple[int, Severity]] = {}
+        # By optimizer: what the incident that goes on began with, and its newest bad step.
+        self._begun: dict[str, tuple[Finding, int]] = {}
 
     def close(self) -> None:
         """Nothing more will be said: what others say from here on is news."""
@@ -107,6 +109,7 @@ class IncidentLines:
 
     def of(self, verdict: Verdict) -> IncidentLine | None:
         """The line for a verdict; None where it tells nothing new."""
+        first = self._began_with(verdict)
         news = [finding for finding in verdict.findings if finding.streak <= 1]
         if not news:
             return None
@@ -127,8 +130,21 @@ class IncidentLines:
         again = f" ({times:,}th time)" if times > 1 else ""
         others = ", ".join(f"{f.code} {f.name}" for f in news if f is not lead)
         where = f" ({lead.optimizer})" if lead.optimizer else ""
-        text = f"step {lead.step}{where}: {lead.code} {lead.name}{again}: {lead.message}"
+        after = ""
+        if first is not None and first.code not in (f.code for f in news) and first.step < lead.step:
+            after = f", after {first.code} {first.name} at step {first.step}"
+        text = f"step {lead.step}{where}: {lead.code} {lead.name}{again}{after}: {lead.message}"
         return IncidentLine(finding=lead, severity=worst, text=f"{text} Also {others}." if others else text)
+
+    def _began_with(self, verdict: Verdict) -> Finding | None:
+        """The first finding of the incident that a verdict belongs to: causes come before their effects."""
+        if not verdict.findings:
+            return None
+        first, last = self._begun.get(verdict.optimizer, (verdict.findings[0], verdict.step))
+        if not 0 <= verdict.step - last <= GAP:
+            first = verdict.findings[0]
+        self._begun[verdict.optimizer] = first, verdict.step
+        return first
 
     def outcome(self, outcome: Outcome) -> str | None:
         """The line for what became of an action; None where the same was said often enough."""

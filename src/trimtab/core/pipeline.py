@@ -13,6 +13,7 @@ import numpy as np
 from trimtab.core.config import Config
 from trimtab.core.effects import Effects, TakenBack
 from trimtab.core.harm import harm_of, is_fixed_objective
+from trimtab.core.origin_notes import explained
 from trimtab.core.policy import Ladder
 from trimtab.core.registry import advice_of, select_rules
 from trimtab.core.schedule import RAISED
@@ -204,7 +205,8 @@ class Brain:
         self._open[finding.code] = {"last": sample.step, "streak": streak}
         if streak == 1 or finding.code not in self._given:  # while it lasts, what was said at its onset stands
             self._given[finding.code] = self._advise(finding)
-        return replace(finding, streak=streak, optimizer=sample.optimizer, advice=self._given[finding.code])
+        said = replace(finding, streak=streak, optimizer=sample.optimizer, advice=self._given[finding.code])
+        return explained(said, sample.notes)
 
     def _advise(self, finding: Finding) -> tuple[str, ...]:
         own = finding.advice or self._advice.get(finding.code, ())

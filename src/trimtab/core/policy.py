@@ -141,9 +141,13 @@ class Ladder:
         due = next_rewind(state["rewound"], verdict, found, quiet=self.settings.quiet) if found else None
         if due is None or (not due[2] and not self._affords(state, REWIND, verdict.step, cooldown=False)):
             return []
-        state["rewound"], action, _ = due
+        state["rewound"], action, again = due
         innocent = any(f.name in BLAMELESS for f in verdict.findings)
-        return [Action(kind="rewind", args={**action.args, "limit": 0.0 if innocent else 1.0})]
+        rewind = Action(kind="rewind", args={**action.args, "limit": 0.0 if innocent else 1.0})
+        if action.args.get("buffers") or not self.settings.trial_steps:
+            return [rewind]
+        how = {"steps": float(self.settings.trial_steps), "again": float(again)}
+        return [rewind, Action(kind="trials", args={**how, **{n: action.args[n] for n in ("before", "back")}})]
 
     def _affords(self, state: dict[str, Any], action: Action, step: int, *, cooldown: bool = True) -> bool:
         """Whether cool-down and budget allow it; if so it is paid for."""

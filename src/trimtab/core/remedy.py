@@ -93,6 +93,9 @@ class SampleDesk(Protocol):
     def knows(self, step: int) -> bool:
         """Whether it does for this step."""
 
+    def offended(self, step: int) -> str:
+        """Note that a step did harm; samples that were in every such step are put aside, and the text says so."""
+
     def put_aside(self, step: int) -> tuple[int, str]:
         """Put them into quarantine: how many, and by what they are known."""
 

@@ -19,6 +19,8 @@ SPAN = 64
 LEAST_GROWTH, STEADY = math.log(1.005), 0.9
 """A rate that grows at every step by at least so much, and each time by nearly the same factor, grows without bound:
 the factor of a warm-up or of a cycle changes all the time."""
+HELD = 16
+"""A rate that did not rise for so many steps was the one to train with: a warm-up is over, or there was none."""
 NEVER = -(10**9)
 _OLD_NAMES = {"leapt_at": "jumped_at", "leapt_from": "jumped_from"}
 """Of fields in states that were saved by earlier releases."""
@@ -39,6 +41,8 @@ class Schedule:
         self.highs: deque[float] = deque(maxlen=SPAN)  # the highest rate so far, after each of the last steps
         self.grows_for = 0  # consecutive steps with a rate that grew by a steady factor
         self.grows_from, self._factor = 0.0, 0.0  # the rate before them, and the logarithm of the first factor
+        self.still_for = 0  # consecutive steps in which the rate did not rise
+        self.climb_from, self.climb_steps = 0.0, 0  # see `climb`
         self.effort = 0.0  # steps so far, each counted by its rate over the highest: what a warm-up delays
 
     def absorb(self, sample: Sample) -> None:
@@ -50,6 +54,7 @@ class Schedule:
                 self.grown_at = sample.step
             if math.isfinite(top):
                 self._grow(before, top)
+                self._climb(before, top)
                 if before > 0 and top > RAISED * before and self.num_seen > 2:
                     self.raised_at = sample.step
                 if self.num_seen >= MIN_HISTORY and top > JUMP * self.highest > 0:
@@ -74,6 +79,28 @@ class Schedule:
         else:
             self.grows_for, self.grows_from, self._factor = 1, before, by
 
+    def _climb(self, before: float, top: float) -> None:
+        """Whether the rate rises above the highest that was ever used, after it was held: not at a warm-up."""
+        if top > before:
+            if self.still_for >= HELD:
+                self.climb_from, self.climb_steps = self.highest, 0
+            self.climb_steps += 1
+            self.still_for = 0
+            return
+        self.still_for += 1
+        if top < before or self.still_for >= HELD:
+            self.climb_from = 0.0
+
+    def climb(self, top: float) -> tuple[int, float]:
+        """How often a rate of `top` in the newest sample would have risen since one was held, and the highest before.
+
+        (0, 0) where no rate was held before, as at a warm-up, or where it fell or stands still since.
+        """
+        rises = top > max(self.rates, default=0.0)
+        if rises and self.still_for >= HELD:
+            return 1, self.highest
+        return (self.climb_steps + int(rises), self.climb_from) if self.climb_from > 0 else (0, 0.0)
+
     def growth(self, top: float) -> tuple[int, float]:
         """For how many steps a rate of `top` in the newest sample would have grown steadily, and from which rate."""
         by = _factor(max(self.rates, default=0.0), top)
@@ -86,6 +113,9 @@ class Schedule:
             self.small_before = False
         if num:
             self.grows_for = 0
+            self.still_for += num
+            if self.still_for >= HELD:
+                self.climb_from = 0.0
         if self.rates:
             share = max(self.rates) / self.highest if self.highest > 0 else 0.0
             for _ in range(num):  # one by one, because sums are not the same otherwise
@@ -129,6 +159,7 @@ class Schedule:
             "small_before": self.small_before,
             "idle_steps": self.idle_steps,
             "grows": [self.grows_for, self.grows_from, self._factor],
+            "climb": [self.still_for, self.climb_from, self.climb_steps],
             "effort": self.effort,
             "highs": list(self.highs),
         }
@@ -138,9 +169,10 @@ class Schedule:
         """The schedule that `state_dict` described."""
         new = cls()
         for name, value in state.items():
-            if name != "grows":
+            if name not in ("grows", "climb"):
                 setattr(new, _OLD_NAMES.get(name, name), value)
         new.grows_for, new.grows_from, new._factor = state.get("grows", (0, 0.0, 0.0))
+        new.still_for, new.climb_from, new.climb_steps = state.get("climb", (0, 0.0, 0))
         new.highs = deque(state.get("highs", ()), maxlen=SPAN)
         new.rates = tuple(float(r) for r in state["rates"])
         new.batch_size = math.nan if state["batch_size"] is None else float(state["batch_size"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable
 
 
@@ -12,8 +13,18 @@ def nearest_name(word: str, known: Iterable[str], *, cutoff: float = 0.6) -> str
     Example:
         >>> nearest_name("tabluar", ["charlm", "tabular"]), nearest_name("x", ["charlm", "tabular"])
         ('tabular', None)
+        >>> nearest_name("GRAD01", ["GRAD010", "GRAD001"])  # zeros before a number are often left out
+        'GRAD001'
     """
-    return next(iter(difflib.get_close_matches(word, list(known), n=1, cutoff=cutoff)), None)
+    known = list(known)
+    same = [name for name in known if _without_zeros(name) == _without_zeros(word)]
+    if same:
+        return same[0]
+    return next(iter(difflib.get_close_matches(word, known, n=1, cutoff=cutoff)), None)
+
+
+def _without_zeros(name: str) -> str:
+    return re.sub(r"(?<!\d)0+(?=\d)", "", name)
 
 
 def did_you_mean(word: str, known: Iterable[str], *, otherwise: str, cutoff: float = 0.6) -> str:

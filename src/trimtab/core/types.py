@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
+from trimtab.core.notebook import box, finding_html
 from trimtab.core.severity import Severity as Severity
 
 if TYPE_CHECKING:
@@ -147,6 +148,9 @@ class Finding:
         where = f" ({self.optimizer})" if self.optimizer else ""
         return f"step {self.step}{where}: {self.code} {self.name}: {self.message}"
 
+    def _repr_html_(self) -> str:
+        return finding_html(self)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
@@ -166,6 +170,11 @@ class Verdict:
     def __bool__(self) -> bool:
         """True when something is wrong, so that `if verdict:` reads as "is there trouble?"."""
         return bool(self.findings)
+
+    def _repr_html_(self) -> str:
+        num = len(self.findings)
+        words = f"{num} finding{'s' * (num != 1)}" if num else "nothing found"
+        return box(f"step {self.step:,}: {words}", (), self.findings)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -231,7 +240,10 @@ class Snapshot:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunInfo:
-    """The first line of a record: what was trained, by which versions, under which settings."""
+    """The first line of a record: what was trained, by which script and versions, under which settings.
+
+    `host` and `pid` tell whether a run whose record was not closed is still going.
+    """
 
     run_id: str
     started: str
@@ -241,6 +253,9 @@ class RunInfo:
     num_parameters: int
     optimizers: tuple[str, ...]
     rules: tuple[str, ...]
+    script: str = ""
+    host: str = ""
+    pid: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -351,6 +366,7 @@ _WORDS: Mapping[str, Callable[[Args], str]] = {
     "stop": lambda args: "stop the training",
     "skip_data": lambda args: "put the samples of the batch aside",
     "rewind": _rewind,
+    "trials": lambda args: f"try out what helps, {int(args.get('steps', 0))} steps each",
     "cut_lr": _cut_lr,
     "back_off_scaler": lambda args: f"multiply the loss scale by {args.get('factor', 0.5):g}",
     "raise_weight_decay": lambda args: f"multiply the weight decay by {args.get('factor', 1.5):g}",

@@ -6,6 +6,7 @@ import math
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from itertools import islice
 from math import isfinite
 from statistics import median
 from typing import Any
@@ -76,13 +77,13 @@ class _Ends:
         if not value >= self.lowest:
             self.lowest, self.lowest_step = value, step
 
-    def push_all(self, values: list[tuple[float, int]]) -> None:
+    def push_all(self, values: list[float], steps: list[int]) -> None:
         if self.first_step < 0:
-            self.first, self.first_step = values[0]
-        self.last, self.last_step = values[-1]
-        value, step = min(values)  # of equal ones the first, as one by one
+            self.first, self.first_step = values[0], steps[0]
+        self.last, self.last_step = values[-1], steps[-1]
+        value = min(values)
         if not value >= self.lowest:
-            self.lowest, self.lowest_step = value, step
+            self.lowest, self.lowest_step = value, steps[values.index(value)]  # of equal ones the first, as one by one
 
     def state_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -142,9 +143,11 @@ class Window:
 
     def last(self, name: str, num: int) -> list[float]:
         """A scalar in the last `num` training samples, the newest included, oldest first; finite values only."""
-        past = list(self.past)[-(num - 1) :] if num > 1 else []
-        values = [v for scalars in (*past, self.now.scalars) if (v := scalars.get(name)) is not None]
-        return [v for v in values if math.isfinite(v)]
+        past = self.past
+        earlier = islice(past, max(len(past) - num + 1, 0), None)  # finite already
+        values = [v for scalars in earlier if (v := scalars.get(name)) is not None]
+        now = self.now.scalars.get(name)
+        return values if now is None or not isfinite(now) else [*values, now]
 
     def streak(self, name: str, num: int) -> bool:
         """Whether a scalar is set in the newest sample and in the `num - 1` before it."""
@@ -212,16 +215,19 @@ class Window:
         self._now, self._left_out = samples[-1], 0
         steps, facts = [sample.step for sample in samples], [sample.scalars for sample in samples]
         for name, series in self._series.items():
-            known = [(v, step) for step, s in zip(steps, facts, strict=True) if isfinite(v := s.get(name, math.nan))]
-            if known:
+            values, at = [v for s in facts if (v := s.get(name)) is not None], steps
+            if len(values) < len(steps) or not isfinite(sum(values)):
+                at = [step for step, s in zip(steps, facts, strict=True) if isfinite(s.get(name, math.nan))]
+                values = [v for v in values if isfinite(v)]
+            if values:
                 if name not in self._ends:
                     self._ends[name] = _Ends()
-                self._ends[name].push_all(known)
-                series.push_all([value for value, _ in known])
+                self._ends[name].push_all(values, at)
+                series.push_all(values)
         self.schedule.absorb_same(len(samples), sized=any("batch_size" in scalars for scalars in facts))
         loss_level, norm_level = self._levels["loss"], self._levels["grad_norm"]
         for step, scalars in zip(steps, facts, strict=True):
-            if not all(map(isfinite, scalars.values())):
+            if not isfinite(sum(scalars.values())):  # a sum that is finite has finite parts only
                 scalars = {name: value for name, value in scalars.items() if isfinite(value)}
             self.past.append(scalars)
             if (loss := scalars.get("loss")) is not None:
@@ -323,3 +329,8 @@ def listed(names: tuple[str, ...], num: float | None = None) -> str:
     total = int(num) if num is not None else len(names)
     head = ", ".join(names[:3])
     return f"{head} and {total - 3} more" if total > 3 and len(names) >= 3 else head
+
+
+def of_ranks(ranks: tuple[str, ...]) -> str:
+    """For a sentence: whose it is, where several processes train together and not all of them are meant."""
+    return f" on {listed(ranks)}" if ranks else ""

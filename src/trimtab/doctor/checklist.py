@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 import torch
 from torch import Tensor
 
+from trimtab.compat.lines import gradient_line
 from trimtab.doctor.batch_tensors import Roles, is_label_like, leaves
 
 if TYPE_CHECKING:
@@ -139,6 +140,7 @@ class StepView:
     nonfinite: int
     largest: float
     smallest: float
+    average: float
     scale: float | None
     seconds: float
     failure: str
@@ -159,10 +161,9 @@ class StepView:
         if self.grad_norm is None:
             yield "  no optimizer step in this call"
             return
-        yield (
-            f"  [GRAD] Step {self.step:4d} | Global: {self.grad_norm:.2e} | Zero: {self.zero}/{self.total} | "
-            f"NaN/Inf: {self.nonfinite}/{self.total} | Range: [{self.smallest:.2e}, {self.largest:.2e}]"
-        )
+        counts = {"num_zero": self.zero, "num_nonfinite": self.nonfinite, "num_parameters": self.total}
+        norms = self.smallest, self.largest, self.average
+        yield f"  {gradient_line(self.step, self.grad_norm, *norms, **counts)}"
         yield f"  Gradient health: {self.nonzero}/{self.total} non-zero, {self.nonfinite} NaN/Inf"
         after = self.norm_after_clip
         if after is not None and after != self.grad_norm:
@@ -199,6 +200,7 @@ def step_view(call: Call, batch: object, roles: Roles | None = None) -> StepView
         nonfinite=len(there) - len(finite),
         largest=max(finite, default=0.0),
         smallest=min(finite, default=0.0),
+        average=sum(finite) / len(finite) if finite else 0.0,
         scale=call.scale,
         seconds=call.seconds,
         failure=f"{failure.kind} in {failure.phase}: {failure.text[:200]}" if failure is not None else "",

@@ -9,7 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from trimtab.doctor.batch_tensors import is_label_like, leaves, mapped, same_values
+from trimtab.doctor.dropout_calls import WithoutDropout
 from trimtab.doctor.probe import Probe
+from trimtab.doctor.recording import Call
 from trimtab.sample.transfer import number
 
 SHIFTS = (1, 0, -1, 2)
@@ -306,6 +308,41 @@ def relation(probe: Probe) -> Relation | None:
     if line >= 0.02 or near >= SURE:  # there is something: no need to train
         return Relation(model=0.0, neighbours=near, line=line, num_steps=0)
     return _trained(probe, line, near)
+
+
+FRESH = 0.5
+"""Targets of which this part is another with another seed are drawn, not given; smoothed ones change by less."""
+
+
+def redrawn(probe: Probe) -> float | None:
+    """Which part of the targets changes with the random numbers, though all that the model sees stays the same.
+
+    With one seed such a target is learned by heart; in training it is new each time. None where it cannot be asked, or
+    where the model sees the noise as well, as in diffusion; a policy that samples its own actions weighs each of them.
+    """
+    facts = probe.calls[0].facts
+    if probe.no_experiments or facts.target is None or facts.reduction not in ("mean", "sum"):
+        return None
+    with WithoutDropout():  # what it draws is seen by the model alone
+        first, other = (probe.once(probe.batch(0), probe.options.seed + i) for i in range(2))
+    if not _sees_the_same(first, other) or first.facts.target is None or other.facts.target is None:
+        return None
+    return _changed(first.facts.target, other.facts.target)
+
+
+def _sees_the_same(first: Call, other: Call) -> bool:
+    inputs = len(first.inputs) == len(other.inputs) > 0 and all(map(torch.equal, first.inputs, other.inputs))
+    answers = first.output is not None and other.output is not None and first.output.shape == other.output.shape
+    return inputs and answers and torch.allclose(first.output, other.output)  # type: ignore[arg-type]
+
+
+def _changed(a: Tensor, b: Tensor) -> float | None:
+    if a.shape != b.shape or not a.numel():
+        return None
+    if not a.is_floating_point():
+        return number((a != b).double().mean())
+    spread = number(a.double().var(unbiased=False) + b.double().var(unbiased=False))
+    return number((a - b).double().square().mean()) / spread if spread > 0 else 0.0
 
 
 def _one_input(probe: Probe) -> bool:

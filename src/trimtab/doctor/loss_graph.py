@@ -22,7 +22,7 @@ VIEWS = ("View", "Reshape", "UnsafeView", "Squeeze", "Unsqueeze", "Transpose", "
 PICKING = ("Gather", "Index", "TakeAlongDim")
 BOUNDED = {"Relu": (0.0, None), "Sigmoid": (0.0, 1.0), "Tanh": (-1.0, 1.0), "Softmax": (0.0, 1.0)}
 
-FAR_FROM_CHANCE = 20.0
+FAR_FROM_CHANCE = 8.0
 """A first loss of this many times that of guessing is worth a warning even if it falls."""
 
 

@@ -66,6 +66,8 @@ class Facts(TypedDict, total=False):
     num: int
     norm: float
     max_norm: float
+    # autocast
+    in_forward: bool
     # scale
     enabled: bool
     # step
@@ -84,7 +86,7 @@ class Facts(TypedDict, total=False):
 class Event:
     """Something that happened.
 
-    `kind` is forward, backward, clip, scale, unscale, step, scaler-step, update, schedule or zero.
+    `kind` is forward, autocast, backward, clip, scale, unscale, step, scaler-step, update, schedule or zero.
     """
 
     kind: str
@@ -219,6 +221,7 @@ class Watch:
                 (clip_grad, "clip_grad_value_", self._clip_value),
                 (torch.nn.utils, "clip_grad_value_", self._clip_value),
                 (Optimizer, "zero_grad", self._zero),
+                (torch.autocast, "__enter__", self._autocast),
                 (torch.amp.GradScaler, "scale", self._scale),
                 (torch.amp.GradScaler, "unscale_", self._unscale),
                 (torch.amp.GradScaler, "step", self._scaler_step),
@@ -274,6 +277,11 @@ class Watch:
             found = main_of(output)
             if found is not None:
                 self.now.output = found.detach()
+
+    def _autocast(self, inner: Callable[[torch.autocast], R], context: torch.autocast) -> R:
+        if self.calls and context._enabled:
+            self.put("autocast", in_forward=bool(self.running))
+        return inner(context)
 
     # -- backward and gradients ----------------------------------------------------------------------------------
 

@@ -90,13 +90,18 @@ def load_target(spec: str, *, lenient: bool = False) -> Target:
     The current directory can be imported from. Every mistake is an InputError that says what to do about it. `lenient`
     lets an optimizer pass that has nothing to do with the model: to find that out is the caller's business.
     """
+    return check_target(_call(find_function(spec), spec), spec, lenient=lenient)
+
+
+def find_function(spec: str, what: str = "the target") -> Callable[..., object]:
+    """The function that `module:function` or `path/to/file.py:function` names; InputError if there is none."""
     where, colon, name = spec.rpartition(":")
     if not (colon and where and name.isidentifier()):
         raise InputError(
-            f"the target {spec!r} names no function; expected module:function or path/to/file.py:function, "
+            f"{what} {spec!r} names no function; expected module:function or path/to/file.py:function, "
             "for example train:build"
         )
-    return check_target(_call(_function(_module(where, name), name, where), spec), spec, lenient=lenient)
+    return _function(_module(where, name), name, where)
 
 
 def check_target(given: object, spec: str = "the target", *, lenient: bool = False) -> Target:
@@ -151,26 +156,26 @@ def _from_file(path: Path) -> ModuleType:
     return module
 
 
-def _function(module: ModuleType, name: str, where: str) -> Callable[[], object]:
-    function: Callable[[], object] | None = getattr(module, name, None)
+def _function(module: ModuleType, name: str, where: str) -> Callable[..., object]:
+    function: Callable[..., object] | None = getattr(module, name, None)
     if function is None:
         mine = [k for k, v in vars(module).items() if inspect.isfunction(v) and v.__module__ == module.__name__]
         has = did_you_mean(name, mine, otherwise=f"it has {', '.join(sorted(mine)[:8]) or 'no function'}")
         raise InputError(f"{where} has no function {name!r}; {has}")
     if not callable(function):
-        raise InputError(f"{where}:{name} is {_kind(function)}; expected a function that returns a dict")
+        raise InputError(f"{where}:{name} is {_kind(function)}; expected a function")
+    return function
+
+
+def _call(function: Callable[..., object], spec: str) -> object:
     try:
         inspect.signature(function).bind()
     except TypeError as error:
         raise InputError(
-            f"{where}:{name} cannot be called without arguments ({error}); give them defaults, or wrap it in a function"
+            f"{spec} cannot be called without arguments ({error}); give them defaults, or wrap it in a function"
         ) from None
     except ValueError:
-        log.debug("%s:%s has no signature to look at", where, name)
-    return function
-
-
-def _call(function: Callable[[], object], spec: str) -> object:
+        log.debug("%s has no signature to look at", spec)
     try:
         return function()
     except Exception as error:

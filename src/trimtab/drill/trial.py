@@ -31,8 +31,9 @@ from trimtab.doctor.observed_step import Options, amp_dtype, as_loss, update_sch
 from trimtab.doctor.target import Target, backward, endless, raw_loss
 from trimtab.drill.score import Alarm, Fault, NotApplicableError, Result, Task
 from trimtab.guard.guard import Guard
+from trimtab.guard.loop_clipping import wrap_clipping
+from trimtab.guard.loop_losses import Losses
 from trimtab.run.discover import mark_of, marked_params
-from trimtab.run.patch_training import Losses, wrap_clip_grad_norm
 from trimtab.torchutil.optimizers import needs_closure, params_of
 
 
@@ -244,7 +245,7 @@ class Run:
         losses = Losses(lambda: {id(o): mark_of(marked_params(o)) for o in self.optimizers}, contained)
         losses.listen()
         hook = register_optimizer_step_pre_hook(lambda one, *_: self._pass_on(losses, one))
-        self._undo = [losses.remove, hook.remove, wrap_clip_grad_norm(self._clipped, contained)]
+        self._undo = [losses.remove, hook.remove, wrap_clipping(self._clipped, contained)]
 
     def unlisten(self) -> None:
         """Stop listening to a loop that is not ours; the next step listens again."""

@@ -18,13 +18,18 @@ from trimtab.guard.batches import Batches
 from trimtab.guard.buffers import BufferShadow
 from trimtab.guard.hooks import ScalerHook, StepHooks
 from trimtab.guard.lane import Lane
+from trimtab.guard.provenance import Kept, Provenance
 from trimtab.guard.ranks import Together
+from trimtab.guard.resources import Resources, gpu_of
 from trimtab.guard.rollback import RecentStates, Rollback
+from trimtab.guard.trials import Trials
 from trimtab.sample.observed import Observed
 from trimtab.sample.probes.activations import ActivationTap
 from trimtab.sample.probes.batch import Epoch
 from trimtab.sample.probes.forward import ForwardTap
-from trimtab.sample.reduce import Peers
+from trimtab.sample.probes.unstepped import LEAST, UnsteppedPasses
+from trimtab.sample.reduce import Peers, Stages, is_one_of_several, is_replicated
+from trimtab.sample.replicas import Replicas
 from trimtab.sample.rows import Rows, parameter_names, roots_of
 from trimtab.sample.watch import Watch
 from trimtab.torchutil.optimizers import GUARDED, innermost, needs_closure, params_of
@@ -107,17 +112,57 @@ class Attachment:
         passed: Callable[[Sample, int], None],
         screens: Mapping[str, Screen],
         instead: Callable[[int], str],
+        step_fn: Callable[[Any], Any] | None = None,
+        keep_incident: Kept | None = None,
     ) -> None:
         self._model, self.shadow = model, BufferShadow(model)
-        tap = ForwardTap(model, self._forward_begins, contained)
+        moved = [p for p in params_of(*optimizers.values()) if p.requires_grad]
+        self._unstepped = UnsteppedPasses(moved, self._never_stepped, contained)
+        self.provenance = None
+        if config.trace:
+            self.provenance = Provenance(
+                model,
+                list(optimizers.values()),
+                step_fn=step_fn,
+                observed=observed,
+                shadow=self.shadow,
+                loader=loader,
+                lag=lag,
+                contained=contained,
+                kept=keep_incident,
+            )
+        called = None if self.provenance is None else self.provenance.called
+        tap = self._tap = ForwardTap(model, self._forward_begins, contained, self._unstepped, called)
         tap.batch.epoch = Epoch(_length(loader))
         activations = ActivationTap(model, contained) if config.activations else None
         self.lanes: dict[str, Lane] = {}
-        self.rollback, batches, peers = None, None, None
+        weight = next(iter(params_of(*optimizers.values())), None)
+        self._resources = Resources(None if weight is None else gpu_of(weight.device))
+        self.rollback, batches, trials = None, None, None
+        together = is_one_of_several() and (config.stages or is_replicated(model))
+        peers = Peers(model, acts=config.mode == "act", stages=config.stages) if together else None
+        self._stages = Stages(model) if config.stages and together else None
+        replicas = None if peers is None else Replicas(model)
+        tap.batch.compares = peers is not None
         if config.mode == "act":
             self.rollback = Rollback(RecentStates(model, optimizers, ema, self.lanes, config.policy, instead))
-            batches, peers = Batches(loader, lag, quarantine), Peers(model)
+            num_tried = config.policy.trial_batches if config.policy.trial_steps else 0
+            batches = Batches(loader, lag, quarantine, least=num_tried)
+            if num_tried:
+                trials = Trials(
+                    model,
+                    list(optimizers.values()),
+                    config,
+                    step_fn=step_fn,
+                    ema=ema,
+                    observed=observed,
+                    batches=batches,
+                )
         observed.on_loss, observed.on_batch = tap.loss, tap.told if batches is None else _both(tap.told, batches.told)
+        if self.provenance is not None:
+            observed.on_batch = _both(observed.on_batch, self.provenance.told)
+        if trials is not None:
+            observed.on_batch = _both(observed.on_batch, trials.told)
         for i, (label, one) in enumerate(optimizers.items()):
             self.lanes[label] = Lane(
                 one,
@@ -138,6 +183,7 @@ class Attachment:
                     activations=activations,
                     contained=contained,
                 ),
+                contained=contained,
                 deliver=deliver,
                 act=act,
                 absorb=absorb,
@@ -146,7 +192,12 @@ class Attachment:
                 scaler=scaler,
                 rollback=self.rollback,
                 batches=batches if i == 0 else None,
-                together=None if peers is None else Together(peers),
+                peers=peers,
+                together=None if peers is None or config.mode != "act" else Together(peers),
+                provenance=self.provenance,
+                trials=trials,
+                replicas=replicas,
+                resources=self._resources,
             )
         self._undo = [StepHooks(lane.optimizer, lane, contained).remove for lane in self.lanes.values()]
         if scaler is not None:
@@ -155,7 +206,7 @@ class Attachment:
         for root in roots_of(model):
             hook = root.register_forward_pre_hook(tap, with_kwargs=True)
             self._undo.append(own_hook(hook, listed=False).remove)
-        self._undo.append(tap.remove)
+        self._undo += [tap.remove, self._unstepped.remove]
         if activations is not None:
             self._undo.append(activations.remove)
         GUARDED.update(optimizers.values())
@@ -164,10 +215,23 @@ class Attachment:
 
     def _forward_begins(self) -> None:
         """The first training forward after a step: what comes of it are gradients of the weights there are now."""
-        if len(self.shadow):
+        self._resources.forward_begins()
+        if not self.shadow.is_empty:
             self.shadow.renew()
         for lane in self.lanes.values():
             lane.forward_begins()
+
+    @property
+    def in_step(self) -> bool:
+        """Whether the model was called for training since the last step."""
+        return self._tap.num_forwards > 0
+
+    def _never_stepped(self, num: int) -> None:
+        next(iter(self.lanes.values())).never_stepped(num)
+
+    def finish(self) -> None:
+        """The run is over: if gradients were computed and no step was ever made, that is said."""
+        self._unstepped.finish(LEAST)
 
     def _row_maker(
         self, optimizer: Any, label: str, optimizers: Mapping[str, Any], *, with_others: bool
@@ -176,9 +240,14 @@ class Attachment:
             moved = {id(p) for p in params_of(*optimizers.values())}
             # Parameters that no optimizer moves are weighed by the first lane: their norm is part of the whole.
             others = [p for p in self._model.parameters() if id(p) not in moved] if with_others else []
-            return Rows(optimizer, parameter_names(self._model), label=label, others=others)
+            names = parameter_names(self._model)
+            return Rows(optimizer, names, label=label, others=others, stages=self._stages)
 
         return make
+
+    def also_remove(self, undo: Callable[[], None]) -> None:
+        """Call this, too, when everything is taken off."""
+        self._undo.append(undo)
 
     def remove(self) -> None:
         """Leave no trace on the model, the optimizers or the scaler."""

@@ -9,10 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trimtab.checkpoint.loader import Quarantine, content_hash, plain_id
+from trimtab.checkpoint.loader import Quarantine, content_hash
+from trimtab.trace.batch_rows import ids_in
 
-ID_NAMES = ("sample_ids", "sample_id", "ids", "id", "indices", "index", "idx")
-"""Entries of a batch that are taken for the ids of its samples."""
 MAX_BYTES = 1 << 26
 """A larger batch is not held on to for its content."""
 
@@ -20,11 +19,13 @@ MAX_BYTES = 1 << 26
 class Batches:
     """The samples of the last few steps: ids from the loader or from the batch itself, and the batch, to look into."""
 
-    def __init__(self, loader: object, lag: int, quarantine: Quarantine | None = None) -> None:
+    def __init__(self, loader: object, lag: int, quarantine: Quarantine | None = None, *, least: int = 0) -> None:
         self._loader = loader
         self.quarantine = quarantine_of(loader) if quarantine is None else quarantine
         self._told: list[tuple[Any, list[Any]]] = []
-        self._steps: deque[tuple[int, list[Any], list[Any]]] = deque(maxlen=lag + 2)
+        self._steps: deque[tuple[int, list[Any], list[Any]]] = deque(maxlen=max(lag + 2, least))
+        self._suspects: dict[Any, None] = {}  # the samples of every step that did harm lately
+        self._harms = 0
 
     def told(self, batch: object) -> None:
         """The loop told the batch of the step that is coming."""
@@ -45,6 +46,33 @@ class Batches:
     def knows(self, step: int) -> bool:
         """Whether the samples of a step can be named."""
         return any(s[0] == step and (s[1] or s[2]) for s in self._steps)
+
+    def offended(self, step: int) -> str:
+        """Note that a step did harm; samples that were in every such step are put aside, and the text says so.
+
+        One harmful batch says nothing about its samples. Those that all harmful batches share are to blame as soon as
+        less than half a sample is expected in all of them by chance.
+        """
+        ids = next((s[1] for s in self._steps if s[0] == step), [])
+        if not ids:
+            return ""
+        shared = [one for one in ids if one in self._suspects]
+        self._harms = self._harms + 1 if shared else 1
+        self._suspects = dict.fromkeys(shared or ids)
+        by_chance = len(ids) * (len(ids) / self._num_samples(len(ids))) ** (self._harms - 1)
+        if self._harms < 2 or by_chance >= 0.5:
+            return ""
+        harms, self._harms, self._suspects = self._harms, 0, {}
+        self.quarantine.add(ids=shared)
+        named = ", ".join(map(str, shared[:3])) + (f" and {len(shared) - 3} more" if len(shared) > 3 else "")
+        who, is_ = (f"sample {named} was", "is") if len(shared) == 1 else (f"samples {named} were", "are")
+        return f"{who} in the last {harms} harmful batches and {is_} in quarantine by id from now on"
+
+    def _num_samples(self, batch: int) -> int:
+        try:
+            return max(len(self._loader.dataset), batch)  # type: ignore[attr-defined]
+        except (AttributeError, TypeError):
+            return 10 * batch  # nobody knows: enough for three batches to tell
 
     def put_aside(self, step: int) -> tuple[int, str]:
         """Leave the samples of a step out from now on: how many, and known by what; none, and why."""
@@ -71,16 +99,6 @@ def quarantine_of(loader: object) -> Quarantine:
     asked = (getattr(one, "quarantine", None) for one in (loader, sampler, inner))
     found = next((q for q in asked if isinstance(q, Quarantine)), None)
     return Quarantine() if found is None else found  # an empty one is false, and still the one to fill
-
-
-def ids_in(batch: object) -> list[Any]:
-    """The sample ids that a batch carries with it."""
-    if not isinstance(batch, Mapping):
-        return []
-    ids = next((batch[name] for name in ID_NAMES if name in batch), None)
-    if isinstance(ids, Tensor):
-        return [int(i) for i in ids.reshape(-1)] if not ids.is_floating_point() else []
-    return [plain_id(i) for i in ids] if isinstance(ids, Sequence) and not isinstance(ids, str) else []
 
 
 def samples_in(batch: object) -> list[Any]:

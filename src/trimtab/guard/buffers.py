@@ -43,6 +43,9 @@ class _Pack:
     def capture(self) -> None:
         torch._foreach_copy_(self._fresh_views, self.live)
 
+    def before(self) -> list[tuple[Tensor, Tensor]]:
+        return list(zip(self.live, self._kept_views, strict=True))
+
     def norm(self) -> Tensor:
         return measure.total(measure.plain(self._fresh))
 
@@ -94,6 +97,7 @@ class BufferShadow:
         self._model = model
         self._beside: list[weakref.ref[nn.Module]] = []
         self._names: dict[int, str] = {}
+        self.is_empty = True  # whether there is nothing to copy: asked several times in every step
         self._places: list[tuple[dict[str, Tensor | None], str, _Pack, int]] = []
         self._packs: list[_Pack] = []
         self._large: list[_Pack] = []
@@ -115,6 +119,7 @@ class BufferShadow:
         if [id(b) for _, b in named] == list(self._names):
             return
         self._names = {id(b): n for n, b in named}
+        self.is_empty = not named
         packs: dict[tuple[torch.dtype, torch.device, bool], list[Tensor]] = {}
         self._large = []
         for _, b in named:
@@ -177,6 +182,10 @@ class BufferShadow:
             return  # another thing altogether: found at the next look for new buffers
         self._names = {id(new) if key == id(old) else key: name for key, name in self._names.items()}
         pack.live[i] = new
+
+    def before_step(self) -> list[tuple[Tensor, Tensor]]:
+        """Each buffer with what it held before the forward passes of this step; not to be written to."""
+        return [pair for pack in self._all() for pair in pack.before()]
 
     def norms(self) -> list[Tensor]:
         """The norms of the watched buffers, each of many together: non-finite where one may have gone bad."""

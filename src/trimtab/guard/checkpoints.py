@@ -13,6 +13,7 @@ from torch import nn
 
 from trimtab.checkpoint.checkpointer import Checkpointer
 from trimtab.checkpoint.signals import SignalWatch
+from trimtab.checkpoint.together import Ranks
 from trimtab.core.config import Config
 from trimtab.core.contain import Contained
 from trimtab.core.errors import CheckpointError, InputError
@@ -22,6 +23,7 @@ from trimtab.guard.rollback import DiskStates, Rollback, nothing_instead
 from trimtab.sample.probes.forward import inert, only_traced
 from trimtab.sample.rows import roots_of
 from trimtab.torchutil.patch import own_hook, plain_python
+from trimtab.torchutil.sharded import has_replicas, shares_parameters
 
 log = logging.getLogger("trimtab")
 OWN_FOLDER = "states"
@@ -38,6 +40,10 @@ class Keeper:
     A resumable loader says when that is, just before it fetches the next batch; without one, the first call of the
     model after a step is used, when the next batch is already fetched. With `own`, they are not the user's but the
     guard's, for going back only: no signal is waited for, and none is left behind.
+
+    Where several processes hold parts of the parameters, or copies and were given the same folder, they save together,
+    at steps that all of them agree on. One that is asked to end, or fails, cannot save alone, and going back to what is
+    on disk is not offered.
     """
 
     def __init__(
@@ -61,14 +67,15 @@ class Keeper:
                 "order; to go on with the very next batch, give the guard loader=ResumableLoader(...)"
             )
         self._every, self._lanes = config.checkpoint_every, lanes
+        self._together = checkpointer.as_one
         self._disk = DiskStates(checkpointer, self._objects, lanes)
-        if rollback is not None:
+        if rollback is not None and not self._together:
             rollback.use_disk(self._disk)
         self._saved = self._steps() if own else 0
         self._last_trouble = -1
         self._failed = False
         self._contained = Contained()
-        self._signals = SignalWatch() if config.checkpoint_on_signal and not own else None
+        self._signals = SignalWatch() if config.checkpoint_on_signal and not own and not self._together else None
         self._undo: list[Callable[[], None]] = []
         loader: Any = objects.get("loader")
         if hasattr(loader, "before_next"):
@@ -76,7 +83,8 @@ class Keeper:
             self._undo.append(lambda: setattr(loader, "before_next", None))
         else:
             for root in roots_of(objects["model"]):  # a dict of models is never called itself
-                hook = root.register_forward_pre_hook(_Between(self))
+                # Before all others: those of FSDP gather the parameters that are about to be saved.
+                hook = root.register_forward_pre_hook(_Between(self), prepend=self._together)
                 self._undo.append(own_hook(hook, listed=False).remove)
 
     def between(self) -> None:
@@ -90,11 +98,20 @@ class Keeper:
         ending = self._signals is not None and self._signals.pending is not None
         every = min(self._every, max(self._saved, OWN_FIRST)) if self.own else self._every
         due = self._every > 0 and step - self._saved >= every
-        if ending or (due and step - self._last_trouble > 1):
+        quiet = step - self._last_trouble > 1
+        if ending or (due and (self._all_wish(quiet) if self._together else quiet)):
             self.save(step)
         if ending and self._signals is not None:
             self._finish()
             self._signals.answer()
+
+    def _all_wish(self, wish: bool) -> bool:
+        """Whether all processes would save now: what one has found, another need not know of."""
+        try:
+            return self.checkpointer.agreed(wish, model=self._objects["model"])
+        except CheckpointError as error:
+            log.warning("step %d is not saved: %s", self._steps(), error)
+            return False
 
     def _steps(self) -> int:
         return max(int(lane.attempts) for lane in self._lanes.values())
@@ -147,7 +164,7 @@ class Keeper:
             shutil.rmtree(self.checkpointer.directory, ignore_errors=True)
             return
         asked = self._signals is not None and self._signals.pending is not None
-        if (asked or reason not in ("closed", "stopped")) and self._steps() > self._saved:
+        if not self._together and (asked or reason not in ("closed", "stopped")) and self._steps() > self._saved:
             self.save(self._steps(), **({"ended_by": reason} if reason not in ("closed", "stopped") else {}))
         self._finish(self.checkpointer.close)
 
@@ -187,18 +204,20 @@ class _Between:
         return inert()
 
 
-def claimed(checkpoint: object) -> Checkpointer | None:
+def claimed(checkpoint: object, model: Any) -> Checkpointer | None:
     """The `Checkpointer` of a guard that was given a path or one, with its folder taken for writing; None without.
 
     A folder that another run writes to, or that nobody can write to, is found out before training begins.
     """
     if checkpoint is None:
+        if has_replicas(model):
+            Ranks.with_same(None)  # the others need not wait to hear of it
         return None
     if isinstance(checkpoint, str | os.PathLike):
         checkpoint = Checkpointer(checkpoint)
     if not isinstance(checkpoint, Checkpointer):
         raise InputError(f"checkpoint is a {type(checkpoint).__name__}; expected a path or a trimtab.Checkpointer")
-    checkpoint.claim()
+    checkpoint.claim(model=model)
     return checkpoint
 
 
@@ -241,7 +260,7 @@ class CheckpointKeepers:
         """Memory has no room for states of so many bytes: choose what is gone back to then, and say so."""
         if self._all:
             return f"the checkpoints in {self._all[0].checkpointer.directory} are what it goes back to"
-        if self._run_dir is None or self._config.checkpoint_every == 0:
+        if self._run_dir is None or self._config.checkpoint_every == 0 or self._in_parts():
             return nothing_instead(num_bytes)
         needed = (OWN_KEPT + 1) * num_bytes  # one more while it is written
         try:
@@ -255,6 +274,9 @@ class CheckpointKeepers:
         kept = {name: self._objects[name] for name in ("model", "optimizer", "ema")} | {"gradients": False}
         self._add(ckpt, kept, own=True)
         return f"{OWN_KEPT} are kept in {ckpt.directory} until the guard is closed; checkpoint=PATH keeps them for good"
+
+    def _in_parts(self) -> bool:
+        return shares_parameters(self._objects.get("model"))
 
     def resume(self, **which: object) -> Snapshot | None:
         """Go on from the newest sound checkpoint the user asked for; None where there is none yet."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
@@ -15,7 +16,7 @@ from trimtab.advice.recommendations import adviser_for
 from trimtab.checkpoint.signals import reason_of
 from trimtab.core.config import Config, resolve
 from trimtab.core.contain import Contained
-from trimtab.core.errors import InputError, TrimtabError
+from trimtab.core.errors import InputError, TrainingStopped, TrimtabError
 from trimtab.core.journal import IncidentLines, Journal
 from trimtab.core.pipeline import Brain
 from trimtab.core.printable import FINDINGS_LOG
@@ -25,17 +26,43 @@ from trimtab.guard.batches import quarantine_of
 from trimtab.guard.buffers import BufferShadow
 from trimtab.guard.checkpoints import CheckpointKeepers, claimed, epochs_of
 from trimtab.guard.hooks import uncompiled
+from trimtab.guard.incidents import Incidents
 from trimtab.guard.lane import STATE_EVERY, Lane
+from trimtab.guard.loop_clipping import wrap_clipping, wrap_value_clipping
+from trimtab.guard.loop_losses import Losses
+from trimtab.guard.notebook_view import guard_html, guard_words
 from trimtab.guard.ranks import REFUSED
-from trimtab.guard.run_record import health_of, lag_for, load_state, open_recorder, run_info, state_of, under_way
+from trimtab.guard.run_record import (
+    health_of,
+    lag_for,
+    load_state,
+    model_name,
+    open_recorder,
+    run_info,
+    state_of,
+    under_way,
+)
+from trimtab.guard.trials import Trials
 from trimtab.record.recorder import Recorder
 from trimtab.record.sinks import with_preset_lines
 from trimtab.remedies import BUILTIN
 from trimtab.remedies.skip import SkipData
 from trimtab.remedies.stop import stopped
+from trimtab.sample.measure import reference as measure
 from trimtab.sample.observed import Observed, scalar_loss
 from trimtab.sample.rows import check_model
-from trimtab.torchutil.optimizers import check_optimizer, labelled, needs_closure, scale_of, unscale
+from trimtab.sample.transfer import is_here, number
+from trimtab.torchutil.optimizers import (
+    check_optimizer,
+    innermost,
+    labelled,
+    needs_closure,
+    params_of,
+    scale_of,
+    still_scaled,
+    unscale,
+)
+from trimtab.torchutil.sharded import refusal
 
 log = logging.getLogger("trimtab")
 findings_log = logging.getLogger(FINDINGS_LOG)
@@ -59,7 +86,9 @@ class Guard:
         scaler: A `GradScaler`: `step` then unscales, steps and updates.
         ema: An averaged copy of the model to watch.
         loader: Tells how long an epoch is; a `ResumableLoader` also where a run stands in it.
-        step_fn: Reserved; not used yet.
+        step_fn: Takes a batch, runs its forward, loss and backward, and returns the loss. With it, and the batch given
+            to `step`, a step with NaN or Inf is run again as a whole to find where that came from. Treatment trials
+            (`policy.trial_steps`) need both, too.
         checkpoint: A path or a `Checkpointer` for the state of everything given here. A folder that another run saves
             to is refused.
         checkpoint_every: Steps between two checkpoints (500). 0: only when the process is asked to end, or fails.
@@ -118,6 +147,7 @@ class Guard:
         self._contained, self._observed, self._journal = Contained(), Observed(), Journal()
         self._lines = IncidentLines()
         self._closed = self._stopping = False
+        self._stop_by: Callable[[TrainingStopped], object] | None = None
         self._loader, self._epochs = loader, 0
         self.quarantine = quarantine_of(loader)
         self._lanes: dict[str, Lane] = {}
@@ -126,7 +156,11 @@ class Guard:
         if self._disabled:
             log.warning("TRIMTAB_DISABLE is set: this guard only passes steps on")
             return
-        checkpointer = claimed(checkpoint)  # before anything is attached or recorded: the folder may be in use
+        if checkpoint is not None and (why := refusal(self._model)):
+            raise InputError(why)
+        checkpointer = claimed(
+            checkpoint, self._model
+        )  # before anything is attached or recorded: the folder may be in use
         info = partial(run_info, self.config, self._model, self._optimizers)
         self._recorder, self.run_dir = open_recorder(self.config, run_dir, with_preset_lines(self.config, sinks), info)
         self._keepers = CheckpointKeepers(self.config, self.run_dir)
@@ -147,8 +181,11 @@ class Guard:
             passed=self._pass_on,
             screens={label: brain.screen for label, brain in self._brains.items()},
             instead=self._keepers.instead_of_memory,
+            step_fn=step_fn,
+            keep_incident=None if self.run_dir is None else Incidents(self.run_dir, self.config).keep,
         )
         self._lanes = self._attachment.lanes
+        self.also_remove(wrap_value_clipping(self, self._contained))
         kept = {"model": self._model, "optimizer": self._optimizers, "scheduler": scheduler, "scaler": scaler}
         kept |= {"ema": ema, "loader": loader, "guard": self}
         self._keepers.begin(checkpointer, kept, self._lanes, self._attachment.rollback)
@@ -171,7 +208,12 @@ class Guard:
             raise InputError("this guard is closed; build a new one, or call optimizer.step() yourself")
         if self._plain is not None and optimizer is None and loss.__class__ is Tensor:
             if not self._disabled:
-                self._contained.call("reading the loss", self._observed.told, loss, batch, NOTHING, True)
+                try:
+                    self._observed.told(loss, batch, NOTHING, True)
+                except TrimtabError:
+                    raise
+                except Exception as error:
+                    self._contained.report("reading the loss", error)
             self._plain.step()
             if self._healthy is None:
                 return self._verdict
@@ -214,6 +256,75 @@ class Guard:
         for lane in self._lanes.values():
             self._contained.call("judging replayed steps", lane.judge_replayed)
 
+    def clipping(self, params: Iterable[Tensor], norm: Tensor | float) -> bool:
+        """Tell that the loop clips these gradients itself, and their norm before it, which goes on record.
+
+        Returns whether a bad update of them is rejected anyway. The loop's clipping may then leave a NaN where it is.
+        """
+        mine, known = {id(p) for p in params}, False
+        for lane in self._lanes.values():
+            live = [p for p in params_of(lane.optimizer) if p.grad is not None]
+            known |= any(id(p) in mine for p in live)
+            if live and all(id(p) in mine for p in live) and not still_scaled(lane.scaler, lane.optimizer):
+                self._contained.call("noting a norm", lane.clipped, norm)
+        return known and self.config.mode != "observe" and self.config.reject_nonfinite
+
+    def watch_clipping(self) -> None:
+        """Be told, until this guard is closed, whenever PyTorch's `clip_grad_norm_` or `clip_grad_value_` is called."""
+        if not self._disabled:
+            self.also_remove(wrap_clipping(self.clipping, self._contained))
+
+    def watch_losses(self, times: float = 1.0) -> None:
+        """Observe, until this guard is closed, every loss that `backward` is called on, multiplied by `times`.
+
+        For a loop that tells none. Several guards at a time would each see all of them.
+        """
+
+        def seen() -> None:
+            for loss in losses.take(0, id(self)):
+                self.observe(loss if times == 1 else loss * times)
+
+        losses = Losses(dict, self._contained, seen)
+        if not self._disabled:
+            losses.listen()
+            self.also_remove(losses.remove)
+
+    def also_remove(self, undo: Callable[[], None]) -> None:
+        """Have this called, too, when the guard is closed and takes its hooks off."""
+        if not self._disabled:
+            self._attachment.also_remove(undo)
+
+    def before_clipping(self, optimizer: object = None) -> None:
+        """Call where gradients are ready, and unscaled, and the loop is about to clip them in a way of its own."""
+        for lane in self._lanes.values():
+            if optimizer is None or lane.optimizer is innermost(optimizer):
+                self._contained.call("measuring before clipping", self._measure_before, lane)
+
+    @staticmethod
+    def _measure_before(lane: Lane) -> None:
+        live = [measure.plain(p.grad) for p in params_of(lane.optimizer) if p.grad is not None]
+        if not live:
+            return
+        norm = measure.total(measure.norms(live))
+        if is_here(norm) and not math.isfinite(number(norm)):
+            norm = measure.total(measure.wide_norms(live))
+        lane.clipped(number(norm) if is_here(norm) else norm, sure=True)
+
+    def stop_by(self, stop: Callable[[TrainingStopped], object]) -> None:
+        """Where a remedy ends the run, have this called with the reason instead of raising it; mode `raise` raises."""
+        self._stop_by = stop
+
+    def __repr__(self) -> str:
+        return guard_words(self, model_name(self._model), self._lanes)
+
+    def _repr_html_(self) -> str:
+        return guard_html(self, model_name(self._model), self._lanes)
+
+    @property
+    def closed(self) -> bool:
+        """Whether it is closed: by you, or because the run was stopped."""
+        return self._closed
+
     @uncompiled
     def validate(self, loss: object, **metrics: object) -> Verdict | None:
         """Report a validation: its loss and any metrics."""
@@ -252,7 +363,9 @@ class Guard:
         if (lane.stop_requested or (self.config.mode == "raise" and grave)) and not self._stopping:
             self._stopping = True  # closing judges what is still under way: the first reason to stop is the one told
             self.close(reason="stopped")
-            raise stopped(verdict)
+            if self._stop_by is None or self.config.mode == "raise":
+                raise stopped(verdict)
+            self._contained.call("stopping the loop", self._stop_by, stopped(verdict))
         return verdict
 
     def _pass_on(self, sample: Sample, seen_at: int) -> None:
@@ -369,7 +482,8 @@ class Guard:
         try:
             for lane in self._lanes.values():
                 lane.drain()
-            next(iter(self._lanes.values())).drain(error=under_way())
+            self._contained.call("looking for steps that were never made", self._attachment.finish)
+            next(iter(self._lanes.values())).drain(error=under_way(in_step=self._attachment.in_step))
         finally:
             self._attachment.remove()
             for keeper in self._keepers:
@@ -398,13 +512,21 @@ class Guard:
 
 def carry_out(decision: Decision, lane: Lane, contained: Contained) -> Iterator[Outcome]:
     """Do what was decided, one action after the other; a remedy that breaks is an outcome too."""
+    tried = False
     for action in decision.actions:
         failed = Outcome(at=decision.at, action=action, applied=False, detail="the remedy failed; see the log")
-        remedy = BUILTIN[action.kind]
         if lane.together is not None and lane.together.refuses(action):
             yield Outcome(at=decision.at, action=action, applied=False, detail=REFUSED, optimizer=lane.label)
             continue
         if action.kind == "skip_data" and not SkipData.can(lane):
             continue  # nobody told which samples these are: there is nothing to put on record
+        if action.kind == "cut_lr" and tried:
+            failed = replace(failed, detail="the trials measured what helps instead", optimizer=lane.label)
+            yield failed
+            continue
+        remedy = BUILTIN.get(action.kind, lane.trials)
+        if remedy is None:
+            continue  # trials were decided on elsewhere: none are made here
         outcome: Outcome | None = contained.call(f"the remedy ({action})", remedy.apply, action, lane, decision.at)
+        tried |= action.kind == Trials.kind and outcome is not None and outcome.applied
         yield replace(outcome or failed, optimizer=lane.label)

@@ -46,6 +46,10 @@ class StepObserver(Protocol):
         """A GradScaler decided not to step."""
         ...
 
+    def closure_begins(self) -> None:
+        """A closure is called."""
+        ...
+
     def told(self, loss: object) -> None:
         """A closure returned this loss."""
         ...
@@ -250,6 +254,8 @@ class ClosureGuard:
         def guarded() -> Any:
             if self._calls == 0 and self._learning:
                 self._moved_first = versions != [p._version for p in params]
+            if self._calls == 0:
+                self._contained.call("entering a closure", observer.closure_begins)
             loss = closure()
             self._calls += 1
             if self._calls == 1:

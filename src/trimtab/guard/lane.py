@@ -12,20 +12,26 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from trimtab.core.config import Config
+from trimtab.core.config import Clip, Config
+from trimtab.core.contain import Contained
 from trimtab.core.screen import Screen
 from trimtab.core.types import Column, Decision, Kind, Layout, Sample, Verdict
 from trimtab.guard.batches import Batches
 from trimtab.guard.buffers import BufferShadow
 from trimtab.guard.protect import Judge, Withheld, told_by_buffers, told_by_device
-from trimtab.guard.ranks import Together
+from trimtab.guard.provenance import Provenance
+from trimtab.guard.ranks import Together, share_loss
+from trimtab.guard.resources import EVERY, Resources
 from trimtab.guard.rollback import Branches, Rollback
+from trimtab.guard.trials import Trials
 from trimtab.remedies.cut_lr import LrMultiplier
 from trimtab.sample.measure.reference import DOTS
 from trimtab.sample.observed import Observed, before_their_clipping
 from trimtab.sample.probes.forward import ForwardTap
 from trimtab.sample.probes.output import SPREAD, spread_of
 from trimtab.sample.probes.sentinel import resolved
+from trimtab.sample.reduce import Peers
+from trimtab.sample.replicas import Replicas
 from trimtab.sample.rows import Rows
 from trimtab.sample.thorough import FullLook
 from trimtab.sample.transfer import DelayedSamples, Replays
@@ -40,7 +46,7 @@ STATE_EVERY = 1_000
 """Steps between two states of the brain on record: a replay can begin there."""
 
 
-UNLESS_ZERO = ("in_bad", "carried")
+UNLESS_ZERO = ("in_bad", "carried", "batch_softmax")
 """What the host says only where there is something: not worth a line in the record, nor a question to a rule."""
 
 
@@ -59,6 +65,7 @@ class Lane:
         shadow: BufferShadow,
         tap: ForwardTap,
         watch: Watch,
+        contained: Contained,
         deliver: Callable[[Lane, Sample], Verdict | None],
         act: Callable[[Lane, Decision], None],
         absorb: Callable[[Lane, list[Sample]], None],
@@ -67,15 +74,24 @@ class Lane:
         scaler: Any = None,
         rollback: Rollback | None = None,
         batches: Batches | None = None,
+        peers: Peers | None = None,
         together: Together | None = None,
+        provenance: Provenance | None = None,
+        trials: Trials | None = None,
+        replicas: Replicas | None = None,
+        resources: Resources | None = None,
     ) -> None:
         self.optimizer, self.label = optimizer, label
+        self._resources = resources
         self.attempts = self.rejected = 0
         self.applied = self.kept_out = 0  # updates that reached the weights and those that did not, of those judged
         self.last_rejected = self.stop_requested = False
         self.last_step = self.rewound_at = -1
         # In mode act: states to go back to, samples to put aside, and other processes, which must do the same.
         self.rollback, self.batches, self.together = rollback, batches, together
+        self._provenance, self.trials = provenance, trials
+        self._peers, self._replicas = peers, replicas
+        self._ended_s = self._began_s = 0.0  # the last step, and the forward pass after it
         self._memory = None if rollback is None else rollback.memory
         self.stale = False  # gradients, if there are any, are those of weights that are no longer there
         self._branches = Branches()
@@ -84,20 +100,22 @@ class Lane:
         self.multiplier = LrMultiplier(optimizer, config.policy)
         self._config, self._build_rows, self._observed = config, rows, observed
         self._shadow, self._tap, self._deliver, self._act = shadow, tap, deliver, act
-        self._absorb, self._passed = absorb, passed
+        self._absorb, self._passed, self._contained = absorb, passed, contained
         self.watch, self._delayed = watch, DelayedSamples(lag)
-        self._judge = Judge(optimizer, config, shadow, alone=together is None)
+        self._judge = Judge(optimizer, config, shadow, peers)
         # Steps captured in CUDA graphs: where their replays leave their values, and what else is known of them.
         self._replayed: dict[Replays, tuple[Layout, dict[str, float | Tensor], tuple[int, ...]]] = {}
         self._rows, self._round = rows(), -1
         self._open: Step | None = None
         self._decided_on_device: set[int] = set()
         self._reflexes = config.mode != "observe"
-        self._clips = self._reflexes and bool(config.clip)
         # Steps that are certain to be found healthy may wait to be absorbed, where nothing is done by a verdict.
         self._screen = screen if config.mode in ("observe", "advise") else None
         self._at_once = self._screen is not None and lag == 0
         self._waits_since_s = 0.0
+        self._norm_before: float | Tensor | None = None  # of gradients that the loop itself clipped
+        self._sure = False
+        self._num_told = 0  # losses, before the closure that runs now
         self._waiting: list[Sample] = []  # on record, but not yet absorbed by the brain
 
     def prepare(self) -> None:
@@ -108,9 +126,14 @@ class Lane:
     # -- called by the seam --------------------------------------------------------------------------------------
 
     def told(self, loss: object) -> None:
-        """A closure returned this; if it is no loss, nothing was told."""
-        if isinstance(loss, float) or (isinstance(loss, Tensor) and loss.numel() == 1):
-            self._observed.told(loss, None, {}, strict=False)
+        """A closure returned this; it counts if it is a loss and the loop told none inside the closure."""
+        is_loss = isinstance(loss, float) or (isinstance(loss, Tensor) and loss.numel() == 1)
+        if is_loss and self._observed.num_losses == self._num_told:
+            self._observed.told(loss, None, {}, strict=False, returned=True)
+
+    def closure_begins(self) -> None:
+        """What is told from now on is told inside the closure."""
+        self._num_told = self._observed.num_losses
 
     def before(self) -> None:
         """Gradients are ready: measure them, decide, and let the update through or not."""
@@ -119,8 +142,13 @@ class Lane:
         if self.attempts == 0 and self._memory is not None:
             self._memory.begin(self.label)
         step = self._begin()
-        self.watch.before(step, self._rows, step.scalars.get("scale"))
+        if self._peers is None:
+            self.watch.before(step, self._rows, step.scalars.get("scale"))
+        else:
+            self._look_for_others(step)
         self._judge.decide(step, self._rows)
+        if self._provenance is not None and (step.look is not None or step.rejected):
+            self._provenance.look(step)
         if self.stale and step.withheld is None:
             step.withheld, step.rejected = Withheld(self.optimizer, self._rows.params), True
         self.stale = False
@@ -129,33 +157,79 @@ class Lane:
         elif step.multiplied:
             self.multiplier.apply()
 
+    def _look_for_others(self, step: Step) -> None:
+        """Others wait for this process: whatever fails in looking at its own step, it tells them what it knows."""
+        try:
+            self.watch.before(step, self._rows, step.scalars.get("scale"))
+            self._describe(step)
+        except Exception as error:
+            step.unseen = True
+            self._contained.report("looking at a step that other processes wait for", error)
+
+    def _describe(self, step: Step) -> None:
+        """What other processes want to know of this one's step, where it is known without waiting for a device."""
+        bad, mark = step.scalars.get("in_bad"), self._tap.batch.print_of_all
+        if isinstance(bad, float) and bad and self._provenance is not None:
+            step.bad_sample = self._provenance.bad_sample()
+        if 0.0 < self._ended_s < self._began_s:
+            step.late_s = self._began_s - self._ended_s
+            step.spent_s = time.perf_counter() - self._ended_s
+        if self._replicas is not None:
+            if isinstance(mark, float) and self._replicas.data_parallel:
+                step.batch_print = mark
+            if step.cadence and (checksum := self._replicas.checksum()) is not None:
+                step.checksum = checksum
+
     def after(self) -> None:
         """The step is over: undo what was temporary, finish the sample, deliver what is due."""
         step = self._open
         if step is None:
             return
+        self._end(step)
+        if self._resources is not None:
+            self._resources.step_ended()
+
+    def _end(self, step: Step) -> None:
+        if self._peers is not None:
+            self._ended_s = time.perf_counter()
         if step.withheld is not None:
             self.release()
-        if len(self._shadow):
+        if not self._shadow.is_empty:
             self._settle_buffers(step)
         if step.captured:
             self._captured(step)
             return
-        self.watch.after(step, self._rows)
+        if self._peers is None:
+            self.watch.after(step, self._rows)
+        else:  # others wait for what comes after it
+            self._contained.call("looking at a step that is over", self.watch.after, step, self._rows)
         if step.look is not None:
             self._add_look(step, step.look)
         if step.undo_flag is not None:
             self._decided_on_device.add(step.number)
             if step.loss is not None:
                 step.scalars["loss"] = step.loss
-        self.abandon()
-        if self.together is not None:
-            self.together.share_loss(step, self._rows.params[0].device)
+        if step.multiplied or step.withheld is not None:
+            self.abandon()
+        else:  # the usual step: there is nothing to give back
+            self._judge.disarm(step)
+            self._open = None
+        if self._peers is not None:
+            share_loss(step, self._peers, self._rows.params[0].device)
         if self.batches is not None:
             self.batches.step_done(step.number)
+        if self._provenance is not None:
+            self._provenance.step_done(step.number)
+        if self.trials is not None:
+            self.trials.step_done(step.number)
         self._tap.step_done()
         if self._at_once and step.least_norm is not None and self._is_calm(step):
-            self._pass_on(step)
+            table: Any = step.table
+            table.setflags(write=False)
+            told: Any = step.scalars
+            self.last_rejected, self.last_step = False, step.number
+            self.applied += 1
+            self._let_wait(Sample(step=step.number, layout=step.layout, table=table, scalars=told, notes=step.notes))
             return
         self._delayed.post(
             step.number,
@@ -226,16 +300,6 @@ class Lane:
             passes = screen.passes(number, scalars, norms, least)
         return passes
 
-    def _pass_on(self, step: Step) -> None:
-        """A step that is due at once and known to be healthy."""
-        table: Any = step.table
-        table.setflags(write=False)
-        scalars: Any = step.scalars
-        sample = Sample(step=step.number, layout=step.layout, table=table, scalars=scalars, notes=step.notes)
-        self.last_rejected, self.last_step = False, step.number
-        self.applied += 1
-        self._let_wait(sample)
-
     def _let_wait(self, sample: Sample) -> None:
         """It goes on record at once, whatever ends the process next; the brain absorbs it later, with others."""
         if self._went_back:
@@ -302,10 +366,12 @@ class Lane:
         if cadence:
             self._shadow.refresh()
             self._tap.refresh()
-        if len(self._shadow):
+        if not self._shadow.is_empty:
             self._shadow.capture()
         self._round, loss, told = self._observed.take(self._round)
         step = self._open = Step(self.attempts, cadence, self._rows.norm_layout, loss, dict(told))
+        if self._resources is not None and self.attempts % EVERY == 0:
+            self._resources.add_to(step.scalars, self.label)
         self.attempts += 1
         for g, group in enumerate(self.optimizer.param_groups):
             if "lr" in group:
@@ -313,6 +379,9 @@ class Lane:
                 if lr.__class__ is not float:
                     lr = lr.clone() if isinstance(lr, Tensor) else float(lr)  # schedulers write into a tensor
                 step.scalars[f"lr/{g}" if g else "lr/0"] = lr
+        if self._norm_before is not None:
+            step.scalars["norm_before"] = self._norm_before
+            self._norm_before, self._sure = None, False
         step.multiplied = self.multiplier.active
         if step.multiplied and (multiplier := self.multiplier.now) != 1.0:
             step.scalars["lr_multiplier"] = multiplier
@@ -379,8 +448,8 @@ class Lane:
                     del told[name]
             if sample.phase == "train" and sample.step in self._decided_on_device:
                 self._decided_on_device.discard(sample.step)
-                told_by_device(told, clips=self._clips)
-                if len(self._shadow):
+                told_by_device(told, clips=self._judge.clips)
+                if not self._shadow.is_empty:
                     told_by_buffers(told, restored=self._reflexes)
                 self._judge.heard(told)
                 self.rejected += told["rejected"] > 0
@@ -396,6 +465,8 @@ class Lane:
             self._let_wait(sample)
             return
         self._absorb_waiting()
+        if self._provenance is not None:
+            sample = self._provenance.explained(sample)
         verdict = self._deliver(self, self._branches.marked(sample))
         if self._memory is not None and sample.phase == "train":
             self._memory.heard(self.label, sample.step, verdict, rejected=self.last_rejected)
@@ -417,6 +488,8 @@ class Lane:
     def forward_begins(self) -> None:
         """The gradients to come are those of the weights that are there now."""
         self.stale = False
+        if self._peers is not None:
+            self._began_s = time.perf_counter()
 
     def went_back(self, at: int) -> None:
         """An earlier state is in place. Its own step is over; those of other lanes may still be to come."""
@@ -425,6 +498,22 @@ class Lane:
     def request_stop(self) -> None:
         """End the run as soon as the verdict is recorded."""
         self.stop_requested = True
+
+    def clipped(self, norm: float | Tensor, *, sure: bool = False) -> None:
+        """The loop clips these gradients itself: their norm before it. One that is `sure` stands until the step."""
+        if self.trials is not None and self.trials.running:
+            return
+        if sure or not self._sure:
+            self._norm_before, self._sure = norm, sure
+
+    @property
+    def clip_in_force(self) -> Clip:
+        """How gradients are clipped now; false where they are not."""
+        return self._judge.clip_in_force
+
+    def clip_to(self, norm: float) -> None:
+        """From now on, let no gradient norm above this through."""
+        self._judge.clip_to(norm)
 
     def use_scaler(self, scaler: object) -> None:
         """The loop turned out to have one."""
@@ -458,6 +547,13 @@ class Lane:
         last = max(self.attempts - 1, 0)  # a validation before the first step belongs to it
         self._delayed.post(last, layout, np.zeros((0, 0), np.float32), dict(scalars), phase="val")
         self.judge(last)
+
+    def never_stepped(self, num_passes: int) -> None:
+        """Gradients were computed so often, and thrown away: there is no step to tell it with."""
+        layout = Layout(names=(), kinds=(), numel=(), columns=(), optimizer=self.label)
+        facts: dict[str, float | Tensor] = {"passes_without_step": float(num_passes)}
+        self._delayed.post(self.attempts, layout, np.zeros((0, 0), np.float32), facts, phase="error")
+        self.drain()
 
     def drain(self, error: Exception | None = None) -> None:
         """Deliver everything still under way, and the exception that ended the step, if one did."""
@@ -504,6 +600,7 @@ _TEXTS = {
         "class values must be",
         "should be between 0",
         "device-side assert",
+        "unspecified launch failure",
     ),
     "no_grad_error": ("does not require grad",),
 }

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -13,20 +12,22 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from trimtab.core.clipping import Agc, norm_limit
+from trimtab.core.clipping import Agc, HeldLimit, NormLimit, norm_limit
 from trimtab.core.config import Clip, Config
-from trimtab.core.types import FULL_COLUMNS
+from trimtab.core.types import ABSENT, FULL_COLUMNS
 from trimtab.guard.buffers import BufferShadow
+from trimtab.sample.family import Family
 from trimtab.sample.measure import reference as measure
 from trimtab.sample.measure.meter import Meter
 from trimtab.sample.measure.native import clips_as_torch, native
 from trimtab.sample.measure.reference import GLOBALS, NUM_OTHERS, Limits, Outgoing
 from trimtab.sample.probes.batch import HELD_BACK, look_on_device
+from trimtab.sample.reduce import UNSEEN, Mine, Peers, Told
 from trimtab.sample.rows import Rows
 from trimtab.sample.thorough import FullLook, Scope, Suspicion
 from trimtab.sample.transfer import Replays, Sent, number, to_host
 from trimtab.sample.watch import Step
-from trimtab.torchutil.undo import tensor_values
+from trimtab.torchutil.undo import Memory, rng, tensor_values
 
 NUM_GLOBALS = len(GLOBALS)
 NEARLY = 1.0 - 1e-5
@@ -41,13 +42,15 @@ OFTEN = 0.5
 class Judge:
     """Decides for one optimizer. `decide` fills in the step and arms or withholds; nothing else changes anything."""
 
-    def __init__(self, optimizer: Any, config: Config, shadow: BufferShadow, *, alone: bool = True) -> None:
+    def __init__(self, optimizer: Any, config: Config, shadow: BufferShadow, peers: Peers | None = None) -> None:
         self.suspicion = Suspicion()
-        self._alone = alone  # else the loss is shared with other processes before it is sent to the host
+        self._peers = peers
+        self._family = Family()
+        self._alone = peers is None  # else the loss is shared with other processes before it is sent to the host
         self._optimizer, self._config, self._shadow = optimizer, config, shadow
         self._limits = limits_of(config)
         self._clips = config.mode != "observe" and bool(config.clip)
-        self._follow = norm_limit(config.clip) if self._clips else None
+        self._follow: NormLimit | None = norm_limit(config.clip) if self._clips else None
         self._units = config.clip.adaptive if self._clips and isinstance(config.clip.adaptive, Agc) else None
         self._gate = DeviceGate(optimizer)
         # Whether everything that is asked for can be decided on the device, for an optimizer that it can stop.
@@ -79,7 +82,7 @@ class Judge:
         held = step.scalars.pop(HELD_BACK) if HELD_BACK in step.scalars else None
         # On an accelerator: looked at along with the gradients, where it is (`can_be_held`).
         batch = held if isinstance(held, Tensor) else None
-        if rows.on_host:
+        if rows.on_host or rows.shards is not None:
             self._on_host(step, rows)
             if batch is not None:
                 _compute(step, batch)
@@ -113,15 +116,39 @@ class Judge:
 
     def load_state_dict(self, state: Mapping[str, object]) -> None:
         """Go on where `state_dict` was taken."""
-        if self._follow is not None:
+        held = state.get("held")
+        if isinstance(held, float):
+            self.clip_to(held)
+        elif self._follow is not None:
             self._follow.load_state_dict(state)
 
-    # -- everything is on the CPU --------------------------------------------------------------------------------
+    def clip_to(self, norm: float) -> None:
+        """From now on no gradient norm above this."""
+        self._follow, self._clips = HeldLimit(norm), True
+
+    @property
+    def clips(self) -> bool:
+        """Whether gradients are clipped."""
+        return self._clips
+
+    @property
+    def clip_in_force(self) -> Clip:
+        """What is clipped now; false where nothing is."""
+        return self._clip_now() if self._clips else Clip()
+
+    # -- everything is on the CPU, or in parts with other processes ------------------------------------------------
 
     def _on_host(self, step: Step, rows: Rows) -> None:
         if getattr(self._optimizer, "grad_scale", None) is not None:
             self._unscale(rows)
-        loss = None if step.loss is None else number(step.loss)
+        loss = step.loss if step.loss is None or step.loss.__class__ is float else number(step.loss)
+        if self._peers is not None and self._peers.present():
+            if rows.shards is not None:
+                self._in_parts(step, rows, loss, self._peers)
+                return
+            told, _ = self._peers.share(told_of(step, loss), NOTHING, None)
+            self._note(step, told)
+            loss = told.loss()
         if native is not None and self._let_through(step, rows, loss):
             return
         live, plain, present = _gradients(rows, step)
@@ -131,27 +158,87 @@ class Judge:
         if present is None and live:
             step.table = to_host(step.table).astype(np.float32, copy=False)
             step.least_norm = float(step.table.min())
+        bad = self._shadow.bad() if not self._shadow.is_empty and self._shadow.suspicious() else []
+        self._look_and_settle(step, rows, judged, loss, bad, plain, present)
+        self._clip(step, rows, judged, live, parts, present)
+
+    def _in_parts(self, step: Step, rows: Rows, loss: float | None, peers: Peers) -> None:
+        """Every process holds a part of each parameter: all measure their parts, and judge the whole alike."""
+        live, plain, present = _gradients(rows, step)
+        bad = self._shadow.bad() if not self._shadow.is_empty and self._shadow.suspicious() else []
+        places = None if present is None else torch.tensor(present, dtype=torch.int64, device=rows.params[0].device)
+
+        def squares(norms: Tensor) -> Tensor:
+            return measure.scatter_to(norms.double().square(), places, len(rows.params))
+
+        mine = told_of(step, loss, len(bad))
+        told, whole = peers.share(mine, squares(measure.norms(plain)), rows.shards)
+        self._note(step, told)
+        # Behind the parameters that are here stands what other stages of a pipeline hold, if there are any.
+        parts, elsewhere = np.split(to_host(whole.sqrt().float()), [len(rows.params)])
+        norm = math.sqrt(to_host(whole).sum())
+        wide = norm
+        if not math.isfinite(norm):  # for all of them: all look again
+            _, whole = peers.share(mine, squares(measure.wide_norms(plain)), rows.shards)
+            wide = math.sqrt(to_host(whole).sum())
+        # Where not every process has a guard nobody knows the whole, and nobody may act alone.
+        judged = judged_by(norm, wide, replace(self._config, mode="observe") if peers.alone else self._config)
+        step.table = parts.reshape(-1, 1).copy()
+        if present is not None:
+            missing = np.setdiff1d(np.arange(len(rows.params)), np.array(present, np.int64))
+            step.table[missing] = ABSENT
+        elif live:
+            step.least_norm = float(step.table.min())
+        self._look_and_settle(step, rows, judged, told.loss(), bad, plain, present, look=bool(told.bad_buffers.any()))
+        if not peers.alone:
+            here = parts if present is None else parts[present]
+            norms = torch.from_numpy(np.concatenate([here, elsewhere]) if len(elsewhere) else here)
+            self._clip(step, rows, judged, live, norms.to(rows.params[0].device), present)
+
+    def _note(self, step: Step, told: Told) -> None:
+        """Put into the sample what the processes told: what is wrong with a batch, and who is out of line."""
+        note(step, told)
+        if self._peers is not None and not self._peers.alone and not self._peers.stages:
+            facts, notes = self._family.heard(step.number, told)
+            step.scalars |= facts
+            step.notes |= notes
+
+    def _look_and_settle(
+        self,
+        step: Step,
+        rows: Rows,
+        judged: Judged,
+        loss: float | None,
+        bad: list[tuple[int, int]],
+        plain: list[Tensor],
+        present: list[int] | None,
+        *,
+        look: bool = False,
+    ) -> None:
         size = math.nan if judged.nonfinite else judged.norm
         wrong = self.suspicion.looks_wrong(size, loss)
         self.suspicion.note(size)
-        bad = self._shadow.bad() if len(self._shadow) and self._shadow.suspicious() else []
-        if wrong or bad or step.cadence:
+        if wrong or bad or look or step.cadence:
             grads = measure.scatter(measure.full(plain), present, len(rows.params))
             step.look = FullLook(self._scope_of(rows), grads)
         self._settle(step, rows, judged, loss, bad)
-        if self._clips and not judged.reject:
-            members = rows.members(present)
-            clip_host(judged, self._clip_now(), live, parts, self._optimizer.param_groups, members)
-            step.scalars["clip_coef"] = judged.coef
-            if self._units is not None and live:
-                step.scalars["clip_coef"] = number(clip_units(rows.params, self._units, wide=judged.norm > HUGE))
+
+    def _clip(
+        self, step: Step, rows: Rows, judged: Judged, live: list[Tensor], parts: Tensor, present: list[int] | None
+    ) -> None:
+        if not self._clips or judged.reject:
+            return
+        clip_host(judged, self._clip_now(), live, parts, self._optimizer.param_groups, rows.members(present))
+        step.scalars["clip_coef"] = judged.coef
+        if self._units is not None and live:
+            step.scalars["clip_coef"] = number(clip_units(rows.params, self._units, wide=judged.norm > HUGE))
 
     def _let_through(self, step: Step, rows: Rows, loss: float | None) -> bool:
         """The usual step, by the compiled readings: every gradient there, plain, finite and of a usual size.
 
         Of any other nothing is noted: False.
         """
-        if step.cadence or self._clips_otherwise or (len(self._shadow) and self._shadow.suspicious()):
+        if step.cadence or self._clips_otherwise or (not self._shadow.is_empty and self._shadow.suspicious()):
             return False
         table = np.empty((len(rows.params), 1), np.float32)
         if self._clips:
@@ -171,12 +258,11 @@ class Judge:
                 return False
             norm, step.least_norm = whole
         step.table = table
-        self._pass(step, rows, norm, loss)
-        return True
-
-    def _pass(self, step: Step, rows: Rows, norm: float, loss: float | None) -> None:
         self.suspicion.note(norm)
-        self._settle(step, rows, Judged(norm, nonfinite=False, reject=False), loss, [])
+        step.scalars["grad_norm"], step.scalars["rejected"] = norm, 0.0
+        if loss is not None:
+            step.scalars["loss"] = loss
+        return True
 
     # -- on an accelerator, with an optimizer that only the host can stop --------------------------------
 
@@ -259,7 +345,7 @@ class Judge:
         limits = self._limits if self._follow is None else self._limits_now()
         step.captured = len(live) > 0 and live[0].is_cuda and torch.cuda.is_current_stream_capturing()
         look, self._look = (step.cadence or self._look) and not step.captured, False
-        if len(self._shadow) and not step.captured:
+        if not self._shadow.is_empty and not step.captured:
             step.scalars |= {f"{BUFFERS}{i}": one for i, one in enumerate(self._shadow.norms())}
         outgoing = None
         if self._alone and self._units is None and (not look or self._scope_of(rows).sends):
@@ -284,7 +370,7 @@ class Judge:
             measured.scalar("clip_coef").copy_(clip_units(rows.params, self._units, scale=scale))
         self._gate.arm(reject, measured.scalar("inverse_coef") if clips and not measured.scaled else None, scale)
         step.undo_flag = reject
-        if "scale" in step.scalars and len(self._shadow):
+        if "scale" in step.scalars and not self._shadow.is_empty:
             # An overflow that the scaler provoked is not undone in the buffers: without the guard it would not be.
             told = 0.0 if step.loss is None else step.loss
             sound = torch.isfinite(told) if isinstance(told, Tensor) else float(math.isfinite(told))
@@ -364,6 +450,37 @@ class Judge:
             grads = [p.grad for p in rows.params if p.grad is not None]
             torch._foreach_div_([measure.stored(g) for g in grads], scale)
             self._optimizer.grad_scale = None
+
+
+NOTHING = torch.zeros(0, dtype=torch.float64, device="cpu")
+
+
+def told_of(step: Step, loss: float | None, num_bad_buffers: int = 0) -> Mine:
+    """What the other processes are told of this one's step."""
+    return Mine(
+        loss,
+        number(step.scalars.get("in_bad", UNSEEN if step.unseen else 0.0)),
+        num_bad_buffers,
+        step.bad_sample,
+        step.batch_print,
+        step.checksum,
+        step.late_s,
+        step.spent_s,
+    )
+
+
+def note(step: Step, told: Told) -> None:
+    """Put into the sample what is wrong with the batch of any process, and whose it is."""
+    step.shared = True
+    if ranks := told.ranks_of_loss():
+        step.notes["loss_ranks"] = ranks
+    if ranks := told.ranks_of_input():
+        step.notes["in_bad_ranks"] = ranks
+        if samples := told.samples_of_input():
+            step.notes["in_bad_samples"] = samples
+        step.scalars["in_bad"] = float(told.bad_inputs[told.bad_inputs > 0].sum())
+    if ranks := told.ranks_unseen():
+        step.notes["unseen_ranks"] = ranks
 
 
 def _outgoing(step: Step, batch: Tensor | None) -> Outgoing | None:
@@ -451,12 +568,15 @@ class Judged:
 
 def judge(norm: float, plain: Sequence[Tensor], config: Config) -> Judged:
     """Look at the global norm; where it is not finite look again before calling the gradients bad."""
-    nonfinite = False
-    if not math.isfinite(norm):
-        # The square of a huge finite value overflows: only a wide accumulation proves a NaN or Inf.
-        wide = number(measure.total(measure.wide_norms(plain)))
-        nonfinite = not math.isfinite(wide)
-        norm = norm if nonfinite else wide
+    # The square of a huge finite value overflows: only a wide accumulation proves a NaN or Inf.
+    wide = norm if math.isfinite(norm) else number(measure.total(measure.wide_norms(plain)))
+    return judged_by(norm, wide, config)
+
+
+def judged_by(norm: float, wide: float, config: Config) -> Judged:
+    """The same by a norm that may have overflowed, and by one that cannot."""
+    nonfinite = not math.isfinite(wide)
+    norm = norm if nonfinite else wide
     if config.mode == "observe":
         return Judged(norm, nonfinite, reject=False)
     too_large = config.reject_above is not None and norm > config.reject_above
@@ -514,6 +634,8 @@ def supports_gate(optimizer: Optimizer) -> bool:
     """Whether this instance skips a step on a device flag (fused Adam, AdamW, SGD): PyTorch's undocumented protocol."""
     if not getattr(optimizer, "_step_supports_amp_scaling", False):
         return False
+    if not getattr(type(optimizer).step, "__module__", "").startswith("torch.optim"):
+        return False  # what a class from elsewhere makes of the flag is not known
     # A fused momentum SGD that is told to skip its very first step keeps an uninitialised buffer: that one step goes
     # the other way, by the host.
     return bool(optimizer.state) or not any(g.get("momentum") for g in optimizer.param_groups)
@@ -584,6 +706,7 @@ class Withheld:
         # LBFGS counts its evaluations even when it finds nothing to do.
         known = kind.__module__.startswith("torch.optim") and "LBFGS" not in kind.__name__
         self._owned = None if known else Owned(optimizer, self._params)
+        self._undo_rng = None if known else rng()  # it may round at random
         self._groups = [_scalars(g) for g in optimizer.param_groups]
         for p, grad in zip(self._params, self._grads, strict=True):
             p.grad = None if known or grad is None else torch.zeros_like(grad)
@@ -594,6 +717,8 @@ class Withheld:
             p.grad = grad
         if self._owned is not None:
             self._owned.restore()
+        if self._undo_rng is not None:
+            self._undo_rng()
         for group, scalars in zip(self._optimizer.param_groups, self._groups, strict=False):
             for key, value in scalars.items():
                 if isinstance(value, Tensor) and isinstance(group.get(key), Tensor):
@@ -606,23 +731,14 @@ class Owned:
     """A copy of everything an optimizer of an unknown class may have changed."""
 
     def __init__(self, optimizer: Optimizer, params: Sequence[Tensor]) -> None:
-        self._optimizer = optimizer
         self._undo_weights = tensor_values(params)
-        self._state = {key: copy.deepcopy(value) for key, value in _state(optimizer).items()}
-        self._public = {k: v for k, v in vars(optimizer).items() if not k.startswith("_") and _is_scalar(v)}
+        # In groups, states and attributes, in place: buffers and views of them stay what they are.
+        self._rest = Memory(optimizer, without=tuple(params))
 
     def restore(self) -> None:
         """Put it all back."""
         self._undo_weights()
-        state = _state(self._optimizer)
-        state.clear()
-        state.update(self._state)
-        vars(self._optimizer).update(self._public)
-
-
-def _state(optimizer: object) -> Any:
-    """The per-parameter state; a class that only looks like an optimizer may have none."""
-    return getattr(optimizer, "state", {})
+        self._rest.undo()
 
 
 def _scalars(group: dict[str, Any]) -> dict[str, Any]:

@@ -40,18 +40,6 @@ class Together:
         """Whether the processes did not agree on it. Buffers are each one's own, as data is."""
         return action.kind in self.refused and not action.args.get("buffers")
 
-    def share_loss(self, step: Step, device: torch.device) -> None:
-        """Every process has a loss of its own; judged by their mean, all come to the same conclusions."""
-        if not self._peers.present():
-            return
-        mine = step.scalars.get("loss")
-        if step.undo_flag is not None:  # the device decides: nobody waits for it
-            loss = self._peers.mean_on_device(mine, device)
-        else:
-            loss = self._peers.mean(None if mine is None else float(mine))
-        if loss is not None:
-            step.scalars["loss"] = loss
-
     def settle(self, lane: Any) -> None:
         """Once in every step of every process, whether it decided anything or not: what all decided alike is done."""
         if not self._peers.present():
@@ -63,6 +51,19 @@ class Together:
             log.warning("step %d: not every process would go back, and to the same state: none does", lane.attempts - 1)
         for decision in decided:
             lane.decided(decision, settled=True)
+
+
+def share_loss(step: Step, peers: Peers, device: torch.device) -> None:
+    """Every process has a loss of its own; judged by their mean, all come to the same conclusions."""
+    if step.shared or not peers.present():
+        return
+    mine = step.scalars.get("loss")
+    if step.undo_flag is not None:  # the device decides: nobody waits for it
+        loss = peers.mean_on_device(mine, device)
+    else:
+        loss = peers.mean(None if mine is None else float(mine))
+    if loss is not None:
+        step.scalars["loss"] = loss
 
 
 def hashes_of(decisions: Sequence[Decision], lane: object) -> list[int]:

@@ -230,6 +230,11 @@ class RecentStates:
             restart=state.initial,
         )
 
+    def try_out(self, label: str, before: int, back: int) -> bool:
+        """Write the state that `go_back` would reach over what is there now, and drop nothing; False without one."""
+        state = self.before(label, before, max(back - self._gone_back, 0))
+        return state is not None and not state.initial and self._copied.put_back(state.tensors, state.others) == 0
+
     def put_buffers_back(self, label: str, before: int) -> bool:
         """Put only the buffers of that state in place; whether there was anything to put back."""
         state = self.before(label, before, 0)

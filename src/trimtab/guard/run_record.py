@@ -6,7 +6,9 @@ import datetime
 import errno
 import logging
 import os
+import socket
 import sys
+import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import count
 from pathlib import Path
@@ -22,9 +24,11 @@ from trimtab.core.pipeline import Brain
 from trimtab.core.registry import select_rules
 from trimtab.core.types import Finding, RunInfo, Sink
 from trimtab.core.versions import versions
+from trimtab.record.reader import is_of_rank
 from trimtab.record.recorder import Recorder
 from trimtab.record.sinks import adapt
 from trimtab.record.writer import RunWriter
+from trimtab.sample.reduce import OneRun
 from trimtab.sample.rows import Parts
 from trimtab.sample.transfer import is_here
 
@@ -58,6 +62,7 @@ def open_recorder(
     run_dir: str | os.PathLike[str] | bool | None,
     sinks: Iterable[object],
     info: Callable[[Path | None], RunInfo],
+    one: OneRun | None = None,
 ) -> tuple[Recorder, Path | None]:
     """The recorder with every sink, and the run directory; one that cannot be written costs a warning, not the run.
 
@@ -66,7 +71,7 @@ def open_recorder(
     if level := os.environ.get("TRIMTAB_LOG_LEVEL"):
         log.setLevel(level.upper())
     outlets: list[tuple[str, Sink]] = [(_called(s), adapt(s)) for s in sinks]
-    folder = _folder_for(config, run_dir)
+    folder = folder_for(config, run_dir, OneRun.here() if one is None else one)
     opening = info(folder)
     while folder is not None:
         try:
@@ -78,15 +83,30 @@ def open_recorder(
                 log.warning("cannot record to %s (%s); training goes on without a record", folder, error)
             folder = taken if taken != folder else None  # another process was there a moment before us
             opening = info(folder)
+    for _, sink in outlets:
+        recorded_to = getattr(sink, "recorded_to", None)
+        if callable(recorded_to) and folder is not None:
+            recorded_to(folder)
     recorder = Recorder(outlets)
     recorder.put(opening)
     return recorder, folder
 
 
-def _folder_for(config: Config, run_dir: str | os.PathLike[str] | bool | None) -> Path | None:
+def folder_for(config: Config, run_dir: str | os.PathLike[str] | bool | None, one: OneRun) -> Path | None:
+    """The folder to record to; None for nowhere. The folders of processes that train together lie in rank 0's."""
     if not config.record or run_dir is False:
+        one.settled(None, None)
         return None
-    return Path(config.dir) / _run_id() if run_dir is None or run_dir is True else _unused(Path(run_dir))
+    if run_dir is not None and run_dir is not True:
+        given = Path(run_dir)
+        folder = _unused(one.inside(given) or given)
+        one.settled(given, folder)
+        return folder
+    if not one.is_several:
+        return Path(config.dir) / _run_id()
+    folder = Path(config.dir) / one.id(_new_id())
+    one.settled(None, folder)
+    return folder / f"rank-{one.rank}" if one.rank else folder
 
 
 def _begun(folder: Path, opening: RunInfo, max_bytes: int) -> RunWriter:
@@ -114,24 +134,49 @@ def _called(sink: object) -> str:
     return sink if isinstance(sink, str) else type(sink).__name__
 
 
-def _run_id() -> str:
+def _new_id() -> str:
     now = datetime.datetime.now(datetime.UTC).strftime("%Y%m%d-%H%M%S")
+    return f"{now}-{os.getpid():05d}-{os.urandom(2).hex()}"
+
+
+def _run_id() -> str:
+    """With the rank of a process that was started with others and does not know them yet."""
     rank = os.environ.get("RANK", "0")
-    return f"{now}-{os.getpid():05d}-{os.urandom(2).hex()}" + ("" if rank == "0" else f"-rank{rank}")
+    return _new_id() + ("" if rank == "0" else f"-rank{rank}")
 
 
 def run_info(config: Config, model: nn.Module, optimizers: Mapping[str, object], folder: Path | None) -> RunInfo:
     """The first line of the record."""
     return RunInfo(
-        run_id=folder.name if folder is not None else "",
+        run_id="" if folder is None else _named(folder),
         started=datetime.datetime.now(datetime.UTC).isoformat(),
         config=config.to_dict(),
         versions={**versions(), "torch": torch.__version__},
-        model=model.title if isinstance(model, Parts) else type(getattr(model, "_orig_mod", model)).__name__,
+        model=model_name(model),
         num_parameters=sum(p.numel() for p in model.parameters()),
         optimizers=tuple(optimizers),
         rules=tuple(rule.code for rule in select_rules(config)),
+        script=_script(),
+        host=socket.gethostname(),
+        pid=os.getpid(),
     )
+
+
+def model_name(model: nn.Module) -> str:
+    """What people call a model: its class, of a compiled one that of the model inside."""
+    return model.title if isinstance(model, Parts) else type(getattr(model, "_orig_mod", model)).__name__
+
+
+def _script() -> str:
+    """What is being run, as a person would call it."""
+    if "ipykernel" in sys.modules:
+        return "notebook"
+    given = getattr(sys, "argv", [""])[:1] or [""]
+    return os.path.basename(given[0]) if given[0] not in ("", "-c") else "python"
+
+
+def _named(folder: Path) -> str:
+    return f"{folder.parent.name}/{folder.name}" if is_of_rank(folder) else folder.name
 
 
 def state_of(lanes: Mapping[str, Any], brains: Mapping[str, Brain], quarantine: Quarantine) -> dict[str, Any]:
@@ -159,11 +204,32 @@ def load_state(
         quarantine.load_state_dict(state["quarantine"])
 
 
-def under_way() -> Exception | None:
-    """The exception being handled while a guard is closed: what ended the run, unless it is one of ours or no error."""
+def under_way(*, in_step: bool) -> Exception | None:
+    """The exception being handled while a guard is closed, if it ended a training step; not one of ours, or no error.
+
+    What a script raises between two steps says nothing about its training.
+    """
     error = sys.exc_info()[1]
-    ours = isinstance(error, TrimtabError | StopIteration)
-    return error if isinstance(error, Exception) and not ours else None
+    if not isinstance(error, Exception) or isinstance(error, TrimtabError | StopIteration):
+        return None
+    return error if in_step or _is_of_torch(error) else None
+
+
+_TORCH = os.path.dirname(torch.__file__) + os.sep
+_AROUND = tuple(
+    os.path.join(_TORCH, part) for part in ("distributed", "multiprocessing", os.path.join("utils", "_context"))
+)
+"""Code that only calls what is not its own: launchers of scripts, `@torch.no_grad()`."""
+_OF_A_DEVICE = ("CUDA error", "HIP error")
+"""What fails on a device is raised by the next call that waits for it, such as the script's own `loss.item()`."""
+
+
+def _is_of_torch(error: Exception) -> bool:
+    """Whether PyTorch raised it, or ran what did: a forward pass, a loader, an optimizer; not a launcher of it."""
+    if type(error).__module__.startswith("torch") or str(error).startswith(_OF_A_DEVICE):
+        return True
+    places = [frame.f_code.co_filename for frame, _ in traceback.walk_tb(error.__traceback__)]
+    return any(place.startswith(_TORCH) and not place.startswith(_AROUND) for place in places)
 
 
 # Which findings speak against which part of the documented health dictionary.

@@ -16,12 +16,13 @@ import mmap
 import os
 import struct
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
+from numpy.typing import NDArray
 
 from trimtab.core.errors import RecordError
 from trimtab.core.files import JSON_MEMORY, is_hollow, json_memory, open_regular
@@ -364,6 +365,9 @@ def to_info(data: dict[str, object]) -> RunInfo | None:
         num_parameters=_int(data, "num_parameters"),
         optimizers=_texts(data, "optimizers"),
         rules=_texts(data, "rules"),
+        script=_text(data, "script") if "script" in data else "",
+        host=_text(data, "host") if "host" in data else "",
+        pid=_int(data, "pid") if "pid" in data else 0,
     )
 
 
@@ -470,6 +474,8 @@ def _to_action(data: Mapping[str, object]) -> Action:
 
 
 MAGIC = b"TTb1"
+GIVE_BACK = 64 << 20
+"""Bytes of a mapped file after which the memory of what was read is given back."""
 _HEADER = struct.Struct("<4sIIqQIII")
 _MAX_MISSES = 100_000  # places that look like the beginning of a table and are none
 _CHECKED = _HEADER.size - 4  # every word but the last, which checks them
@@ -525,16 +531,69 @@ def _entry(buffer: Buffer, offset: int) -> TableEntry | None:
     return entry if offset + entry.size <= len(buffer) else None
 
 
-def scan_tables(buffer: Buffer) -> tuple[list[TableEntry], list[str], int]:
-    """Every complete entry, what was wrong between them, and where the last one ends; payloads are not looked at."""
+_FIELDS = np.dtype(
+    {
+        "names": ["magic", "layout", "branch", "step", "seq", "num_floats", "crc", "check"],
+        "formats": ["S4", "<u4", "<u4", "<i8", "<u8", "<u4", "<u4", "<u4"],
+    }
+)
+_MAX_ALIKE = 4096  # entries looked at together; their arrays stay in the cache of the processor
+
+
+def _crc_table() -> NDArray[np.uint32]:
+    crcs = np.arange(256, dtype=np.uint32)
+    for _ in range(8):
+        crcs = np.where(crcs & 1, (crcs >> 1) ^ np.uint32(0xEDB88320), crcs >> 1)
+    return crcs
+
+
+_CRCS = _crc_table()
+
+
+def _crc32(rows: NDArray[np.uint8]) -> NDArray[np.uint32]:
+    """What `zlib.crc32` gives for every row, all at once."""
+    crc = np.full(len(rows), 0xFFFFFFFF, np.uint32)
+    for i in range(rows.shape[1]):
+        crc = _CRCS[(crc ^ rows[:, i]) & 0xFF] ^ (crc >> 8)
+    return ~crc
+
+
+def _entries_alike(buffer: Buffer, first: TableEntry) -> list[TableEntry]:
+    """`first`, and entries of the same size that follow it without a gap: a record mostly consists of them."""
+    found, num = [first], 32
+    while True:
+        at = first.offset + len(found) * first.size
+        num = min(2 * num, _MAX_ALIKE, (len(buffer) - at) // first.size)
+        if num < 1 or at - first.offset > GIVE_BACK:
+            return found
+        heads = np.ndarray((num,), _FIELDS, buffer, at, (first.size,)).copy()
+        raw = heads.view(np.uint8).reshape(num, _HEADER.size)[:, :_CHECKED]
+        good = (heads["magic"] == MAGIC) & (heads["num_floats"] == first.num_floats) & (_crc32(raw) == heads["check"])
+        num_good = num if good.all() else int(good.argmin())
+        offsets = range(at, at + num_good * first.size, first.size)
+        fields = [heads[name][:num_good].tolist() for name in ("layout", "branch", "step", "seq", "num_floats", "crc")]
+        found += map(TableEntry, offsets, *fields)
+        if num_good < num:
+            return found
+
+
+def scan_tables(buffer: Buffer, start: int = 0) -> tuple[list[TableEntry], list[str], int]:
+    """Every complete entry from `start` on, what was wrong between them, and where the last one ends.
+
+    Payloads are not looked at.
+    """
     entries: list[TableEntry] = []
     problems: list[str] = []
-    at = misses = 0
+    at, misses, given_back = start, 0, start
     while at < len(buffer):
         entry = _entry(buffer, at)
         if entry is not None:
-            entries.append(entry)
-            at += entry.size
+            alike = _entries_alike(buffer, entry)
+            entries += alike
+            at += len(alike) * entry.size
+            if at - given_back > GIVE_BACK:
+                given_back = at
+                release(buffer)
             continue
         found = buffer.find(MAGIC, at + 1)
         while found >= 0 and misses < _MAX_MISSES and _entry(buffer, found) is None:
@@ -544,7 +603,7 @@ def scan_tables(buffer: Buffer) -> tuple[list[TableEntry], list[str], int]:
             break
         problems.append(f"{found - at} damaged bytes at {at} skipped")
         at = found
-    return entries, problems, entries[-1].offset + entries[-1].size if entries else 0
+    return entries, problems, entries[-1].offset + entries[-1].size if entries else start
 
 
 def table_values(buffer: Buffer, entry: TableEntry) -> F32:
@@ -554,8 +613,21 @@ def table_values(buffer: Buffer, entry: TableEntry) -> F32:
     )
 
 
-def is_intact(buffer: Buffer, entry: TableEntry) -> bool:
-    """Whether the numbers are the ones that were written."""
-    start = entry.offset + _HEADER.size
-    with memoryview(buffer) as view, view[start : entry.offset + entry.size] as rows:
-        return zlib.crc32(rows) == entry.crc
+def view_tables(buffer: Buffer, first: TableEntry, num: int) -> F32:
+    """The numbers of `num` entries of the same size that follow each other, where they lie, one row for each."""
+    return np.ndarray((num, first.num_floats), "<f4", buffer, first.offset + _HEADER.size, (first.size, 4))
+
+
+def release(buffer: Buffer) -> None:
+    """Give back the memory of what was read of a mapped file; it is read again where it is needed."""
+    if isinstance(buffer, mmap.mmap) and hasattr(mmap, "MADV_DONTNEED"):
+        buffer.madvise(mmap.MADV_DONTNEED)
+
+
+def intact(buffer: Buffer, entries: Iterable[TableEntry]) -> Iterator[bool]:
+    """Of each of these entries whether its numbers are the ones that were written."""
+    with memoryview(buffer) as view:
+        for offset, _, _, _, _, num_floats, crc in entries:
+            start = offset + _HEADER.size
+            with view[start : start + 4 * num_floats] as rows:
+                yield zlib.crc32(rows) == crc

@@ -103,17 +103,27 @@ class _Core:
                 outlet.offer(batch)
 
     def wait(self, timeout_s: float) -> None:
-        """Wait for the threads to end, at most this long; name the sinks that did not."""
-        deadline = time.monotonic() + timeout_s
+        """Wait for the threads to end, at most this long; name the sinks that did not, and what was lost.
+
+        A sink that hands over more than records at its end says how long that may take, in `patience_s`.
+        """
+        began_s = time.monotonic()
         if self.pump is not None:
             self.pump.join(timeout_s)
         for outlet in self.outlets:
-            if not outlet.wait(max(0.0, deadline - time.monotonic())):
+            ended = outlet.wait(max(0.0, began_s + timeout_s - time.monotonic()))
+            allowed_s = timeout_s
+            if not ended and outlet.closing:  # it has every record: what it does now is worth waiting for
+                allowed_s = max(timeout_s, float(getattr(outlet.sink, "patience_s", 0.0)))
+                ended = outlet.wait(max(0.0, began_s + allowed_s - time.monotonic()))
+            if not ended:
                 log.warning(
                     "sink %r did not finish within %g s and was abandoned; its last records are lost",
                     outlet.name,
-                    timeout_s,
+                    allowed_s,
                 )
+            elif self in _LIVE and outlet.num_lost:
+                log.warning("sink %r: %d records did not reach it in all", outlet.name, outlet.num_lost)
         _LIVE.discard(self)
 
 
@@ -140,8 +150,11 @@ def wait_for_finished(timeout_s: float = _EXIT_TIMEOUT_S) -> None:
 
 
 @atexit.register
-def _close_at_exit() -> None:
-    """Complete every record after Ctrl-C, sys.exit or an exception, also where nobody called close()."""
+def close_at_exit() -> None:
+    """Complete every record after Ctrl-C, sys.exit or an exception, also where nobody called close().
+
+    What must end after the records are complete calls it first: functions for the exit run in the reverse order.
+    """
     error = getattr(sys, "last_value", None)  # what ended the program, if anything did
     close_all("closed" if error is None else type(error).__name__)
 
@@ -231,7 +244,7 @@ class Recorder:
     @property
     def dropped(self) -> Counter[str]:
         """How many records each sink lost, by name; only sinks that lost any."""
-        return Counter({outlet.name: outlet.num_dropped for outlet in self._core.outlets if outlet.num_dropped})
+        return Counter({outlet.name: outlet.num_lost for outlet in self._core.outlets if outlet.num_lost})
 
     @property
     def failures(self) -> dict[str, str]:
@@ -288,6 +301,7 @@ class Outlet:
         self.name = name
         self.num_dropped = 0
         self.failure = ""
+        self.closing = False  # whether the sink has every record
         self.sink = sink
         self._size = size
         self._queue: deque[Record | Mark] = deque()
@@ -320,6 +334,11 @@ class Outlet:
             end(reason)
 
     @property
+    def num_lost(self) -> int:
+        """How many records were dropped before the sink, or given up by it."""
+        return self.num_dropped + int(getattr(self.sink, "num_lost", 0))
+
+    @property
     def thread(self) -> threading.Thread | None:
         """The thread, once there is one."""
         return self._thread
@@ -348,7 +367,7 @@ class Outlet:
         excess = len(self._queue) - self._size
         kept: deque[Record | Mark] = deque()
         for record in self._queue:
-            if excess > 0 and isinstance(record, Sample):
+            if excess > 0 and (isinstance(record, Sample) or getattr(record, "may_be_dropped", False)):
                 excess -= 1
                 self.num_dropped += 1
             elif excess > 0 and isinstance(record, Verdict) and not record.findings:
@@ -389,6 +408,7 @@ class Outlet:
                         self.num_dropped += 1
             if self._unwritten and not self._troubles["flush"].pausing:
                 self._flush()
+        self.closing = True
         self._guard("close", self.sink.close)
         if self._queue or self._troubles["close"].in_a_row:
             self.num_dropped += len(self._queue)

@@ -1,50 +1,50 @@
-"""Sinks that forward records to a console or to the user's own logger, and `adapt`, which recognises those loggers."""
+"""Sinks for a console, a `logging.Logger` or a function, and `adapt`, which makes a sink of whatever a user passes."""
 
 from __future__ import annotations
 
 import inspect
 import io
 import logging
+import os
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from importlib import import_module
 from pathlib import Path
-from typing import Protocol, TextIO, cast
+from typing import Any, TextIO, cast
 
 from trimtab.core.config import Config
 from trimtab.core.errors import InputError
 from trimtab.core.journal import IncidentLines, Said
 from trimtab.core.presets import get_preset
 from trimtab.core.printable import printable
-from trimtab.core.types import Finding, Outcome, Record, Sample, Severity, Sink, Verdict
+from trimtab.core.types import Outcome, Record, Sample, Severity, Sink, Verdict
 from trimtab.record.csv_sink import CsvSink, metrics
 from trimtab.record.writer import RunWriter
 
-__all__ = ["CallSink", "ConsoleSink", "CsvSink", "LogSink", "LoggerSink", "TensorBoardSink", "adapt"]
+__all__ = ["CallSink", "ConsoleSink", "CsvSink", "DiscardSink", "LoggerSink", "adapt", "is_main_process"]
 
 BY_WORD = {"lines": "trimtab.compat.line_sink:from_text"}
 """Sinks that are asked for as `word:where` and live above this package: what makes one of them from `where`."""
+LOGGERS = "trimtab.integrations.loggers.known_loggers"
+"""Where experiment loggers are known, above this package: `is_logger`, `sink_for` and `from_text`."""
+LOGGER_WORDS = ("wandb", "mlflow", "tensorboard")
 
 _ACCEPTED = (
     "a Sink (write, close), an object with .log(dict) or .log_metrics(dict) such as a wandb run or a Lightning logger, "
-    "one with .add_scalar(tag, value, step) such as a SummaryWriter, a logging.Logger, a text stream, "
-    'a function of one dict, or one of the texts "console", "csv:PATH", "jsonl:FOLDER", "lines:STYLE"'
+    "an MLflow run, one with .add_scalar(tag, value, step) such as a SummaryWriter, a logging.Logger, a text stream, "
+    'a function of one dict, or one of the texts "console", "csv:PATH", "jsonl:FOLDER", "lines:STYLE", "wandb", '
+    '"mlflow", "tensorboard:FOLDER"'
 )
 
 
-def _named(sample: Sample) -> dict[str, float]:
+def named_metrics(sample: Sample) -> dict[str, float]:
     """Metrics under names that two optimizers do not share."""
     prefix = f"{sample.optimizer}/" if sample.optimizer else ""
     return {prefix + name: value for name, value in metrics(sample).items()}
 
 
-def _news(verdict: Verdict) -> Iterator[Finding]:
-    """The findings that begin an incident; a person wants to read of each incident once."""
-    return (finding for finding in verdict.findings if finding.streak <= 1)
-
-
 def _sample_text(sample: Sample) -> str:
-    found = _named(sample)
+    found = named_metrics(sample)
     wanted = [name for name in found if name.rsplit("/", 1)[-1] in {"loss", "global_norm", "lr", "ratio"}]
     return "  ".join([f"step {sample.step}", *(f"{name} {found[name]:.4g}" for name in wanted)])
 
@@ -83,88 +83,13 @@ class ConsoleSink:
         say(line, self._stream if self._stream is not None else sys.stderr)
 
 
-class LogSink:
-    """Forwards to an object with `.log_metrics(dict, step=)` (Lightning, MLflow) or `.log(dict, step=)` (wandb).
-
-    A finding arrives as `health/<code>` = 1, and an incident also once through `.alert(title=, text=)`.
-    """
-
-    def __init__(self, logger: object) -> None:
-        self._logger = logger
-        self._lines = IncidentLines()
-        self._plural = callable(getattr(logger, "log_metrics", None))
-        self._log: Callable[..., object] = getattr(logger, "log_metrics" if self._plural else "log")
-        self._takes_step = takes_step(self._log)
-        self._newest = 0
-
-    def write(self, record: Record) -> None:
-        """Forward samples and findings."""
-        if isinstance(record, Sample):
-            self._send(_named(record), record.step)
-        elif isinstance(record, Verdict) and record.findings:
-            self._send({f"health/{finding.code}": 1.0 for finding in record.findings}, record.step)
-            alert = getattr(self._logger, "alert", None)
-            line = self._lines.of(record) if callable(alert) else None
-            if callable(alert) and line is not None:
-                alert(title=f"{line.finding.code} {line.finding.name}", text=str(line))
-
-    def close(self) -> None:
-        """Nothing: the logger belongs to the user."""
-
-    def _send(self, values: dict[str, float], step: int) -> None:
-        if not values:
-            return
-        if not self._plural:  # wandb drops what is older than its newest step; a finding comes after that step's sample
-            step = self._newest = max(self._newest, step)
-        if self._takes_step:
-            self._log(values, step=step)
-        else:
-            self._log(values)
-
-
 def takes_step(log: Callable[..., object]) -> bool:
+    """Whether a function to log with takes `step=`."""
     try:
         parameters = inspect.signature(log).parameters
     except (TypeError, ValueError):  # written in C: wandb's own convention is the best guess
         return True
     return "step" in parameters or any(p.kind is p.VAR_KEYWORD for p in parameters.values())
-
-
-class ScalarWriter(Protocol):
-    """What TensorBoard's `SummaryWriter` has in common with others."""
-
-    def add_scalar(self, tag: str, scalar_value: float, global_step: int) -> object:
-        """Take one number."""
-
-
-class TensorBoardSink:
-    """Forwards to an object with `add_scalar(tag, value, step)`; findings also as text where it has `add_text`."""
-
-    def __init__(self, writer: ScalarWriter) -> None:
-        self._writer = writer
-
-    def write(self, record: Record) -> None:
-        """Forward samples and findings."""
-        if isinstance(record, Sample):
-            for name, value in _named(record).items():
-                self._writer.add_scalar(name, value, record.step)
-        elif isinstance(record, Verdict):
-            for finding in record.findings:
-                self._writer.add_scalar(f"health/{finding.code}", 1.0, record.step)
-            add_text = getattr(self._writer, "add_text", None)
-            if callable(add_text):
-                for finding in _news(record):
-                    add_text(f"health/{finding.code}", str(finding), record.step)
-
-    def flush(self) -> None:
-        """Let the writer flush, if it can."""
-        flush = getattr(self._writer, "flush", None)
-        if callable(flush):
-            flush()
-
-    def close(self) -> None:
-        """Flush only: the writer belongs to the user."""
-        self.flush()
 
 
 class LoggerSink:
@@ -201,13 +126,32 @@ class CallSink:
     def write(self, record: Record) -> None:
         """Call the function for samples and findings."""
         if isinstance(record, Sample):
-            self._function({"step": record.step, **_named(record)})
+            self._function({"step": record.step, **named_metrics(record)})
         elif isinstance(record, Verdict):
             for finding in record.findings:
                 self._function({"step": record.step, f"health/{finding.code}": 1.0, "finding": str(finding)})
 
     def close(self) -> None:
         """Nothing to let go of."""
+
+
+class DiscardSink:
+    """Takes everything and does nothing: stands for a logger in the processes that do not log."""
+
+    def write(self, record: Record) -> None:
+        """Nothing."""
+
+    def close(self) -> None:
+        """Nothing."""
+
+
+def is_main_process() -> bool:
+    """Whether this is the process of rank 0, or the only one: one logger gets each row once."""
+    distributed = sys.modules.get("torch.distributed")  # whoever uses it has imported it
+    if distributed is not None and distributed.is_available() and distributed.is_initialized():
+        return bool(distributed.get_rank() == 0)
+    # A group may come later, and Lightning's children know only their place on this machine.
+    return all(os.environ.get(name, "0") in ("", "0") for name in ("RANK", "LOCAL_RANK"))
 
 
 def adapt(obj: object) -> Sink:
@@ -227,10 +171,10 @@ def adapt(obj: object) -> Sink:
         return ConsoleSink(stream=cast(TextIO, obj))  # before Sink: a stream has write and close, too
     if isinstance(obj, Sink):
         return obj
-    if callable(getattr(obj, "add_scalar", None)):
-        return TensorBoardSink(cast(ScalarWriter, obj))
-    if callable(getattr(obj, "log_metrics", None)) or callable(getattr(obj, "log", None)):
-        return LogSink(obj)
+    loggers: Any = import_module(LOGGERS)
+    if loggers.is_logger(obj):
+        sink: Sink = loggers.sink_for(obj)
+        return sink
     if callable(obj):
         return CallSink(obj)
     raise InputError(f"{type(obj).__name__} cannot be used as a sink; expected {_ACCEPTED}")
@@ -250,13 +194,16 @@ def _from_text(text: str) -> Sink:
     if kind == "console" and not where:
         return ConsoleSink()
     if kind == "csv" and where:
-        return CsvSink(where)
+        return CsvSink(where) if is_main_process() else DiscardSink()
     if kind in BY_WORD and where:
         module, _, name = BY_WORD[kind].partition(":")
         made: Sink = getattr(import_module(module), name)(where)
         return made
+    if kind in LOGGER_WORDS:
+        sink: Sink = import_module(LOGGERS).from_text(kind, where)
+        return sink
     if kind == "jsonl" and where:
-        return RunWriter(Path(where))
+        return RunWriter(Path(where)) if is_main_process() else DiscardSink()
     raise InputError(f"{text!r} names no sink; expected {_ACCEPTED}")
 
 

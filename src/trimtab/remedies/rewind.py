@@ -58,19 +58,21 @@ class Rewind:
             older = "" if disk is None else ", and no sound checkpoint of this run is older"
             return Outcome(at=at, action=action, applied=False, detail=why + older)
         target.went_back(at)
+        blamed = "" if target.batches is None else target.batches.offended(target.last_step)
+        blamed = f"; {blamed}" if blamed else ""
         if reached.restart:
-            return self._restarted(action, target, at, reached)
+            return self._restarted(action, target, at, reached, blamed)
         limited = _hold_rates(reached.rates, target) if action.args.get("limit", 0.0) else ""
         gone = f"; {reached.missing} tensors are no longer there" if reached.missing else ""
         young = "" if reached.proven else ", which had not been proven good yet"
         detail = (
             f"weights, buffers and optimizer state are those after step {reached.step} again, {reached.source}{young} "
-            f"(the trouble began about step {before}); data, schedule and random numbers go on{limited}{gone}"
+            f"(the trouble began about step {before}); data, schedule and random numbers go on{limited}{gone}{blamed}"
         )
         return Outcome(at=at, action=action, applied=True, detail=detail)
 
     @staticmethod
-    def _restarted(action: Action, target: Target, at: int, reached: Reached) -> Outcome:
+    def _restarted(action: Action, target: Target, at: int, reached: Reached, blamed: str) -> Outcome:
         """No good state exists: begin again from the initial weights, at a fraction of the rate that spoiled them."""
         factor, before = float(action.args.get("restart", RESTART)), int(action.args.get("before", at))
         held = ""
@@ -81,7 +83,7 @@ class Rewind:
         gone = f"; {reached.missing} tensors are no longer there" if reached.missing else ""
         detail = (
             f"no state between the first step and step {before} is kept: weights, buffers and optimizer state are the "
-            f"initial ones again; data, schedule and random numbers go on{held}{gone}"
+            f"initial ones again; data, schedule and random numbers go on{held}{gone}{blamed}"
         )
         return Outcome(at=at, action=action, applied=True, detail=detail)
 

@@ -17,6 +17,8 @@ class Skip:
         """Nothing is left to do: report what the reflex did."""
         done = bool(target.last_rejected)
         detail = "the update was kept out of the weights" if done else "the update had already been applied"
+        blamed = "" if target.batches is None else target.batches.offended(target.last_step)
+        detail = f"{detail}; {blamed}" if blamed else detail
         return Outcome(at=at, action=action, applied=done, detail=detail)
 
 

@@ -105,7 +105,10 @@ MAX_POINTS = 240
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Curve:
-    """A scalar's key values over its finite part, and at most `MAX_POINTS` points that keep every peak."""
+    """A scalar's key values over its finite part, and at most `MAX_POINTS` points that keep every peak.
+
+    `began` and `ended` are the very first and last value, NaN and Inf included.
+    """
 
     first_step: int
     last_step: int
@@ -118,6 +121,8 @@ class Curve:
     median: float
     steps: tuple[int, ...]
     values: tuple[float, ...]
+    began: float
+    ended: float
 
 
 def make_curve(steps: ArrayLike, values: ArrayLike) -> Curve | None:
@@ -141,6 +146,8 @@ def make_curve(steps: ArrayLike, values: ArrayLike) -> Curve | None:
         median=float(np.median(some)),
         steps=tuple(int(s) for s in at[kept]),
         values=tuple(float(v) for v in all_values[kept]),
+        began=float(all_values[0]),
+        ended=float(all_values[-1]),
     )
 
 
@@ -163,47 +170,3 @@ def tail_median(values: Sequence[float] | NDArray[np.float64], num: int) -> floa
     array = np.asarray(values, dtype=np.float64)
     finite = array[np.isfinite(array)][-num:]
     return float(np.median(finite)) if finite.size else math.nan
-
-
-Ints = NDArray[np.int64]
-Floats = NDArray[np.float64]
-
-NUM_STRETCHES = 800
-REACH = 50
-"""Steps before and after a finding in which every point is kept."""
-MAX_CLOSE = 20
-"""Findings around which all points are kept: a run that is bad all over need not be kept twice."""
-
-
-def pick_points(steps: Ints, values: Floats, near: Sequence[int] = (), *, num_stretches: int = NUM_STRETCHES) -> Ints:
-    """Choose indices in order: of each stretch its lowest, its highest and its first non-finite value.
-
-    The first and the last point stay, and so does every point close to one of the steps in `near`. A series that is
-    short enough stays whole.
-
-    Example:
-        >>> values = np.zeros(1000)
-        >>> values[500] = 7.0
-        >>> picked = pick_points(np.arange(1000), values, num_stretches=10)
-        >>> len(picked), 500 in picked
-        (12, True)
-    """
-    num = len(values)
-    if num <= 2 * num_stretches:
-        return np.arange(num)
-    starts = np.linspace(0, num, num_stretches, endpoint=False).astype(np.int64)
-    stretch = np.repeat(np.arange(num_stretches), np.diff(np.append(starts, num)))
-    finite = np.isfinite(values)
-    high, low = np.where(finite, values, -np.inf), np.where(finite, values, np.inf)
-    keep = np.zeros(num, dtype=bool)
-    keep[[0, -1]] = True
-    for wanted in (
-        finite & (high == np.maximum.reduceat(high, starts)[stretch]),
-        finite & (low == np.minimum.reduceat(low, starts)[stretch]),
-        ~finite,
-    ):
-        found = np.flatnonzero(wanted)
-        keep[found[np.unique(stretch[found], return_index=True)[1]]] = True
-    for step in sorted(set(near))[:MAX_CLOSE]:
-        keep |= np.abs(steps - step) <= REACH
-    return np.flatnonzero(keep)

@@ -6,6 +6,7 @@ import base64
 import hashlib
 import json
 import math
+import re
 import shlex
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime
@@ -17,13 +18,28 @@ from typing import NamedTuple
 
 import numpy as np
 from jinja2 import Environment, StrictUndefined, Template
+from markupsafe import Markup, escape
 from numpy.typing import ArrayLike
 
 from trimtab.core.config import Config
 from trimtab.core.types import RunInfo
 from trimtab.record.reader import Run
-from trimtab.report.figures import Figures, HeatMap, Panel, make_figures
-from trimtab.report.summary import CLOSED, NOT_CLOSED, Deed, Health, Incident, Summary, Track, count, summarise
+from trimtab.report.evidence import evidence_words
+from trimtab.report.figures import Axis, Figures, HeatMap, Panel, Series, make_figures
+from trimtab.report.headline import belongs, in_words, make_headline, short, trace_of
+from trimtab.report.summary import (
+    CLOSED,
+    NOT_CLOSED,
+    Deed,
+    Health,
+    Incident,
+    Summary,
+    Track,
+    count,
+    summarise,
+    words_on,
+)
+from trimtab.report.traces import read_traces
 
 NAME = "report.html"
 SCRIPTS = ("tools.js", "charts.js", "heat.js")
@@ -32,6 +48,7 @@ SCRIPTS = ("tools.js", "charts.js", "heat.js")
 def to_html(run: Run, summary: Summary | None = None) -> str:
     """Render a run as a page that stands alone."""
     summary = summarise(run) if summary is None else summary
+    traces = read_traces(run.folder)
     near: dict[str, list[int]] = {}
     for incident in summary.incidents:
         near.setdefault(incident.optimizer, []).append(incident.onset)
@@ -40,6 +57,7 @@ def to_html(run: Run, summary: Summary | None = None) -> str:
         _template().render(
             **_assets(),
             summary=summary,
+            headline=make_headline(summary, traces),
             verdict=verdict(summary),
             tiles=tiles(summary),
             notices=list(notices(summary, figures)),
@@ -47,6 +65,10 @@ def to_html(run: Run, summary: Summary | None = None) -> str:
             settings=list(changed_settings(run.info.config)) if run.info is not None else [],
             sections=[section(f, summary) for f in figures],
             incidents=summary.incidents[:MAX_INCIDENTS],
+            trace_of=lambda incident: trace_of(incident, traces),
+            evidence=evidence_words,
+            in_words=in_words,
+            quote=shlex.quote,
             deeds_of=lambda incident: list(done(deeds_of(incident, summary))),
             other_deeds=list(done(unrelated(summary))),
             codes=list(dict.fromkeys(t.finding.code for i in summary.incidents for t in i.troubles)),
@@ -97,6 +119,8 @@ def _template() -> Template:
     env = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     env.filters["number"] = number
     env.filters["count"] = count
+    env.filters["coded"] = coded
+    env.filters["sentence"] = lambda text: f"{text[:1].upper()}{text[1:]}"
     source = (files("trimtab.report") / "page" / "page.html.j2").read_text(encoding="utf-8")
     return env.from_string(source)
 
@@ -105,18 +129,21 @@ MAX_MARKS = 500
 
 
 def page_data(summary: Summary, figures: Iterable[Figures]) -> dict[str, object]:
-    """Everything `charts.js` draws: one section per optimizer, with what was found and done in it."""
+    """Everything that the scripts draw: the charts of a run, with what was found and done in it."""
     numbered = list(enumerate(summary.incidents, start=1))
+    named = {name for i in summary.incidents for t in i.troubles for name in t.finding.subject}
     return {
         "sections": [
             {
                 "optimizer": f.optimizer,
                 "first": f.first_step,
                 "last": f.last_step,
+                "axes": [_axis(a) for a in f.axes],
                 "panels": [_panel(p) for p in f.panels],
-                "heat": _heat(f.heat) if f.heat is not None else None,
-                "incidents": [_incident(n, i) for n, i in numbered if i.optimizer == f.optimizer][:MAX_MARKS],
-                "deeds": [_deed(d) for d in summary.deeds if d.optimizer == f.optimizer][:MAX_MARKS],
+                "heats": [_heat(h) for h in f.heats],
+                "named": sorted(named & set(f.heat.names))[:MAX_MARKS] if f.heat is not None else [],
+                "incidents": [_incident(n, i) for n, i in numbered][:MAX_MARKS],
+                "deeds": [_deed(d) for d in summary.deeds][:MAX_MARKS],
             }
             for f in figures
         ]
@@ -134,26 +161,41 @@ def to_script(data: object) -> str:
     return text.replace("<", "\\u003c").encode("utf-8", "replace").decode()
 
 
+def _axis(axis: Axis) -> dict[str, object]:
+    return {"name": axis.name, "steps": _base64(axis.steps, "<f8"), "values": _base64(axis.values, "<f8")}
+
+
 def _panel(panel: Panel) -> dict[str, object]:
     return {
         "title": panel.title,
         "log": panel.log,
-        "series": [
-            {
-                "name": s.name,
-                "as": s.drawn_as,
-                "num": s.num,
-                "bad": s.num_bad,
-                "steps": _base64(s.steps, "<f8"),
-                "values": _base64(s.values, "<f8"),
-            }
-            for s in panel.series
-        ],
+        "unit": panel.unit,
+        "band": panel.band,
+        "series": [_series(s) for s in panel.series],
     }
+
+
+def _series(series: Series) -> dict[str, object]:
+    data: dict[str, object] = {
+        "name": series.name,
+        "as": series.drawn_as,
+        "smooth": series.smooth,
+        "num": series.num,
+        "bad": series.num_bad,
+        "end": _base64([series.end], "<f8"),
+        "steps": _base64(series.steps, "<f8"),
+        "values": _base64(series.values, "<f8"),
+    }
+    if not np.array_equal(series.steps, series.last) or not np.array_equal(series.low, series.high, equal_nan=True):
+        data["last"] = _base64(series.last, "<f8")
+        data["low"], data["high"] = _base64(series.low, "<f8"), _base64(series.high, "<f8")
+        data["bads"] = _base64(series.bad, "<u4")
+    return data
 
 
 def _heat(heat: HeatMap) -> dict[str, object]:
     return {
+        "metric": heat.metric,
         "names": heat.names,
         "first": heat.first_step,
         "width": heat.width,
@@ -172,8 +214,7 @@ def _incident(number: int, incident: Incident) -> dict[str, object]:
         "severity": incident.severity.name.lower(),
         "steps": sorted({t.finding.step for t in incident.troubles}),
         "text": "\n".join(
-            f"step {t.finding.step}: {t.finding.code} {t.finding.name}: {t.finding.message}"
-            for t in incident.troubles[:6]
+            f"step {t.finding.step:,}: {in_words(t.finding.name)}: {t.finding.message}" for t in incident.troubles[:6]
         ),
     }
 
@@ -192,6 +233,7 @@ def _base64(values: ArrayLike, kind: str) -> str:
 
 
 MAX_INCIDENTS = 200
+MAX_LOSSES = 3
 MAX_DEEDS = 100
 
 _TONES = {
@@ -236,6 +278,19 @@ def number(value: object) -> str:
     return f"{value:.4g}" if math.isfinite(value) else "Inf" if value > 0 else "-Inf"
 
 
+_CODE = re.compile(r"`([^`\n]+)`")
+
+
+def coded(text: str) -> Markup:
+    """Text as HTML, with what stands between backticks as code.
+
+    Example:
+        >>> print(coded("Set `clip=1.0` <now>"))
+        Set <code>clip=1.0</code> &lt;now&gt;
+    """
+    return Markup(_CODE.sub(lambda m: f"<code>{m[1]}</code>", str(escape(text))))  # escaped before
+
+
 def verdict(summary: Summary) -> dict[str, str]:
     """The word at the top, its sign and its colour."""
     tone, sign = _TONES[summary.health]
@@ -243,16 +298,20 @@ def verdict(summary: Summary) -> dict[str, str]:
 
 
 def tiles(summary: Summary) -> list[Fact]:
-    """The few numbers that are shown large."""
-    loss = summary.tracks[0].loss
-    shown = [Fact("steps", f"{sum(t.num_steps for t in summary.tracks):,}")]
-    if loss is not None:
-        shown.append(Fact("loss, first → last", f"{loss.first:.3g} → {loss.last:.3g}"))
+    """The few numbers that are shown large; several optimizers make their steps side by side."""
+    shown = [Fact("steps", f"{max(t.num_steps for t in summary.tracks):,}")]
+    for track in summary.tracks[:MAX_LOSSES]:
+        whose = f" of {track.optimizer}" if track.optimizer else ""
+        if track.loss is not None:
+            shown.append(Fact(f"loss{whose}, first → last", f"{short(track.loss.began)} → {short(track.loss.ended)}"))
     val = summary.tracks[0].val_loss
     if val is not None:
         shown.append(Fact("best validation loss", f"{val.lowest:.3g}"))
-    shown.append(Fact("incidents", f"{len(summary.incidents):,}"))
-    shown.append(Fact("updates kept out", f"{summary.num_rejected:,}"))
+    for num, one, several in (
+        (len(summary.incidents), "incident", "incidents"),
+        (summary.num_rejected, "update rejected", "updates rejected"),
+    ):
+        shown.append(Fact(one if num == 1 else several, f"{num:,}"))
     return shown
 
 
@@ -280,6 +339,8 @@ def facts(summary: Summary, info: RunInfo | None) -> Iterator[Fact]:
     if summary.started:
         yield Fact("Started", _time(summary.started))
     yield Fact("Run", summary.run_id)
+    if summary.ranks:
+        yield Fact("Ranks", words_on(summary.ranks))
     if info is not None and info.versions:
         yield Fact("Versions", ", ".join(f"{name} {version}" for name, version in info.versions.items()))
 
@@ -312,14 +373,15 @@ def _flat(config: Mapping[str, object], lead: str = "") -> dict[str, object]:
 
 
 def section(figures: Figures, summary: Summary) -> dict[str, object]:
-    """The texts around the charts of one optimizer."""
+    """The texts around the charts."""
     track = next((t for t in summary.tracks if t.optimizer == figures.optimizer), None)
     return {
         "optimizer": figures.optimizer,
-        "marked": any(i.optimizer == figures.optimizer for i in summary.incidents),
+        "marked": bool(summary.incidents),
+        "axes": [a.name for a in figures.axes],
         "panels": [{"title": p.title, "note": p.note, "words": _words(p.title, track)} for p in figures.panels],
+        "metrics": [{"name": h.metric, "rows": len(h.names), "width": h.width} for h in figures.heats],
         "rows": len(figures.heat.names) if figures.heat is not None else 0,
-        "width": figures.heat.width if figures.heat is not None else 1,
     }
 
 
@@ -335,18 +397,14 @@ def _words(title: str, track: Track | None) -> str:
     )
 
 
-def _belongs(deed: Deed, incident: Incident) -> bool:
-    return deed.optimizer == incident.optimizer and incident.onset <= deed.about <= incident.last_step
-
-
 def deeds_of(incident: Incident, summary: Summary) -> list[Deed]:
     """What was done about an incident."""
-    return [d for d in summary.deeds if _belongs(d, incident)]
+    return [d for d in summary.deeds if belongs(d, incident)]
 
 
 def unrelated(summary: Summary) -> list[Deed]:
     """What was done without any of the incidents that are shown."""
-    return [d for d in summary.deeds if not any(_belongs(d, i) for i in summary.incidents[:MAX_INCIDENTS])]
+    return [d for d in summary.deeds if not any(belongs(d, i) for i in summary.incidents[:MAX_INCIDENTS])]
 
 
 def done(deeds: list[Deed]) -> Iterator[Done]:

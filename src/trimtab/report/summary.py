@@ -6,18 +6,23 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
+from trimtab.core.errors import RecordError
 from trimtab.core.journal import GAP
 from trimtab.core.types import Action, Finding, Outcome, Severity, Verdict
-from trimtab.record.reader import Run
+from trimtab.record.reader import Run, ranks_in, read_run
 from trimtab.report.chart import Curve, make_curve, tail_median
 
 QUIET = 10
 """A run whose last bad step is less than this many steps before its end has not shown that it recovered."""
 LOST_FRAC = 0.1
 """A run that ends with more than this part of its progress lost has not recovered."""
+BEYOND = 10.0
+"""A loss that ends this many times above all it was before the first incident has not come back, whatever it is."""
 
 
 SKIPPED = ("scaler_skipped", "routine_overflow")
@@ -78,6 +83,57 @@ class Deed:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Aftermath:
+    """How the run looked after its incidents; `lost` says that it ended worse than it was before them."""
+
+    quiet_steps: int
+    loss_before: float
+    loss_end: float
+    lost: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OtherRank:
+    """Another process of the same run, beside rank 0: what only one of the two found, as `CODE at step N`."""
+
+    rank: int
+    also: tuple[str, ...] = ()
+    not_found: tuple[str, ...] = ()
+    problem: str = ""
+
+    @property
+    def words(self) -> str:
+        """What is different, for a person; empty where nothing is."""
+        parts = [f"also found {_few(self.also)}"] if self.also else []
+        parts += [f"did not find {_few(self.not_found)}"] if self.not_found else []
+        return " and ".join([*parts, *([self.problem] if self.problem else [])])
+
+
+NUM_FEW = 4
+
+
+def _few(found: tuple[str, ...]) -> str:
+    more = f" and {len(found) - NUM_FEW} more" if len(found) > NUM_FEW else ""
+    return ", ".join(found[:NUM_FEW]) + more
+
+
+def words_on(ranks: tuple[OtherRank, ...]) -> str:
+    """One line about the other processes of a run; empty where there is none.
+
+    Example:
+        >>> words_on((OtherRank(rank=1), OtherRank(rank=2, also=("DIST003 at step 7",))))
+        '3 ranks: rank 2 also found DIST003 at step 7; the others found what rank 0 did.'
+    """
+    if not ranks:
+        return ""
+    different = [f"rank {one.rank} {one.words}" for one in ranks if one.words]
+    if not different:
+        return f"{len(ranks) + 1} ranks: all found the same."
+    same = "; the others found what rank 0 did" if len(different) < len(ranks) else ""
+    return f"{len(ranks) + 1} ranks: {'; '.join(different)}{same}."
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Summary:
     """A whole run at a glance."""
 
@@ -94,6 +150,8 @@ class Summary:
     num_rejected: int
     ending: str
     problems: tuple[str, ...]
+    after: Aftermath
+    ranks: tuple[OtherRank, ...] = ()
 
 
 def summarise(run: Run) -> Summary:
@@ -121,30 +179,61 @@ def summarise(run: Run) -> Summary:
         num_rejected=num_rejected,
         ending=ending,
         problems=tuple(run.problems),
+        after=after,
+        ranks=tuple(_other(rank, folder, run) for rank, folder in ranks_in(run.folder).items()),
     )
+
+
+def _other(rank: int, folder: Path, first: Run) -> OtherRank:
+    """Compare the findings of another process with those of the first."""
+    try:
+        run = read_run(folder)
+    except RecordError as error:
+        return OtherRank(rank=rank, problem=f"has no record that could be read ({error})")
+    here, there = ({f"{f.code} at step {f.step}": None for f in one.findings} for one in (first, run))
+    return OtherRank(
+        rank=rank,
+        also=tuple(name for name in there if name not in here),
+        not_found=tuple(name for name in here if name not in there),
+        problem=_ended_otherwise(first, run),
+    )
+
+
+def _ended_otherwise(first: Run, run: Run) -> str:
+    ends = [NOT_CLOSED if one.closing is None else one.closing.reason for one in (first, run)]
+    if ends[0] == ends[1]:
+        return ""
+    return "did not close its record" if ends[1] == NOT_CLOSED else f"ended with {ends[1]}"
 
 
 def _track(run: Run, name: str) -> Track:
     steps, losses = run.series("loss", optimizer=name)
-    coef = np.asarray(run.series("clip_coef", optimizer=name)[1], dtype=np.float64)
+    coef = run.series("clip_coef", optimizer=name)[1]
     coef = coef[np.isfinite(coef)]
     at, rejected = run.series("rejected", optimizer=name)
+    kept_out = at[rejected > 0]
     all_steps, norms = run.series("grad_norm", optimizer=name)
-    skipped = {int(s) for why in SKIPPED for s, v in zip(*run.series(why, optimizer=name), strict=True) if v > 0}
-    kept_out = {int(s) for s, bad in zip(at, rejected, strict=True) if bad > 0}
-    tried = {int(s) for s in all_steps} or {int(s) for s in steps}
+    skips = [run.series(why, optimizer=name) for why in SKIPPED]
+    skipped = np.concatenate([s[v > 0] for s, v in skips])
+    tried = _distinct(all_steps if all_steps.size else steps)
     num = run.closing.steps.get(name, 0) if run.closing is not None else 0
     return Track(
         optimizer=name,
-        num_steps=max(num, len(np.unique(np.concatenate([steps, all_steps, at])))),
+        num_steps=max(num, len(_distinct(run.steps(name)))),
         loss=make_curve(steps, losses),
         val_loss=make_curve(*run.series("val_loss", optimizer=name, phase="val")),
-        grad_norm=make_curve(*run.series("grad_norm", optimizer=name)),
+        grad_norm=make_curve(all_steps, norms),
         clipped_frac=float(np.mean(coef < 1.0)) if coef.size else None,
-        rejected_steps=tuple(int(s) for s, bad in zip(at, rejected, strict=True) if bad > 0),
-        num_applied=len(tried - skipped - kept_out),
-        num_bad_norms=sum(int(s) not in skipped for s in all_steps[~np.isfinite(norms)]),
+        rejected_steps=tuple(kept_out.tolist()),
+        num_applied=int((~np.isin(tried, np.concatenate([skipped, kept_out]))).sum()),
+        num_bad_norms=int((~np.isin(all_steps[~np.isfinite(norms)], skipped)).sum()),
     )
+
+
+def _distinct(steps: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Each step once, in order; steps mostly come sorted, which makes this far faster than hashing them."""
+    steps = np.sort(steps, kind="stable")
+    return steps[np.append(True, np.diff(steps) > 0)] if steps.size else steps
 
 
 def _deeds(run: Run) -> tuple[Deed, ...]:
@@ -172,20 +261,10 @@ def _deeds(run: Run) -> tuple[Deed, ...]:
     return tuple(deeds)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Aftermath:
-    """How the run looked after its incidents."""
-
-    quiet_steps: int
-    loss_before: float
-    loss_end: float
-    lost: bool
-
-
-def _aftermath(run: Run, tracks: tuple[Track, ...], incidents: tuple[Incident, ...]) -> _Aftermath:
+def _aftermath(run: Run, tracks: tuple[Track, ...], incidents: tuple[Incident, ...]) -> Aftermath:
     """Compare the end with the time before the first incident, for the optimizer that was hit first."""
     if not incidents:
-        return _Aftermath(quiet_steps=tracks[0].num_steps, loss_before=math.nan, loss_end=math.nan, lost=False)
+        return Aftermath(quiet_steps=tracks[0].num_steps, loss_before=math.nan, loss_end=math.nan, lost=False)
     first = incidents[0]
     track = next((t for t in tracks if t.optimizer == first.optimizer), tracks[0])
     last_bad = max(i.last_step for i in incidents if i.optimizer == first.optimizer)
@@ -204,8 +283,9 @@ def _aftermath(run: Run, tracks: tuple[Track, ...], incidents: tuple[Incident, .
         )
         progress = float(early[0]) - before if early.size else 0.0
         rose = end - before > max(LOST_FRAC * progress, noise, 1e-12)
-        lost = rose and _objective_is_fixed(run, first.optimizer)
-    return _Aftermath(quiet_steps=max(track.num_steps - 1 - last_bad, 0), loss_before=before, loss_end=end, lost=lost)
+        beyond = bool(early.size) and float(early.min()) > 0 and end > BEYOND * float(early.max())
+        lost = beyond or (rose and _objective_is_fixed(run, first.optimizer))
+    return Aftermath(quiet_steps=max(track.num_steps - 1 - last_bad, 0), loss_before=before, loss_end=end, lost=lost)
 
 
 def _objective_is_fixed(run: Run, optimizer: str) -> bool:
@@ -219,7 +299,7 @@ def _objective_is_fixed(run: Run, optimizer: str) -> bool:
 
 
 def _health(
-    ending: str, tracks: tuple[Track, ...], incidents: tuple[Incident, ...], deeds: Iterable[Deed], after: _Aftermath
+    ending: str, tracks: tuple[Track, ...], incidents: tuple[Incident, ...], deeds: Iterable[Deed], after: Aftermath
 ) -> Health:
     if ending == STOPPED or any(d.kind == "stop" and d.applied for d in deeds):
         return Health.STOPPED
@@ -239,7 +319,7 @@ def _headline(
     tracks: tuple[Track, ...],
     incidents: tuple[Incident, ...],
     num_rejected: int,
-    after: _Aftermath,
+    after: Aftermath,
     ending: str,
 ) -> str:
     steps = sum(t.num_steps for t in tracks)
@@ -339,7 +419,7 @@ def find_incidents(verdicts: Iterable[Verdict]) -> tuple[Incident, ...]:
         groups: list[list[Trouble]] = []
         reach = -1
         for trouble in sorted(troubles, key=lambda t: t.finding.step):  # stable: the rules' order stays
-            if not groups or trouble.finding.step > reach + GAP:
+            if not groups or _began(trouble.finding) > reach + GAP:
                 groups.append([])
                 reach = trouble.last_step
             groups[-1].append(trouble)
@@ -354,6 +434,12 @@ def find_incidents(verdicts: Iterable[Verdict]) -> tuple[Incident, ...]:
             for g in groups
         ]
     return tuple(sorted(found, key=lambda i: i.onset))
+
+
+def _began(finding: Finding) -> float:
+    """The step at which it began: a climb is seen only after a while, and its finding says since when."""
+    since = finding.evidence.get("onset", math.nan)
+    return since if 0 <= since < finding.step else finding.step
 
 
 def find_troubles(verdicts: Iterable[Verdict]) -> tuple[Trouble, ...]:

@@ -15,7 +15,8 @@ from rich.text import Text
 from trimtab.core.printable import printable
 from trimtab.core.types import Severity
 from trimtab.report.chart import BAD, MARK, Curve, chart, is_wide
-from trimtab.report.summary import Deed, Health, Incident, Summary, Track, Trouble, count
+from trimtab.report.headline import short
+from trimtab.report.summary import Deed, Health, Incident, Summary, Track, Trouble, count, words_on
 
 COLOURS = {
     Health.EMPTY: "yellow",
@@ -48,6 +49,8 @@ def _parts(summary: Summary, width: int) -> Iterator[RenderableType]:
     head = Text(f" {summary.health.value.upper()} ", style=f"bold reverse {COLOURS[summary.health]}")
     yield Text.assemble(head, " ", summary.headline)
     yield Text(_origin(summary), style="dim")
+    if others := words_on(summary.ranks):
+        yield wrapped(others, width, "")
     for track in summary.tracks:
         yield from _track(track, summary, width)
     if summary.incidents:
@@ -105,7 +108,8 @@ def _loss_facts(curve: Curve | None) -> str:
     if curve is None:
         return ""
     bad = f", {curve.num_nonfinite} non-finite" if curve.num_nonfinite else ""
-    return f"first {curve.first:.3g}, best {curve.lowest:.3g}, last {curve.last:.3g}{bad}"
+    first, last = short(curve.began), short(curve.ended)
+    return f"first {first}, best {curve.lowest:.3g}, last {last}{bad}"
 
 
 def _norm_facts(track: Track) -> str:

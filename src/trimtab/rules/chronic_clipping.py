@@ -23,7 +23,8 @@ def _coef(scalars: Mapping[str, float]) -> float | None:
         handed = None  # a loss scale that the guard was not told of, taken out again: no clipping ends at such numbers
     if handed is None and mine is None:
         return None
-    return min(handed if handed is not None else 1.0, 1.0) * (mine if mine is not None else 1.0)
+    # A wrong sign is another trouble, with a rule of its own.
+    return min(abs(handed) if handed is not None else 1.0, 1.0) * (mine if mine is not None else 1.0)
 
 
 UNSCALED = 1e-3

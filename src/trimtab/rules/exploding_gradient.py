@@ -35,7 +35,7 @@ class ExplodingGradient:
     step is bounded, but its direction comes from whatever caused it.
 
     ## What to try
-    1. See "Gradient norm by layer" in `trimtab report --html`: did one layer grow, or all of them?
+    1. See "Gradients by layer" in `trimtab report --html`: did one layer grow, or all of them?
     """
 
     code: ClassVar[str] = "GRAD002"

@@ -38,8 +38,8 @@ class LabelRange:
         if window.scalar("label_error"):
             text = ": ".join(window.now.notes.get("exception", ()))
             story = "a label or token is out of range"
-            if "device-side assert" in text:
-                story = "an assertion failed on the device, most likely because a label or token is out of range"
+            if "device-side assert" in text or "launch failure" in text:  # which of them depends on the device
+                story = "a kernel failed on the device, most likely because a label or token is out of range"
             yield found(self, window, f"{story}: {text}", ("targets",))
             return
         share = window.scalar("targets_outside")

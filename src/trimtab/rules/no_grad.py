@@ -43,7 +43,7 @@ class NoGrad:
         if not self._cut(window.now.scalars) or len(window.past) < self.persist - 1:
             return
         norms = window.now.col(Kind.GRAD, Column.L2)
-        if (norms >= 0).any() and not window.scalar("same_gradients"):
+        if not (norms < 0).all() and not window.scalar("same_gradients"):  # a NaN is a gradient, too
             return
         if not all(self._cut(s) for s in list(window.past)[len(window.past) - self.persist + 1 :]):
             return

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from trimtab.core.types import Finding, Severity
-from trimtab.core.window import Window, found
+from trimtab.core.window import Window, found, listed, of_ranks
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,4 +37,8 @@ class NonfiniteInput:
         """Fire on non-finite data."""
         num = window.scalar("in_bad")
         if num:
-            yield found(self, window, "a tensor of this batch holds NaN or Inf.", ("batch",), num_tensors=num)
+            ranks = window.now.notes.get("in_bad_ranks", ())
+            samples = window.now.notes.get("in_bad_samples", ())
+            which = f", in {listed(samples)}" if samples else ""
+            message = f"a tensor of this batch holds NaN or Inf{of_ranks(ranks)}{which}."
+            yield found(self, window, message, ("batch", *ranks, *samples), num_tensors=num)

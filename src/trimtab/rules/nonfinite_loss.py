@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from trimtab.core.types import Finding, Severity
-from trimtab.core.window import Window
+from trimtab.core.window import Window, of_ranks
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,7 +39,7 @@ class NonfiniteLoss:
         loss = window.scalar("loss")
         if loss is None or math.isfinite(loss):
             return
-        before = window.earlier("loss")
+        before, ranks = window.earlier("loss"), window.now.notes.get("loss_ranks", ())
         last = (
             f"; the last finite loss was {before.last:.4g}, at step {before.last_step}" if before.last_step >= 0 else ""
         )
@@ -49,8 +49,8 @@ class NonfiniteLoss:
             name=self.name,
             step=window.now.step,
             severity=self.severity,
-            message=f"the loss is {loss}{last}.{kept}",
-            subject=("loss",),
+            message=f"the loss is {loss}{of_ranks(ranks)}{last}.{kept}",
+            subject=("loss", *ranks),
             evidence={
                 "loss": loss,
                 **({"last": before.last, "last_step": float(before.last_step)} if last else {}),

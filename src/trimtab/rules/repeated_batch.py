@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from trimtab.core.types import Finding, Severity
+from trimtab.core.types import Finding, Kind, Severity
 from trimtab.core.window import Window, found
 
 
@@ -29,6 +29,8 @@ class RepeatedBatch:
     The inputs of the last steps are bit for bit the same, more often in a row than ever before in this run (`persist`
     at least), after batches that differed. Or there were no more than `few` different batches in the last 64 steps,
     again and again. Training on one full batch from the start, and several steps on each batch by design, stay silent.
+    So does a small data set: batches that are slices of one tensor and cover it (`covered`), or a model with fewer
+    than `capacity` weights for each row, which cannot learn them by heart.
 
     ## Why it matters
     The loader is stuck, every step creates a new iterator, or a worker died: the model learns one batch by
@@ -51,6 +53,8 @@ class RepeatedBatch:
     stuck: int = 16
     few: int = 4
     span: int = 60
+    covered: float = 0.8
+    capacity: float = 10.0
 
     def check(self, window: Window) -> Iterator[Finding]:
         """Fire when a repetition is longer than any before."""
@@ -80,7 +84,7 @@ class RepeatedBatch:
         """In a thorough look: how many batches there have been. Full batches are one, and meant."""
         seen = [p for s in window.past if (p := s.get("in_print")) is not None] + [now]
         different = len(set(seen))
-        if len(seen) < self.span or not 1 < different <= self.few:
+        if len(seen) < self.span or not 1 < different <= self.few or self._is_all(window):
             return
         finding = found(
             self,
@@ -91,3 +95,13 @@ class RepeatedBatch:
             num_steps=len(seen),
         )
         yield replace(finding, severity=Severity.WARN)  # a data set may be that small, and its weights are sound
+
+    def _is_all(self, window: Window) -> bool:
+        """Whether so few batches are a small data set, and not what is left of a larger one."""
+        rows, covered = window.last("data_rows", 64), window.last("data_covered", 64)
+        if not rows:
+            return False  # there were others before
+        if covered:
+            return covered[-1] >= self.covered
+        layout = window.now.layout
+        return sum(layout.numel[layout.rows(Kind.WEIGHT)]) < self.capacity * rows[-1]

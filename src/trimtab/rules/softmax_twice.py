@@ -17,7 +17,7 @@ class SoftmaxTwice:
     ## What it sees
     The output of the model is made of probabilities (rows that add up to 1, or single values between 0 and 1 that use
     all of that range), and the gradient that comes back to it is that of a cross-entropy that takes logits, in `looks`
-    looks.
+    looks. Or the graph of the loss shows a softmax or sigmoid right in front of what normalises.
 
     ## Why it matters
     A softmax over values between 0 and 1 is nearly flat: the loss cannot come near 0, gradients are small, and the

@@ -15,9 +15,10 @@ class StepException:
     """The training step ended with an exception.
 
     ## What it sees
-    An exception left the `with Guard(...)` block (or was handed to `guard.__exit__`) and was not one of the guard
-    itself. Where the text of the error says what is wrong (a label out of range, a loss without a graph), the finding
-    has that name instead.
+    An exception left the `with Guard(...)` block (or was handed to `guard.__exit__`) after the model was called and
+    before the step was made, or PyTorch raised it. What a script raises between two steps is its own affair. Where
+    the text of the error says what is wrong (a label out of range, a loss without a graph), the finding has that
+    name instead.
 
     ## Why it matters
     The run is over, and the record should say why.

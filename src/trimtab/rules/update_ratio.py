@@ -90,7 +90,8 @@ class UpdateRatio:
         if most < self.shake or window.past[0].get("weight_norm", math.inf) < 1e-3 * size or len(losses) < 3:
             return
         norms = window.last("grad_norm", len(window.past) + 1)
-        clearly = 0.15 if most > 1.0 else 1.0  # batches of a small model differ by more than a little
+        # Batches of a small model differ by more than a little: the less was changed, the clearer it must be.
+        clearly = 0.15 + 0.85 * max(0.0, 1.0 - most) / (1.0 - self.shake)
         worse = min(losses[-2:]) > losses[0] + clearly * abs(losses[0])
         if most < REPLACED:  # the weights are still there: of a few small batches three must agree, beside two
             first = max(losses[:2])

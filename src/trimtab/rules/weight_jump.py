@@ -17,7 +17,8 @@ class WeightJump:
 
     ## What it sees
     The update of this step, relative to the size of the weights, is at least `size`, `times` the largest ever seen,
-    and far above the usual one. The run must be `min_history` steps old.
+    and far above the usual one. Updates that are not finite have rules of their own. The run must be `min_history`
+    steps old.
 
     ## Why it matters
     Adaptive optimizers turn a burst after quiet gradients, or a jump of the rate, into a huge step. What was learned
@@ -44,7 +45,7 @@ class WeightJump:
     def check(self, window: Window) -> Iterator[Finding]:
         """Fire when the newest update dwarfs all before."""
         ratio, history = window.scalar("update_ratio"), window.history("update_ratio")
-        if ratio is None or len(history) < self.min_history or ratio < self.size:
+        if ratio is None or len(history) < self.min_history or not self.size <= ratio < math.inf:
             return
         usual, highest = history.median(), history.highest
         if ratio < self.times * highest or ratio < 10.0 * usual:

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from trimtab.core.schedule import rates_of
 from trimtab.core.types import Finding, Severity
 from trimtab.core.window import Window, found
+
+NEVER_STEPPED = (
+    "With a GradScaler: print `scaler.get_scale()` at every step, and hand it to the guard (`scaler=scaler`).",
+    "Without one: check that the loop calls `step()` of the optimizer that the guard was given.",
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,7 +23,8 @@ class WeightsUnchanged:
 
     ## What it sees
     For `persist` accepted steps in a row not one of the compared weights changed by a single bit, although there are
-    gradients and the learning rate is not 0. A rate that is being warmed up gets more time.
+    gradients and the learning rate is not 0. A rate that is being warmed up gets more time. Or gradients are computed
+    and thrown away again and again, and no step is made: not one ever, or none any more.
 
     ## Why it matters
     The optimizer holds other tensors than the model uses, updates are lost to rounding (a tiny rate on bfloat16
@@ -31,7 +37,7 @@ class WeightsUnchanged:
 
     code: ClassVar[str] = "UPD002"
     name: ClassVar[str] = "weights-unchanged"
-    needs: ClassVar[tuple[str, ...]] = ("update_ratio",)
+    needs: ClassVar[tuple[str, ...]] = ("update_ratio", "passes_without_step")
     calm: ClassVar[bool] = True
     hold: ClassVar[int] = 20
     severity: Severity = Severity.ERROR
@@ -44,6 +50,17 @@ class WeightsUnchanged:
 
     def check(self, window: Window) -> Iterator[Finding]:
         """Fire when accepted steps leave everything as it was."""
+        if (passes := window.scalar("passes_without_step")) is not None:
+            finding = found(
+                self,
+                window,
+                f"at least {passes:.0f} backward passes, and no optimizer step "
+                f"{f'since step {window.now.step - 1}' if window.now.step else 'was ever made'}: a GradScaler skips "
+                "every update, or the loop does not call `optimizer.step()`.",
+                passes=passes,
+            )
+            yield replace(finding, advice=NEVER_STEPPED)
+            return
         if window.scalar("update_ratio") != 0:
             return
         rates = rates_of(window.now.scalars)

@@ -9,6 +9,7 @@ import threading
 import weakref
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, TypeVar, TypeVarTuple
 
 from torch import Tensor, nn
@@ -16,12 +17,16 @@ from torch.amp import GradScaler
 from torch.nn.parameter import is_lazy
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
+from trimtab.core.config import resolve
 from trimtab.core.contain import Contained, when_collected
 from trimtab.core.errors import TrainingStopped, TrimtabError
 from trimtab.core.types import Sink
 from trimtab.guard.guard import Guard
 from trimtab.guard.hooks import steps_on_stack, uncompiled
 from trimtab.guard.lane import Lane
+from trimtab.guard.loop_clipping import wrap_clipping
+from trimtab.guard.loop_losses import Losses
+from trimtab.integrations.training_guard import is_number, loss_name
 from trimtab.record.recorder import wait_for_finished
 from trimtab.run.discover import (
     Census,
@@ -35,14 +40,14 @@ from trimtab.run.discover import (
     marked_params,
     owners_of,
     seen_from_outside,
-    still_scaled,
     uncalled,
 )
+from trimtab.run.frameworks import watch_frameworks
 from trimtab.run.guarded_training import GuardedTraining
-from trimtab.run.patch_training import Losses, wrap_clip_grad_norm
 from trimtab.sample.rows import Parts
 from trimtab.torchutil.optimizers import GUARDED, innermost, is_guarded, labelled, params_of
 from trimtab.torchutil.patch import own_hook, wrap_attribute, wrap_method_of
+from trimtab.torchutil.sharded import refusal, shares_parameters
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -101,11 +106,13 @@ class AutoGuard:
         self._waiting: list[weakref.ref[Optimizer]] = []
         self._first_calls: list[FirstCall] = []
         self._guards: weakref.WeakValueDictionary[int, Guard] = weakref.WeakValueDictionary()  # by optimizer
+        self._last: tuple[weakref.ref[Optimizer], weakref.ref[Guard]] | None = None  # which was stepped last
         # By optimizer, the parameters that tell which backward passes reach it; None where they must be looked up.
         self._marked: dict[int, list[Tensor]] | None = None
         self._trainings: dict[int, GuardedTraining] = {}  # by guard
         self._early: dict[int, list[Kept]] = {}  # buffers by optimizer, from the time it was built until it is guarded
         self._both_in_use: set[int] = set()
+        self._driven: set[int] = set()  # guards that a framework's callback tells the losses
         self._given_up: set[int] = set()
         self._contained, self._warned = Contained(), set[str]()
         self._num = 0
@@ -124,7 +131,8 @@ class AutoGuard:
             wrap_attribute(Optimizer, "__init__", self._build),
             wrap_attribute(Guard, "__init__", self._build_guard),
             wrap_attribute(GradScaler, "step", self._scaler_steps),
-            wrap_clip_grad_norm(self._clipped, self._contained),
+            wrap_clipping(self._clipped, self._contained),
+            watch_frameworks(self),
             own_hook(register_optimizer_step_pre_hook(self._stepping)).remove,
             own_hook(register_optimizer_step_post_hook(self._stepped)).remove,
         ]
@@ -171,10 +179,45 @@ class AutoGuard:
         found = [o for ref in self._waiting if (o := ref()) is not None]
         return [o for o in found if not is_guarded(o)]
 
-    def _guard(self, model: nn.Module, optimizers: list[Optimizer]) -> None:
+    def attach(self, model: nn.Module, optimizer: Any, **found: Any) -> Guard | None:
+        """Guard a training that a framework drives, and whose losses it tells; None if that fails."""
+        optimizers = self._contain("guarding a training", labelled, optimizer) or {}
+        guard = self._contain("guarding a training", self._guard, model, list(optimizers.values()), found)
+        if guard is not None:
+            self._driven.add(id(guard))
+        return guard
+
+    def validated(self, metrics: Mapping[str, Any]) -> None:
+        """Tell the guard that was made last what a validation found."""
+        guard = next(reversed(list(self._guards.values())), None)
+        name = loss_name(key for key, value in metrics.items() if is_number(value))
+        if guard is not None and name is not None:
+            others = {k.replace("/", "_"): v for k, v in metrics.items() if k != name and is_number(v)}
+            guard.validate(metrics[name], **others)
+
+    @property
+    def mode(self) -> str:
+        """The mode of the guards to come."""
+        given = {name: self._settings.get(name) for name in ("preset", "mode")}
+        return resolve(self._settings.get("config"), **given).mode
+
+    @property
+    def rejects(self) -> bool:
+        """Whether the guards that are open reject an update that is not finite."""
+        configs = [guard.config for guard in set(self._guards.values())]
+        return bool(configs) and all(config.mode != "observe" and config.reject_nonfinite for config in configs)
+
+    @property
+    def num_steps(self) -> int:
+        """How many steps the guards that are open have seen."""
+        return sum(lane.attempts for guard in set(self._guards.values()) for lane in guard.lanes.values())
+
+    def _guard(
+        self, model: nn.Module, optimizers: list[Optimizer], found: Mapping[str, Any] | None = None
+    ) -> Guard | None:
         self._enter_process()
-        if self._num >= MAX_GUARDS:
-            return
+        if self._num >= MAX_GUARDS or not optimizers:
+            return None
         self._num += 1
         if self._num == MAX_GUARDS:
             log.warning("%d models are guarded; models whose optimizers are built from now on are not", MAX_GUARDS)
@@ -182,8 +225,17 @@ class AutoGuard:
         self._on_begin([])
         training = GuardedTraining(type(getattr(model, "_orig_mod", model)).__name__)
         given = optimizers[0] if len(optimizers) == 1 else optimizers
-        settings = {**self._settings, "sinks": [*self._settings.get("sinks", ()), *self._sinks(), training]}
+        settings = {
+            **(found or {}),
+            **self._settings,
+            "sinks": [*self._settings.get("sinks", ()), *self._sinks(), training],
+        }
         resume = settings.pop("resume", False)
+        if settings.get("checkpoint") is not None and (why := refusal(model)):
+            log.warning("no checkpoints of %s: %s", training.model, why)
+            settings["checkpoint"], resume = None, False
+        if settings.get("checkpoint") is not None and not shares_parameters(model):
+            settings["checkpoint"] = folder_of_rank(settings["checkpoint"])
         if settings.get("checkpoint") is not None and self._num > 1:  # one folder for each training
             settings["checkpoint"] = settings["checkpoint"] / f"training-{self._num}"
         self._ours = True
@@ -205,6 +257,7 @@ class AutoGuard:
         # It may be collected with its optimizer (in a sweep): the record is then completed from what was counted.
         when_collected(guard, self._ended, id(guard))
         self._on_begin([training])
+        return guard
 
     def _is_alive(self, model: nn.Module) -> bool:
         return any(known is model for known in self._census.modules())
@@ -280,12 +333,25 @@ class AutoGuard:
             now.depth += 1
             return  # an optimizer that steps another inside its own step makes one step
         now.depth = 1
-        if id(optimizer) not in self._guards or os.getpid() != self._pid or optimizer not in GUARDED:
-            self._contain("guarding an optimizer", self._lane_of, optimizer)
         try:
+            if self._last_guard(optimizer) is None or os.getpid() != self._pid:
+                self._contain("guarding an optimizer", self._first_stepped, optimizer)
             self._note_losses(optimizer)
         except Exception as error:
             self._failed("noting losses", error)
+
+    def _last_guard(self, optimizer: Optimizer) -> Guard | None:
+        """The guard of the optimizer that was stepped last, if it is this one: looking it up costs more."""
+        last = self._last
+        guard = None if last is None or last[0]() is not optimizer else last[1]()
+        return None if guard is None or guard.closed else guard
+
+    def _first_stepped(self, optimizer: Optimizer) -> None:
+        """Another optimizer is stepped than last time: guard it if nobody has yet."""
+        if id(optimizer) not in self._guards or os.getpid() != self._pid or optimizer not in GUARDED:
+            self._lane_of(optimizer)
+        if (guard := self._guards.get(id(optimizer))) is not None and optimizer in GUARDED:
+            self._last = weakref.ref(optimizer), weakref.ref(guard)
 
     @uncompiled
     def _stepped(self, optimizer: Optimizer, args: tuple[object, ...], kwargs: Mapping[str, object]) -> None:
@@ -322,13 +388,16 @@ class AutoGuard:
         self._losses.ended(closure=False)
 
     def _note_losses(self, optimizer: Optimizer) -> None:
-        guard = self._guards.get(id(optimizer))
+        guard = self._last_guard(optimizer) or self._guards.get(id(optimizer))
         if guard is None:
             return
         observe: Callable[[Tensor], None] = guard.observe
         if id(optimizer) in self._losses.rivals:
             observe = functools.partial(guard.observe, moving=1.0)
+        told = id(guard) in self._driven
         for loss in self._losses.take(id(optimizer), id(guard)):
+            if told:
+                continue
             try:
                 observe(loss)
             except Exception as error:
@@ -391,17 +460,9 @@ class AutoGuard:
         return uncalled(owners[0]) if unseen else owners[0]  # unseen: it was called inside compiled code
 
     def _clipped(self, params: list[Tensor], norm: Tensor | float) -> bool:
-        """The script clips: note the norm before clipping, if it is that of all parameters of an optimizer."""
-        mine = {id(p) for p in params}
-        for guard in set(self._guards.values()):
-            for lane in guard.lanes.values():
-                live = [p for p in params_of(lane.optimizer) if p.grad is not None]
-                if not any(id(p) in mine for p in live):
-                    continue
-                if all(id(p) in mine for p in live) and not still_scaled(lane):
-                    self._contain("noting a norm", functools.partial(guard.observe, norm_before=norm))
-                return bool(guard.config.mode != "observe" and guard.config.reject_nonfinite)
-        return False
+        """The script clips: the guard that has these parameters notes the norm before it."""
+        answers = [guard.clipping(params, norm) for guard in set(self._guards.values())]
+        return any(answers)
 
     def _contain(self, what: str, function: Callable[[*Ts], R], *args: *Ts) -> R | None:
         """Call our own code so that its failure never ends the script; each failure is logged once."""
@@ -463,6 +524,7 @@ class AutoGuard:
     def _ended(self, key: int) -> None:
         """A guard was closed, or collected unclosed: complete its record and report its end."""
         self._marked = None  # nothing of ours keeps its parameters
+        self._driven.discard(key)
         training = self._trainings.pop(key, None)
         if training is not None:
             training.ended()
@@ -473,3 +535,9 @@ def _name_of(model: nn.Module | Mapping[str, nn.Module]) -> str:
     """The class name of a model, or those of several models together."""
     models = model.values() if isinstance(model, Mapping) else [model]
     return ", ".join(type(getattr(one, "_orig_mod", one)).__name__ for one in models)
+
+
+def folder_of_rank(folder: Path) -> Path:
+    """Where a process saves that holds all of its model: each has its own random numbers and place in the data."""
+    rank = os.environ.get("RANK", "0")
+    return folder / f"rank{rank}" if rank.isdigit() and rank != "0" else folder

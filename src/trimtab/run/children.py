@@ -1,7 +1,8 @@
-"""Processes that a program starts: those of `multiprocessing` are guarded, too, and report to the first process."""
+"""Processes that a program starts: those that run Python are guarded, too, and report to the first process."""
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import functools
 import importlib.abc
@@ -9,11 +10,14 @@ import importlib.machinery
 import importlib.util
 import json
 import os
+import pickle
 import re
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+import time
+import weakref
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, SupportsIndex, TypedDict, TypeVar, TypeVarTuple
@@ -22,6 +26,8 @@ if TYPE_CHECKING:
     from trimtab.run.guarded_training import Summary
 
 NUM_COMMANDS = 20
+WAIT_S = 5.0
+"""How long the first process waits at its end for children that still train."""
 
 
 Command = str | Sequence[str | bytes | os.PathLike[str] | os.PathLike[bytes]]
@@ -69,15 +75,23 @@ class Exchange:
             return True
         return True
 
+    def under_way(self) -> set[int]:
+        """The processes with trainings that have not ended."""
+        return {run["pid"] for run in self._read() if not run["ended"]}
+
     def collect(self) -> list[Summary]:
         """The summaries of the other processes. Removes the folder."""
+        found = self._read()
+        shutil.rmtree(self.folder, ignore_errors=True)
+        return found
+
+    def _read(self) -> list[Summary]:
         found: list[Summary] = []
         with contextlib.suppress(OSError):
             for path in sorted(self.folder.glob("*.json")):
                 with contextlib.suppress(ValueError):
                     runs: list[Summary] = json.loads(path.read_text(encoding="utf-8"))
                     found += [run for run in runs if isinstance(run, dict)]
-        shutil.rmtree(self.folder, ignore_errors=True)
         return found
 
 
@@ -137,15 +151,37 @@ def revive(begin: ChildStart, function: Callable[[*Ts], R], args: tuple[*Ts]) ->
     return function(*args)
 
 
+ISOLATING = frozenset("EIsS")
+"""Options of the interpreter, by their letter, after which it may not find trimtab."""
+VALUED = frozenset("WX")
+"""Options of the interpreter that a word may follow."""
+UNGUARDED = frozenset({"pip", "trimtab"})
+"""Modules that are not guarded when they are run with `-m`, besides those of the standard library."""
+HELPERS = os.sep + os.path.join("torch", "_inductor") + os.sep
+"""Part of the path of programs that PyTorch starts to compile code."""
+
+
 class Commands:
-    """The Python programs that were started as commands, which are not guarded."""
+    """Python programs that are started as commands: guarded where the interpreter is ours, else named at the end."""
 
     def __init__(self) -> None:
         self.seen: list[str] = []
+        """Those that are not guarded."""
+        self._guarded: weakref.WeakSet[Any] = weakref.WeakSet()
 
-    def watch(self) -> Callable[[], None]:
-        """Start watching; returns the undo function."""
+    def wait(self, pids: Callable[[], Collection[int]]) -> None:
+        """Wait a little for guarded programs that are about to end: of a training in several processes one is first."""
+        until = time.monotonic() + WAIT_S
+        while time.monotonic() < until:
+            training = set(pids())
+            if not any(one.pid in training and one.poll() is None for one in list(self._guarded)):
+                return
+            time.sleep(0.05)
+
+    def watch(self, begin: ChildStart) -> Callable[[], None]:
+        """Guard those that are started from now on; returns the undo function."""
         undo: list[Callable[[], None]] = []
+        start = encoded(begin)
 
         def patch() -> None:
             import subprocess
@@ -153,15 +189,23 @@ class Commands:
             inner = subprocess.Popen.__init__
 
             @functools.wraps(inner)
-            def begin(this: subprocess.Popen[Any], args: Command, *rest: Any, **kwargs: Any) -> None:
-                inner(this, args, *rest, **kwargs)
+            def start_one(this: subprocess.Popen[Any], args: Command, *rest: Any, **kwargs: Any) -> None:
+                guarded: Command | None = None
+                with contextlib.suppress(Exception):
+                    if not rest and not kwargs.get("shell") and kwargs.get("executable") is None:
+                        guarded = guarded_command(args, start, kwargs.get("cwd"))
+                inner(this, args if guarded is None else guarded, *rest, **kwargs)
+                this.args = args
+                if guarded is not None:
+                    self._guarded.add(this)
+                    return
                 with contextlib.suppress(Exception):
                     self._note(args)
 
-            subprocess.Popen.__init__ = begin  # type: ignore[method-assign, assignment]
+            subprocess.Popen.__init__ = start_one  # type: ignore[method-assign, assignment]
 
             def back() -> None:
-                if subprocess.Popen.__init__ is begin:
+                if subprocess.Popen.__init__ is start_one:
                     subprocess.Popen.__init__ = inner  # type: ignore[method-assign]
 
             undo.append(back)
@@ -176,10 +220,95 @@ class Commands:
         return stop
 
     def _note(self, args: Command) -> None:
-        words = args.split() if isinstance(args, str) else [os.fsdecode(word) for word in args]
+        words = _words(args)
         if words and re.fullmatch(r"(python[\d.]*|torchrun|accelerate)", os.path.basename(words[0])):
             self.seen.append(" ".join(_program(words)))
             del self.seen[NUM_COMMANDS:]
+
+
+def encoded(begin: ChildStart) -> str:
+    """What a child needs, as one word of a command line."""
+    return base64.urlsafe_b64encode(pickle.dumps(begin)).decode()
+
+
+def decoded(word: str) -> ChildStart:
+    """What `encoded` made a word of."""
+    begin: ChildStart = pickle.loads(base64.urlsafe_b64decode(word))
+    return begin
+
+
+def guarded_command(args: Command, start: str, cwd: str | os.PathLike[str] | None = None) -> list[str] | None:
+    """The command that runs the same Python program under guard; None if it is none, or not to be guarded.
+
+    Example:
+        >>> guarded_command([sys.executable, "-u", __file__, "--epochs", "3"], "START")[1:]  # doctest: +ELLIPSIS
+        ['-u', '...child.py', 'START', '...children.py', '--epochs', '3']
+        >>> guarded_command(["ls", "-l"], "START") is None
+        True
+    """
+    if isinstance(args, str | bytes):
+        return None
+    words = _words(args)
+    launcher = str(Path(__file__).with_name("child.py"))
+    if words and is_ours(words[0]):
+        options, rest = _options(words[1:])
+        if options is None or not rest:
+            return None
+        if rest[0] == "-m":
+            top = rest[1].split(".")[0] if len(rest) > 1 else "pip"
+            if top in UNGUARDED or top in sys.stdlib_module_names:
+                return None
+        elif not os.path.isfile(os.path.join(cwd or "", rest[0])) or HELPERS in os.path.abspath(rest[0]):
+            return None
+        return [words[0], *options, launcher, start, *rest]
+    if words and (script := console_script(words[0])) is not None:
+        return [sys.executable, launcher, start, script, *words[1:]]
+    return None
+
+
+def is_ours(program: str) -> bool:
+    """Whether this command starts the interpreter that runs now."""
+    found = shutil.which(program)
+    if found is None or not sys.executable:
+        return False
+    same = os.path.dirname(os.path.abspath(found)) == os.path.dirname(os.path.abspath(sys.executable))
+    return same and os.path.samefile(found, sys.executable)
+
+
+def console_script(program: str) -> str | None:
+    """The file of a command such as `torchrun`, if that is a script for the interpreter that runs now."""
+    found = shutil.which(program) or shutil.which(program, path=os.path.dirname(sys.executable))
+    if found is None or os.path.basename(found).startswith(("python", "pip", "trimtab")):
+        return None
+    with open(found, "rb") as file:
+        first = file.readline(500)
+    if not first.startswith(b"#!"):
+        return None
+    return os.path.abspath(found) if is_ours(os.fsdecode(first[2:].split()[0])) else None
+
+
+def _options(words: list[str]) -> tuple[list[str] | None, list[str]]:
+    """Options of the interpreter, None if with them nothing can be guarded; and what follows: a script, or `-m`."""
+    options: list[str] = []
+    rest = list(words)
+    while rest and rest[0].startswith("-"):
+        word = rest[0]
+        if word == "-m":
+            return options, rest
+        if word in ("-", "-c") or word.startswith(("--", "-c", "-i")) or ISOLATING & set(word[1:]) - VALUED:
+            return None, rest
+        options.append(rest.pop(0))
+        if word[1] in VALUED and len(word) == 2 and rest:
+            options.append(rest.pop(0))
+    return options, rest
+
+
+def _words(args: Command) -> list[str]:
+    if isinstance(args, str):
+        return args.split()
+    if isinstance(args, bytes | os.PathLike):
+        return [os.fsdecode(args)]
+    return [os.fsdecode(word) for word in args]
 
 
 def _program(words: list[str]) -> Iterator[str]:

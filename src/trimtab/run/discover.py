@@ -7,7 +7,7 @@ import gc
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Concatenate, ParamSpec, TypeGuard, TypeVar
+from typing import Concatenate, ParamSpec, TypeGuard, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -20,9 +20,6 @@ from trimtab.sample.probes.forward import inert, only_traced
 from trimtab.sample.rows import Parts
 from trimtab.torchutil.optimizers import params_of
 from trimtab.torchutil.patch import OwnHook, own_hook, plain_python, wrap_attribute
-
-if TYPE_CHECKING:
-    from trimtab.guard.lane import Lane
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -181,15 +178,6 @@ def mark_of(params: list[Tensor]) -> object:
     if native is not None:
         return native.marks(params)
     return [None if p.grad is None else (id(p.grad), p.grad._version) for p in params]
-
-
-def still_scaled(lane: Lane) -> bool:
-    """Whether a GradScaler has not unscaled these gradients yet, so that their norm is too large."""
-    scaler = lane.scaler
-    if scaler is None or not scaler.is_enabled():
-        return False
-    states = getattr(scaler, "_per_optimizer_states", {})
-    return id(lane.optimizer) not in states or states[id(lane.optimizer)]["stage"].name == "READY"
 
 
 def lookalikes() -> list[object]:

@@ -1,4 +1,4 @@
-"""Closes the records when a signal ends the program, which then ends as it would have without trimtab.
+"""Closes the records when a signal or `os._exit` ends the program, which then ends as it would have without trimtab.
 
 The default action of SIGTERM ends a process at once, also one that hangs in a call that is not Python. A handler in
 Python runs only when the main thread returns from such a call. So the handler only writes to a pipe: a thread that
@@ -8,6 +8,8 @@ signal.
 The program does not notice: `signal.getsignal` returns the default action while our handler is installed, and a handler
 that the program sets replaces ours. Nothing is installed before there is a record to close, nor over a signal that is
 ignored or handled already. A forked child begins with the default actions.
+
+`os._exit` calls no exit handler, and what a thread has still to write is lost: the records are closed before it.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ import signal
 import threading
 import weakref
 from collections.abc import Callable
-from types import FrameType
+from types import FrameType, ModuleType
 from typing import NoReturn, ParamSpec, TypeVar
 
 SIGNALS = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGHUP", "SIGINT") if hasattr(signal, name))
@@ -33,7 +35,7 @@ R = TypeVar("R")
 
 
 class Endings:
-    """Calls `close(reason)` when a signal is about to end the process; `install` and `remove` can be repeated."""
+    """Calls `close(reason)` when a signal or `os._exit` is about to end the process; can be installed repeatedly."""
 
     def __init__(self, close: Callable[[str], object]) -> None:
         self._close = close
@@ -130,7 +132,7 @@ class Endings:
             os.kill(os.getpid(), number)
         finally:
             self._over.set()
-            os._exit(128 + number)
+            _exit_at_once(128 + number)
 
     # -- what the program sees -----------------------------------------------------------------------------------
 
@@ -150,7 +152,20 @@ class Endings:
             found = inner_get(number)
             return signal.SIG_DFL if found is self._handler else found
 
-        self._undo += [_replaced("signal", set_handler), _replaced("getsignal", get_handler)]
+        @functools.wraps(_exit_at_once)
+        def exit_at_once(status: int) -> NoReturn:
+            if self._pid == os.getpid():
+                # In a thread of its own: a record that cannot be closed must not keep the program from ending.
+                closing = threading.Thread(target=self._close, args=("os._exit",), daemon=True)
+                closing.start()
+                closing.join(LIMIT_S)
+            _exit_at_once(status)
+
+        self._undo += [
+            _replaced(signal, "signal", set_handler),
+            _replaced(signal, "getsignal", get_handler),
+            _replaced(os, "_exit", exit_at_once),
+        ]
 
     def _forget_in_children(self) -> None:
         """Let no signal reach a forked child before its default actions are back: our pipe leads to the parent."""
@@ -179,14 +194,15 @@ class Endings:
 
 
 _set, _get = signal.signal, signal.getsignal
+_exit_at_once = os._exit
 
 
-def _replaced(name: str, function: Callable[..., Handler]) -> Callable[[], None]:
-    inner = getattr(signal, name)
-    setattr(signal, name, function)
+def _replaced(module: ModuleType, name: str, function: Callable[..., object]) -> Callable[[], None]:
+    inner = getattr(module, name)
+    setattr(module, name, function)
 
     def undo() -> None:
-        if getattr(signal, name) is function:
-            setattr(signal, name, inner)
+        if getattr(module, name) is function:
+            setattr(module, name, inner)
 
     return undo

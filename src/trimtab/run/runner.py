@@ -20,6 +20,7 @@ from trimtab.core.errors import TrainingStopped
 from trimtab.core.printable import FINDINGS_LOG, LINES_LOG
 from trimtab.run.children import ChildStart, Commands, Exchange, at_child_end, guard_spawned, when_imported
 from trimtab.run.endings import Endings
+from trimtab.run.frameworks import SEAMS
 from trimtab.run.script import CannotStart, Program, run_program
 
 if TYPE_CHECKING:
@@ -46,6 +47,18 @@ def run_guarded(program: Program, settings: Mapping[str, Any], *, quiet: bool = 
     run = _GuardedRun(settings, sys.stderr, quiet=quiet, as_json=as_json)
     when_imported("torch", run.start)
     run.watch_children()
+    _run(run, program)
+
+
+def run_child(program: Program, begin: ChildStart) -> None:
+    """Run a program that a guarded program started as a command: guarded, too; the first process reports it."""
+    run = _GuardedRun(begin["settings"], sys.stderr, quiet=begin["quiet"], as_json=False, home=begin["home"])
+    run.belong_to(Exchange(begin["folder"]))
+    when_imported("torch", run.start)
+    _run(run, program)
+
+
+def _run(run: _GuardedRun, program: Program) -> None:
     # First registered, last called: the program's own exit handlers and threads that outlive it are guarded, too.
     atexit.register(run.finish)
     try:
@@ -73,6 +86,8 @@ def begin_child(begin: ChildStart) -> None:
     run = _GuardedRun(begin["settings"], sys.stderr, quiet=begin["quiet"], as_json=False, home=begin["home"])
     run.belong_to(Exchange(begin["folder"]))
     when_imported("torch", run.wait_for_an_optimizer)
+    for module, *_ in SEAMS:
+        when_imported(module, run.start_once)  # it builds optimizers when it is too late to add a callback
 
 
 class _GuardedRun:
@@ -114,6 +129,11 @@ class _GuardedRun:
         except Exception as error:
             self.say(f"cannot guard this program ({type(error).__name__}: {error}); it runs unguarded")
 
+    def start_once(self) -> None:
+        """The same, unless it was started."""
+        if self._auto_guard is None:
+            self.start()
+
     def watch_children(self) -> None:
         """Watch for processes being started: guard what they train, or name them at the end."""
         begin: ChildStart = {
@@ -122,7 +142,7 @@ class _GuardedRun:
             "home": self._home,
             "folder": str(self._exchange.folder),
         }
-        self._undo += [guard_spawned(begin), self._commands.watch()]
+        self._undo += [guard_spawned(begin), self._commands.watch(begin)]
 
     def wait_for_an_optimizer(self) -> None:
         """In a child, which may train nothing: begin when the first optimizer is built, or now if there is one."""
@@ -131,14 +151,14 @@ class _GuardedRun:
         from trimtab.torchutil.patch import wrap_attribute
 
         if any(issubclass(type(o), Optimizer) for o in gc.get_objects()):
-            self.start()
+            self.start_once()
             return
         undo: list[Callable[[], None]] = []
 
         def begin(name: str, inner: object, this: Optimizer, *args: object, **kwargs: object) -> object:
             for put_back in undo:
                 put_back()
-            self.start()
+            self.start_once()
             return getattr(Optimizer, name)(this, *args, **kwargs)
 
         names = ("__init__", "__setstate__")
@@ -213,8 +233,11 @@ class _GuardedRun:
 
     def _summarise(self) -> None:
         trainings = [t for t in self._trainings if t.steps]
-        if self._is_child and self._exchange.write([t.summary() for t in trainings], begin=False):
+        if self._is_child and (not trainings or self._exchange.write([t.summary() for t in trainings], begin=False)):
             return
+        if not self._is_child and self.reason == "closed":
+            with contextlib.suppress(KeyError, TypeError):
+                self._commands.wait(self._exchange.under_way)
         if not self._is_child and (from_children := self._exchange.collect()):
             with contextlib.suppress(KeyError, TypeError, ValueError):
                 from trimtab.run.guarded_training import GuardedTraining

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from trimtab.core.errors import InputError
+from trimtab.run.children import console_script
 
 OURS = str(Path(__file__).parents[1]) + os.sep
 LAUNCHERS = frozenset({"<frozen runpy>", os.path.abspath(sys.argv[0])})
@@ -58,13 +59,16 @@ def _script(target: str) -> Loaded:
         spec = importlib.machinery.PathFinder.find_spec("__main__", [str(path)])
         code, main, _ = _loaded(spec, f"{target} holds no __main__.py; expected a folder or archive that does")
         return code, main, target
+    if not path.exists() and (found := console_script(target)) is not None:
+        target = found  # `trimtab run torchrun ...`
     try:
         with io.open_code(os.path.abspath(target)) as file:
             source = file.read()
     except OSError as error:
         raise CannotStart(
             f"cannot read the script {target!r} ({error.strerror}); expected the path of a Python file, "
-            "or `-m` and the name of a module"
+            "or `-m` and the name of a module. For another launcher put trimtab behind it: "
+            "LAUNCHER ... -m trimtab run train.py"
         ) from None
     sys.path[0] = os.path.dirname(os.path.realpath(target))
     where = os.path.abspath(target)

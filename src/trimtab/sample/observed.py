@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -57,16 +58,23 @@ class Observed:
         self._losses: list[Tensor | float] = []
         self._scalars: dict[str, Tensor | float] = {}
         self._round = 0
-        self._used = False
+        self._used = self._ignores = False
         self._last: weakref.ref[Tensor] | None = None  # weak: a loss can hold a whole graph
+        self.num_losses = 0
+        """How many were ever told."""
         self.on_loss: Callable[[Tensor], None] = _ignore
         self.on_batch: Callable[[Any], None] = _ignore
 
-    def told(self, loss: object, batch: object, scalars: Mapping[str, object], strict: bool) -> None:
+    def told(
+        self, loss: object, batch: object, scalars: Mapping[str, object], strict: bool, *, returned: bool = False
+    ) -> None:
         """Check and keep what was told. The first word after a step starts a new round.
 
-        The same loss object told twice for one step (observed, then stepped on) counts once.
+        The same loss object told twice for one step (observed, then stepped on) counts once. One that was `returned`
+        by a closure may be detached: `backward` was called on it before.
         """
+        if self._ignores:
+            return
         value = None if loss is None and not strict else scalar_loss(loss, strict=strict)
         extra = {key: scalar_loss(v, strict=False) for key, v in scalars.items()} if scalars else None
         if batch is not None and (size := batch_size(batch)) is not None:
@@ -78,13 +86,33 @@ class Observed:
             self.on_batch(batch)
         if value is not None and (self._last is None or self._last() is not loss):  # else it was told already
             self._losses.append(value)
+            self.num_losses += 1
             if isinstance(loss, Tensor):
-                self.on_loss(loss)
+                if not returned or not loss.is_leaf:
+                    self.on_loss(loss)
                 self._last = weakref.ref(loss)
             else:
                 self._last = None
         if extra:
             self._scalars.update(extra)
+
+    @contextmanager
+    def ignoring(self) -> Iterator[None]:
+        """Inside, nothing that is told counts: steps are run that are none of the loop's."""
+        self._ignores = True
+        try:
+            yield
+        finally:
+            self._ignores = False
+
+    @property
+    def last_loss(self) -> Tensor | None:
+        """The tensor that was told last, while it is there."""
+        return None if self._last is None else self._last()
+
+    def losses(self) -> list[Tensor | float]:
+        """The losses of the micro-batches of this step."""
+        return list(self._losses)
 
     def take(self, seen: int) -> tuple[int, Tensor | float | None, dict[str, Tensor | float]]:
         """The round, the mean loss and the scalars, for a step that last took round `seen`; nothing if not new."""

@@ -13,12 +13,16 @@ from torch.optim import Optimizer
 from trimtab.core.errors import InputError
 from trimtab.core.types import FULL_COLUMNS, NORM_COLUMNS, Column, Kind, Layout
 from trimtab.sample.measure import reference as measure
+from trimtab.sample.reduce import Shards, Stages
 from trimtab.sample.transfer import is_here, upload
 from trimtab.torchutil.optimizers import params_of
 
 
 def parameter_names(model: nn.Module) -> dict[int, str]:
-    """The name of every parameter by identity, as in the model before it was compiled; a tied one keeps its first."""
+    """The name of every parameter by identity, as in the model before it was compiled or replicated; a tied one keeps
+    its first."""
+    if isinstance(model, nn.parallel.DistributedDataParallel):
+        model = model.module
     return {id(p): name.replace("_orig_mod.", "") for name, p in model.named_parameters()}
 
 
@@ -28,7 +32,15 @@ class Rows:
     Rebuilt when the optimizer's groups change (parameters added by unfreezing, replaced modules).
     """
 
-    def __init__(self, optimizer: Optimizer, names: Mapping[int, str], *, label: str, others: Iterable[Tensor]) -> None:
+    def __init__(
+        self,
+        optimizer: Optimizer,
+        names: Mapping[int, str],
+        *,
+        label: str,
+        others: Iterable[Tensor],
+        stages: Stages | None = None,
+    ) -> None:
         self.label = label
         self.groups: list[list[int]] = []  # per parameter group, the rows of its parameters
         self.params: list[Tensor] = []
@@ -49,6 +61,9 @@ class Rows:
         self.other_names = tuple(names.get(id(p), "unnamed") for p in self.others)
         self.num_listed = sum(map(len, self.groups))
         self.on_host = all(map(is_here, self.params))
+        # Where each process holds a part of every parameter, or of the model: how what is measured of them adds up.
+        shards = Shards.of([*self.params, *self.others])
+        self.shards: Shards | Stages | None = shards if stages is None else stages.holding(shards)
         self._odd = [i for i, p in enumerate(self.params) if p.is_complex()]
         self._num_checked, self._special = -1, True
         self._indices: dict[torch.device, list[Tensor]] = {}

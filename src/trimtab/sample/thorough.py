@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,7 +17,7 @@ from trimtab.core.types import F32, FULL_COLUMNS, Kind, Layout
 from trimtab.sample.measure import reference as measure
 from trimtab.sample.measure.meter import Meter
 from trimtab.sample.rows import Rows
-from trimtab.sample.transfer import Sent, SentParts, upload
+from trimtab.sample.transfer import Sent, SentParts, is_here, upload
 
 BufferRows = tuple[tuple[str, int], ...]
 KINDS = (Kind.GRAD, Kind.WEIGHT, Kind.UPDATE)
@@ -37,6 +37,11 @@ class Scope:
         rows.layout(KINDS)  # made once, before the first step
         self.probe = UpdateProbe(rows.params, Meter({p.device for p in rows.params}, kernels))
         self._sends = self._meter.can_send(self._weights)
+        self.whole: Callable[[Tensor], Tensor] | None = None
+        if (shards := rows.shards) is not None:  # all processes put together what they measured of their parts
+            few, many = range(len(rows.params)), range(len(self._everything))
+            which = torch.tensor([*few, *many, *few], dtype=torch.int64, device=rows.params[0].device)
+            self.whole = lambda table: shards.whole(table, which)
 
     @property
     def sends(self) -> bool:
@@ -109,6 +114,10 @@ class FullLook:
         # To the device of the weights: where there is no gradient at all their table is on the host.
         device = weights.device
         table = torch.cat([piece.to(device, non_blocking=True) for piece in (grads, weights, updates, *last)])
+        if scope.whole is not None:
+            num = len(grads) + len(weights) + len(updates)
+            table[:num] = scope.whole(table[:num])
+            weights, updates = table[len(grads) : num - len(updates)], table[num - len(updates) : num]
         return layout, table, self._scalars(weights, updates)
 
     def _scalars(self, weights: Tensor, updates: Tensor) -> dict[str, float | Tensor]:
@@ -144,19 +153,30 @@ class UpdateProbe:
         self._ratio = np.array(ratio, np.float32)
         self._scale = upload(self._ratio, params[0].device) if share < 1.0 else None
         self._before: tuple[Tensor, ...] = ()
-        # Where kernels compare them: in memory that is kept, so that copying and comparing can be recorded.
+        # In memory that is kept: what kernels compare can be recorded, and the host need not find pages each time.
         self._copies: list[Tensor] = []
         self._changes: list[Tensor] = []
         self.sends = not self._copied and meter.can_send(self._parts)
+        self._on_host = all(map(is_here, self._parts))
+        if self._on_host:
+            self._copies, self._changes = _beside(self._parts), _beside(self._parts)
 
     def start(self) -> None:
         """Before the step: copy."""
-        self._before = torch._foreach_mul(self._now(), 1.0)
+        if self._on_host:
+            torch._foreach_copy_(self._copies, self._now())
+        else:
+            self._before = torch._foreach_mul(self._now(), 1.0)
 
     def table(self) -> Tensor:
         """After it: the size of what it changed; the norm of a sampled tensor is scaled up to the whole."""
-        table = self._meter.full(torch._foreach_sub(self._now(), self._before))
-        self._before = ()
+        if self._on_host:
+            torch._foreach_copy_(self._changes, self._now())
+            torch._foreach_sub_(self._changes, self._copies)
+            table = self._meter.full(self._changes)
+        else:
+            table = self._meter.full(torch._foreach_sub(self._now(), self._before))
+            self._before = ()
         if self._scale is not None:
             table[:, 0] *= self._scale
         return table

@@ -15,7 +15,11 @@ from trimtab.core.types import F32, Layout
 from trimtab.sample.probes.activations import ActivationTap
 from trimtab.sample.probes.batch import CHANCE_EVERY, Looks
 from trimtab.sample.probes.forward import ForwardTap, inert
-from trimtab.sample.probes.ledger import AveragedProbe, DelayedLedger, Ledger, Moved
+from trimtab.sample.probes.group_settings import told_by_settings
+from trimtab.sample.probes.layer_gradients import LayerProbe
+from trimtab.sample.probes.layer_inputs import LayerInputs
+from trimtab.sample.probes.ledger import AveragedProbe, DelayedLedger, Ledger, Moved, is_plain
+from trimtab.sample.probes.rounding import RoundingProbe
 from trimtab.sample.probes.sentinel import Products, Sentinel
 from trimtab.sample.probes.wiring import TemperatureProbe, Wiring, is_due
 from trimtab.sample.rows import Rows, roots_of
@@ -25,6 +29,8 @@ from trimtab.torchutil.patch import own_hook
 
 ALONE = 0.3
 """Share of a loss that may come from other micro-batches, or from rounding."""
+NOW_AND_THEN = 10
+"""Steps between two looks at what does not change from one step to the next; each probe says which of them it takes."""
 LISTEN, LISTEN_EVERY, SPREAD_EVERY = 3, 20, 10
 """In which steps the scale and the sign of the loss are found out, from the gradient that comes back to the output."""
 
@@ -54,7 +60,10 @@ class Watch:
         self._rows: Rows | None = None
         self._wiring = Wiring(model, optimizers) if first else None
         self._averaged = AveragedProbe(ema) if first and ema is not None else None
+        self._model = model if first else None  # until the inputs of its layers are looked at
+        self._inputs: LayerInputs | None = None
         self._temperature: TemperatureProbe | None = None
+        self._layers, self._rounding = LayerProbe((), ()), RoundingProbe(())
         self._has_float16 = self._has_bfloat16 = self._has_more = False
         self._heard = 0
         self._shared = False  # other processes may move the weights as well
@@ -68,6 +77,8 @@ class Watch:
     def prepare(self, rows: Rows) -> None:
         """Find out, before the first step, what it would have to find out otherwise."""
         self._forget(rows)
+        if self._ledger is not None:
+            self._ledger.prepare()
         if self._wiring is not None:
             self._wiring.find(rows)
 
@@ -101,10 +112,15 @@ class Watch:
         if scale is None and facts.get("autocast") == 0.0:
             del facts["autocast"]
         if self._ledger is not None:
-            _merge(step, self._ledger.before())
-        if self._wiring is not None and is_due(number):
-            _merge(step, self._wiring.look(number, rows))
-            _merge(step, tap.modes())
+            found = self._ledger.before()
+            if found[0]:
+                _merge(step, found)
+        if number % NOW_AND_THEN == 0 or number < NOW_AND_THEN:
+            self._look_now_and_then(step, rows)
+        if step.cadence:
+            facts.update(told_by_settings(self._optimizer))
+        if self._inputs is not None:
+            self._look_at_inputs(step, self._inputs)
         if self._has_more:
             self._look_at_more(step)
         if (factor := facts.get("loss_factor")) is not None and self._optimizer.param_groups[0].get("maximize"):
@@ -121,17 +137,39 @@ class Watch:
         if listen or spread or tap.looks_at_output:
             tap.look_at_output(listen=listen, spread=spread)
 
+    def _look_now_and_then(self, step: Step, rows: Rows) -> None:
+        """What is looked at in the first steps, and then in one of ten."""
+        number = step.number
+        if self._wiring is not None and is_due(number):
+            _merge(step, self._wiring.look(number, rows))
+            _merge(step, self._tap.modes())
+        if self._layers.is_due(number):
+            _merge(step, self._layers.look(number))
+        if not self._away or step.pending is not None:
+            self._look_at_rounding(step)
+
     def after(self, step: Step, rows: Rows) -> None:
         """After the step."""
         if not self._sentinel.chosen:
             self._sentinel.choose(rows.params)
         self._sentinel.after()
         if self._ledger is not None:
-            _merge(step, self._ledger.after())
+            facts, notes = self._ledger.after()
+            step.scalars.update(facts)
+            if notes:
+                step.notes |= notes
             if self._ledger.due:
                 self._lag(step, self._ledger)
+        if step.number % NOW_AND_THEN == 0 and self._rounding.is_due(step.number):
+            found, later = self._rounding.after()
+            step.scalars.update(found)
+            if later is not None and step.pending is not None:
+                step.pending.later.append(later)
         if step.pending is not None:
             self._send_off(step, step.pending, rows)
+        if self._model is not None:
+            # Now that a compiler has seen the model as it is: hooks that come later leave its code alone.
+            self._inputs, self._model = LayerInputs(self._model, self._contained), None
 
     def _scale_chance(self, facts: dict[str, Any]) -> None:
         if self._has_others or self._shared:
@@ -196,6 +234,8 @@ class Watch:
             step.read_before = self._delayed.before(step.scalars)
         if self._temperature is not None and (later := self._temperature.delayed(step.number)) is not None:
             pending.later.append(later)
+        if self._layers.is_due(step.number) and (later := self._layers.delayed(step.number)) is not None:
+            pending.later.append(later)
         if self._averaged is not None and (later := self._averaged.delayed()) is not None:
             pending.later.append(later)
 
@@ -211,6 +251,24 @@ class Watch:
             step.scalars["bfloat16"] = 1.0
         if self._averaged is not None:
             _merge(step, self._averaged.look())
+
+    def _look_at_inputs(self, step: Step, inputs: LayerInputs) -> None:
+        facts, notes, later = inputs.step_done()
+        _merge(step, (facts, notes))
+        if later is not None and step.pending is not None:
+            step.pending.later.append(later)
+        if inputs.over:
+            self._inputs = None
+
+    def _look_at_rounding(self, step: Step) -> None:
+        if self._rounding.is_due(step.number):
+            self._rounding.before()
+        if not self._rounding.looks_at_digits(step.number):
+            return
+        found, later = self._rounding.digits()
+        step.scalars.update(found)
+        if later is not None and step.pending is not None:
+            step.pending.later.append(later)
 
     def _lag(self, step: Step, ledger: Ledger) -> None:
         """How far this gradient is above what Adam expects of it: the second moment lags behind a burst."""
@@ -229,12 +287,14 @@ class Watch:
         # What lies in shared memory other processes may move as well (hogwild): who did cannot be told.
         alone = not rows.on_host or not any(p.is_shared() for p in rows.params)  # type: ignore[no-untyped-call]
         self._shared = not alone
-        ledger = Ledger(self._optimizer, rows.names, rows.params, self._contained) if alone else None
+        readable = alone and any(p.numel() and is_plain(p) for p in rows.params)
+        ledger = Ledger(self._optimizer, rows.names, rows.params, self._contained) if readable else None
         self._ledger, self._delayed = (ledger, None) if rows.on_host else (None, None)
         devices = {p.device for p in rows.params}
         self._away, self._on_gpu = not rows.on_host, any(d.type == "cuda" for d in devices)
         if self._away and ledger is not None and len(devices) == 1:  # what is on several cannot be read at once
             self._delayed = DelayedLedger(ledger)
+        self._layers, self._rounding = LayerProbe(rows.names, rows.params), RoundingProbe(rows.params)
         temperature = TemperatureProbe(rows.names, rows.params)
         self._temperature = temperature if temperature.found else None
         kinds = {p.dtype for p in rows.params}
@@ -255,6 +315,8 @@ class Watch:
     def remove(self) -> None:
         """Take every hook off."""
         self._sentinel.remove()
+        if self._inputs is not None:
+            self._inputs.remove()
         for known in (self._ledger, self._delayed):
             if known is not None:
                 known.remove()
@@ -333,3 +395,10 @@ class Step:
     pending: Pending | None = None  # what probes sent to the host of things on a device
     lead: Sent | None = None  # with this comes the beginning of the batch that was held
     read_before: Callable[[], None] | None = None  # still to be launched, before the step
+    unseen: bool = False  # looking at it failed: other processes are told that nothing is known of its batch
+    shared: bool = False  # other processes were told of it, and it of theirs
+    bad_sample: int = -1  # the first sample of the batch that holds NaN or Inf, where others want to know
+    batch_print: float = -1.0  # of a batch of its own, for the same reason
+    checksum: float = -1.0  # of weights that others should have as well, in the steps in which they are compared
+    late_s: float = 0.0  # until its first forward pass began
+    spent_s: float = 0.0  # until its gradients were there

@@ -92,3 +92,30 @@ def first_inputs(node: Any, *, skip_constants: bool = False) -> Iterator[Any]:
         yield node
         following = [n for n, _ in node.next_functions if n is not None or not skip_constants]
         node = following[0] if following else None
+
+
+MAX_LOOKS = 512
+
+
+def keeps_tensors(tensor: Tensor) -> bool:
+    """Whether the graph behind a tensor still holds what it saved for a backward pass: none was made, or it kept it.
+
+    Example:
+        >>> import torch
+        >>> loss = torch.ones(2, requires_grad=True).exp().sum()
+        >>> keeps_tensors(loss), loss.backward(), keeps_tensors(loss)
+        (True, None, False)
+    """
+    return any(_keeps(node) for node in GraphWalk(tensor, max_looks=MAX_LOOKS))
+
+
+def _keeps(node: Any) -> bool:
+    for name in dir(node):
+        if name == "saved_tensors" or name.startswith("_saved_"):
+            try:
+                value = getattr(node, name)
+            except RuntimeError:  # it was freed
+                return False
+            if isinstance(value, Tensor) or (isinstance(value, tuple) and any(isinstance(v, Tensor) for v in value)):
+                return True
+    return False

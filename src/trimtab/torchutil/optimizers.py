@@ -51,8 +51,11 @@ GUARDED: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 def innermost(optimizer: object) -> Any:
-    """The optimizer whose hooks are really called: wrappers such as Accelerate's never run their own."""
-    while not hasattr(optimizer, "_optimizer_step_pre_hooks") and hasattr(optimizer, "optimizer"):
+    """The optimizer whose hooks are really called: wrappers such as Accelerate's never run their own.
+
+    Fabric's passes every question on to the one inside, so that it seems to have hooks.
+    """
+    while "_optimizer_step_pre_hooks" not in getattr(optimizer, "__dict__", {}) and hasattr(optimizer, "optimizer"):
         optimizer = optimizer.optimizer
     if not hasattr(optimizer, "param_groups") or not callable(getattr(optimizer, "step", None)):
         raise InputError(
@@ -124,10 +127,15 @@ def scale_of(scaler: Any) -> float | Tensor | None:
     return float(scaler.get_scale())  # before the first scale() it is a plain number
 
 
+def still_scaled(scaler: Any, optimizer: Any) -> bool:
+    """Whether a GradScaler has not unscaled these gradients yet, so that their norm is too large."""
+    if scaler is None or not scaler.is_enabled():
+        return False
+    states = getattr(scaler, "_per_optimizer_states", {})
+    return id(optimizer) not in states or states[id(optimizer)]["stage"].name == "READY"
+
+
 def unscale(scaler: Any, optimizer: Any) -> None:
     """Unscale once: a loop that already did so for its own clipping is left alone."""
-    states = getattr(scaler, "_per_optimizer_states", None)
-    if states is not None and id(optimizer) in states and states[id(optimizer)]["stage"].name != "READY":
-        return
-    if scaler.is_enabled():
+    if still_scaled(scaler, optimizer):
         scaler.unscale_(optimizer)

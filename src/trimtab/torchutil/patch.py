@@ -19,13 +19,14 @@ way adds nothing (below 0.02 us): the call itself is PyTorch's own.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
 import sys
 import types
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, cast
 
 import torch
@@ -254,3 +255,46 @@ def wrap_attribute(home: object, name: str, around: Around, *, while_compiling: 
 
     setattr(home, name, wrapper)
     return lambda: setattr(home, name, inner)
+
+
+_HOOK_TABLES = (
+    "_forward_hooks",
+    "_forward_pre_hooks",
+    "_backward_hooks",
+    "_backward_pre_hooks",
+    "_post_accumulate_grad_hooks",
+    "_optimizer_step_pre_hooks",
+    "_optimizer_step_post_hooks",
+)
+
+
+@contextlib.contextmanager
+def without_own_hooks(*groups: Iterable[object]) -> Iterator[None]:
+    """Inside, none of our hooks on these modules, tensors and optimizers is called; those of the user are.
+
+    Example:
+        >>> layer, seen = torch.nn.Linear(1, 1), []
+        >>> hook = own_hook(layer.register_forward_pre_hook(lambda module, args: seen.append(1)))
+        >>> with without_own_hooks([layer]):
+        ...     _ = layer(torch.ones(1))
+        >>> seen
+        []
+    """
+    kept = []
+    for one in itertools.chain(*groups):
+        for name in _HOOK_TABLES:
+            table = getattr(one, name, None)
+            if isinstance(table, dict) and any(map(_is_ours, table)):
+                kept.append((table, list(table.items())))
+    try:
+        for table, entries in kept:
+            for key, _ in entries:
+                if _is_ours(key):
+                    del table[key]
+        yield
+    finally:
+        for table, entries in kept:
+            theirs = dict(table)  # in the order they had, and what was added or removed meanwhile
+            table.clear()
+            table.update({k: v for k, v in entries if _is_ours(k) or k in theirs})
+            table.update(theirs)

@@ -293,12 +293,11 @@ class Memory:
     def _optimizer(self, optimizer: Any) -> None:
         kept = {k: v for k, v in vars(optimizer).items() if not k.endswith("_hooks")}
         self._undo.append(_entries(vars(optimizer), kept))
-        state = {p: dict(own) if isinstance(own, dict) else own for p, own in optimizer.state.items()}
-        home = optimizer.state
+        state, home = dict(optimizer.state), optimizer.state
 
         def undo() -> None:
             home.clear()
-            home.update({p: dict(own) if isinstance(own, dict) else own for p, own in state.items()})
+            home.update(state)
 
         self._undo.append(undo)
         for own in state.values():
@@ -311,6 +310,9 @@ class Memory:
             for key, part in group.items():
                 if key != "params":
                     self._visit(part, 1)
+        for name, part in kept.items():  # moments may be kept anywhere
+            if name not in ("state", "param_groups", "defaults") and not callable(part):
+                self._visit(part, 1)
 
     def _function(self, function: Any, depth: int) -> None:
         if isinstance(function, partial):

@@ -87,7 +87,7 @@ class DemoResult:
 Progress = Callable[[int, list[Arm]], None]
 
 
-def run_demo(plan: Plan, runs_dir: Path, progress: Progress) -> DemoResult:
+def run_demo(plan: Plan, runs_dir: Path, progress: Progress, run_dir: Path | None = None) -> DemoResult:
     """Train the three arms side by side, step by step, and report after every step."""
     data = _load(plan.seed)
     with torch.random.fork_rng(devices=[]):
@@ -97,7 +97,7 @@ def run_demo(plan: Plan, runs_dir: Path, progress: Progress) -> DemoResult:
             _make_arm("guarded", plan, faulty=True),
         ]
         guarded = arms[2]
-        guarded.guard = Guard(guarded.model, guarded.optimizer, {"dir": str(runs_dir)}, mode="act")
+        guarded.guard = Guard(guarded.model, guarded.optimizer, {"dir": str(runs_dir)}, mode="act", run_dir=run_dir)
         with guarded.guard:
             order = torch.Generator().manual_seed(plan.seed)
             step = 0

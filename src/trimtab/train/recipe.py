@@ -16,8 +16,15 @@ facts for the result (samples of text, a diagnosis). Lines for people go through
 reads them). `settings["device"]` is the device of every recipe: the trainer moves models and batches there.
 `settings["resume"]` and `["checkpoint_dir"]` are what was given; a recipe that resumes by itself sets `Parts.resume` to
 what is left for the trainer (None: nothing). `settings["arm"]` names which of the compared runs this is (None: the only
-one), for files that each run writes. `Parts.score` replaces the recipe's score if it depends on the settings.
-`Parts.guard` are further settings of the guard, as for `Config`.
+one), for files that each run writes. With an option `use_ddp` the recipe can run in several processes:
+`settings["process"]` is then this one of them (None: the only one), and its loader reads a share. `Parts.score`
+replaces the recipe's score if it depends on the settings. `Parts.guard` are further settings of the guard, as for
+`Config`.
+
+A recipe that reads data of the user's own has the option `data`, the documented name of it as an alias. What is wrong
+with the data is a `DataError` (see `data_problems.py`), as early as it can be known; `Parts.problems` reads everything
+once and yields what it finds, with file and row, for `trimtab doctor NAME`. `presets` are further settings
+by name, chosen by an option `preset`.
 """
 
 from __future__ import annotations
@@ -25,7 +32,7 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -39,10 +46,12 @@ from trimtab.core.errors import InputError, TrainingStopped
 from trimtab.core.suggest_name import instead_of
 from trimtab.train.device import AUTO, choose_device
 from trimtab.train.evaluation import Evaluate, LossFn, Metrics, StepFn
+from trimtab.train.processes import Process, joined, newest_common
 from trimtab.train.progress import Progress
+from trimtab.train.resuming import checked_resume, usual_checkpoint_every
 from trimtab.train.settings import TrainConfig
 from trimtab.train.stages import RunDir, Stage, Surroundings, freeze, make_optimizer
-from trimtab.train.trainer import Hook, Trainer
+from trimtab.train.trainer import Hook, Trainer, num_batches
 
 Settings = Mapping[str, Any]
 SEED = 42
@@ -51,7 +60,10 @@ AS_GIVEN = "as given"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Option:
-    """One setting of a recipe. `kind` is needed if the default is None; a number is `least` or more."""
+    """One setting of a recipe. `kind` is needed if the default is None; a number is `least` or more.
+
+    `aliases` are further names of it: flags, and keys of the settings that are given.
+    """
 
     name: str
     default: Any
@@ -59,6 +71,7 @@ class Option:
     choices: tuple[str, ...] = ()
     kind: type | None = None
     least: float | None = None
+    aliases: tuple[str, ...] = ()
 
     @property
     def type(self) -> type:
@@ -90,6 +103,7 @@ class Parts:
     begin: Callable[[Parts], None] | None = None
     within: Callable[[Trainer], AbstractContextManager[object]] | None = None
     finish: Callable[[Trainer], Mapping[str, object]] | None = None
+    problems: Callable[[], Iterable[str]] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,6 +125,7 @@ class Recipe:
     score: str
     options: tuple[Option, ...] = ()
     quick: Settings = field(default_factory=dict)
+    presets: Mapping[str, Settings] = field(default_factory=dict)
     faults: tuple[Fault, ...] = ()
 
     def fault(self, name: str) -> Fault:
@@ -123,7 +138,7 @@ class Recipe:
 
 
 def settings_of(recipe: Recipe, given: Settings, *, quick: bool = False) -> dict[str, Any]:
-    """All settings in force: what is given, over the quick ones if asked for, over the defaults.
+    """All settings in force: what is given, over the quick ones if asked for, over a preset, over the defaults.
 
     Example:
         >>> rate = Option(name="lr", default=0.1, help="The rate.")
@@ -137,13 +152,15 @@ def settings_of(recipe: Recipe, given: Settings, *, quick: bool = False) -> dict
     """
     options = {option.name: option for option in recipe.options}
     settings: dict[str, Any] = {"seed": SEED, "device": AUTO, "say": None, "resume": None, "checkpoint_dir": None}
-    settings["arm"] = None
+    settings |= {"arm": None, "process": None}
     settings |= {name: option.default for name, option in options.items()}
+    settings |= recipe.presets.get(given.get("preset") or "", {})
     settings |= dict(recipe.quick) if quick else {}
+    called = {alias: option.name for option in recipe.options for alias in option.aliases}
     for name, value in given.items():
-        if name not in settings:
+        if called.get(name, name) not in settings:
             raise InputError(f"{recipe.name} has no setting {name!r}; {instead_of(name, options)}")
-        settings[name] = value
+        settings[called.get(name, name)] = value
     for name, option in options.items():
         value = settings[name]
         if option.choices and value not in option.choices:
@@ -170,46 +187,37 @@ def run_recipe(
     fault: str | None = None,
     run_dir: RunDir = None,
     checkpoint_dir: Path | None = None,
-    resume: str | None = None,
+    checkpoint_every: int | None = None,
+    resume: str | os.PathLike[str] | None = None,
     say: Callable[[str], object] | None = None,
     show: Callable[[str], object] | None = None,
 ) -> Result:
     """Run a recipe once and return how it ended; a training that its guard stopped is a result, too.
 
-    `run_dir=False` records nothing. `say` gets finished lines, `show` the one that is still growing.
+    `run_dir=False` records nothing. `say` gets finished lines, `show` the one that is still growing. Checkpoints come
+    at the end of each epoch and every `checkpoint_every` steps; None: where an epoch is long.
     """
+    resume = checked_resume(resume, checkpoint_dir, guarded=guarded)
+    if checkpoint_every and checkpoint_dir is None:
+        raise InputError(
+            f"checkpoint_every is {checkpoint_every}, but there is no folder for checkpoints; give --checkpoint-dir"
+        )
     around_it = {"say": say, "resume": resume, "checkpoint_dir": checkpoint_dir}
     settings = settings_of(recipe, {**(given or {}), **around_it}, quick=quick)
     began, stopped = time.perf_counter(), None
     device = choose_device(settings["device"])  # a wrong one is reported before anything is built
-    with torch.random.fork_rng(devices=[] if device.type != "cuda" else [device]):
+    apart = joined(device, wanted=bool(settings.get("use_ddp")))
+    with torch.random.fork_rng(devices=[] if device.type != "cuda" else [device]), apart as process:
+        if process.num > 1:
+            settings |= {"process": process, "say": say if process.first else None}
+            settings["checkpoint_dir"] = process.folder(checkpoint_dir)
+            if resume == AUTO:
+                resume = settings["resume"] = newest_common(settings["checkpoint_dir"])
         parts = build_parts(recipe, settings, fault)
-        config = replace(parts.config, device=str(device))
         if parts.begin is not None:
             parts.begin(parts)
-        around = Surroundings(
-            guarded=guarded,
-            sinks=parts.sinks,
-            run_dir=run_dir,
-            checkpoint_dir=checkpoint_dir,
-            say=say,
-            progress=Progress(say, show) if say is not None else None,
-            policy=parts.policy,
-            guard=parts.guard,
-            tags=parts.tags,
-        )
-        trainer = Trainer(
-            parts.model,
-            parts.loss_fn,
-            config,
-            step_fn=parts.step_fn,
-            metrics=parts.metrics,
-            evaluate=parts.evaluate,
-            stages=parts.stages,
-            around=around,
-            before_step=parts.before_step,
-            after_step=parts.after_step,
-        )
+        around = surroundings(parts, settings, process, guarded=guarded, run_dir=run_dir, show=show)
+        trainer = trainer_of(parts, around, process, checkpoint_every)
         try:
             left = resume if parts.resume == AS_GIVEN else parts.resume
             with nullcontext() if parts.within is None else parts.within(trainer):
@@ -220,6 +228,52 @@ def run_recipe(
     arm = ("guarded" if guarded else "unguarded") if fault else ("clean" if guarded else "clean, unguarded")
     return result_of(
         recipe.name, parts.score or recipe.score, trainer, arm, fault, stopped, facts, time.perf_counter() - began
+    )
+
+
+def surroundings(
+    parts: Parts,
+    settings: Settings,
+    process: Process,
+    *,
+    guarded: bool,
+    run_dir: RunDir,
+    show: Callable[[str], object] | None,
+) -> Surroundings:
+    """Where one process records and saves, and what it prints; only the first one of several records and prints."""
+    say = settings["say"]
+    return Surroundings(
+        guarded=guarded,
+        sinks=parts.sinks,
+        run_dir=run_dir if process.first else False,
+        checkpoint_dir=settings["checkpoint_dir"],
+        say=say,
+        progress=Progress(say, show) if say is not None else None,
+        policy=parts.policy,
+        guard=parts.guard,
+        tags=parts.tags if process.first else None,
+        distributed=process.num > 1,
+    )
+
+
+def trainer_of(parts: Parts, around: Surroundings, process: Process, checkpoint_every: int | None) -> Trainer:
+    """The trainer of a recipe's parts."""
+    config = replace(parts.config, device=str(process.device), lines=parts.config.lines if process.first else None)
+    if checkpoint_every is None and not config.checkpoint_every:
+        checkpoint_every = usual_checkpoint_every(config, num_batches(parts.train_loader))
+    if checkpoint_every is not None:
+        config = replace(config, checkpoint_every=checkpoint_every)
+    return Trainer(
+        parts.model,
+        parts.loss_fn,
+        config,
+        step_fn=parts.step_fn,
+        metrics=parts.metrics,
+        evaluate=parts.evaluate,
+        stages=parts.stages,
+        around=around,
+        before_step=parts.before_step,
+        after_step=parts.after_step,
     )
 
 
@@ -265,7 +319,11 @@ def compare(
 
 def doctor_target(recipe: Recipe, given: Settings | None = None, *, quick: bool = False) -> dict[str, object]:
     """A recipe as a target of `trimtab doctor`, in its first stage."""
-    parts = build_parts(recipe, settings_of(recipe, given or {}, quick=quick))
+    return target_of(build_parts(recipe, settings_of(recipe, given or {}, quick=quick)))
+
+
+def target_of(parts: Parts) -> dict[str, object]:
+    """What `trimtab doctor` examines of a recipe: its first stage."""
     stage = parts.stages[0] if parts.stages else Stage()
     freeze(parts.model, stage)
     target: dict[str, object] = {"model": parts.model, "optimizer": make_optimizer(parts.model, stage, parts.config)}
@@ -307,7 +365,8 @@ def result_of(
 ) -> Result:
     """The result of a finished trainer; `score` names the metric that counts (`-mae`: less is better)."""
     history: Sequence[Mapping[str, Any]] = trainer.history.epochs
-    last = {name: value for name, value in (history[-1] if history else {}).items() if isinstance(value, float)}
+    final = trainer.final_row or (history[-1] if history else {})
+    last = {name: value for name, value in final.items() if isinstance(value, float)}
     last.pop("seconds", None)
     state = [t for t in trainer.model.state_dict().values() if t.is_floating_point()]
     name = score.removeprefix("-")

@@ -6,6 +6,7 @@ It resumes from the newest sound checkpoint, from one of a folder, or from a fil
 from __future__ import annotations
 
 import logging
+import math
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -22,6 +23,7 @@ from trimtab.compat import checkpoint_pair as documented
 from trimtab.core.errors import CheckpointError, InputError
 from trimtab.train.device import AUTO
 from trimtab.train.history import Course, History
+from trimtab.train.settings import TrainConfig
 from trimtab.train.stages import Rig, RunDir, Stage, Unguarded
 
 BEST = "best_model"
@@ -78,6 +80,13 @@ def save_best(root: Path | None, model: nn.Module, config: Mapping[str, object],
         log.warning("the best model could not be written: %s; training continues", error)
 
 
+def load_best(root: Path | None, model: nn.Module) -> bool:
+    """Put the best weights so far into the model; False where none are saved."""
+    if root is None or not (root / BEST).exists():
+        return False
+    return documented.load_checkpoint(root / BEST, model, load_optimizer=False)
+
+
 def log_how_to_resume(error: BaseException, root: Path | None) -> None:
     """After a training that failed: log what is saved, and how to resume."""
     if root is None:
@@ -109,6 +118,65 @@ QUIET += ("pct_start", "div_factor", "gamma", "step_size", "t_mult")
 QUIET += ("device", "lines", "full_every", "keep_last", "checkpoint_every")
 """Settings without a warning: the schedule warns about its own, and the others do not change the training."""
 _STAGE = re.compile(r"\d+-.+")
+SHORT = 50
+"""An epoch of no more steps is saved at its end alone."""
+
+
+def usual_checkpoint_every(config: TrainConfig, num_batches: int | None) -> int:
+    """After how many steps a training saves within an epoch: 20 times, every 25 to 500 steps; 0 where it is short.
+
+    Example:
+        >>> [usual_checkpoint_every(TrainConfig(), num) for num in (50, 600, 100_000, None)]
+        [0, 30, 500, 100]
+    """
+    if num_batches is None and config.max_steps is None:
+        return 100
+    steps = config.max_steps if num_batches is None else math.ceil(num_batches / config.accumulation_steps)
+    steps = min(steps or 0, config.max_steps or steps or 0)
+    return 0 if steps <= SHORT else min(max(steps // 20, 25), 500)
+
+
+def checked_resume(resume: str | os.PathLike[str] | None, root: Path | None, *, guarded: bool = True) -> str | None:
+    """What to resume from, checked before any work: InputError or CheckpointError for what cannot be resumed.
+
+    `best` is the best model in `root`; `best_model.pth`, the documented name of that file, is the folder `best_model`.
+    """
+    if resume is None:
+        return None
+    if not guarded:
+        raise InputError("a training without a guard keeps no checkpoints; leave resume out, or use a guard")
+    if str(resume) == AUTO:
+        if root is None:
+            raise InputError(
+                "there is nothing to resume from without checkpoints; give checkpoint_dir (--checkpoint-dir)"
+            )
+        return AUTO
+    if str(resume) == "best" and root is None:
+        raise InputError("'best' is best_model in the folder of checkpoints; give it: --checkpoint-dir")
+    path = Path(root) / BEST if root is not None and str(resume) == "best" else stored_at(resume)
+    if str(resume) == "best" and not path.exists():
+        raise InputError(f"there is no sound checkpoint at {path}; train with --checkpoint-dir first")
+    if not path.exists():
+        raise CheckpointError(f"{path} does not exist; give auto, a folder of checkpoints, or one of them")
+    if not _holds_checkpoints(path):
+        documented.read_checkpoint(path)
+    return str(path)
+
+
+def stored_at(path: str | os.PathLike[str]) -> Path:
+    """Where a checkpoint of that name is: `best_model.pth`, say, is the folder `best_model` if there is no such file.
+
+    Example:
+        >>> import tempfile
+        >>> folder = Path(tempfile.mkdtemp())
+        >>> (folder / "best_model").mkdir()
+        >>> stored_at(folder / "best_model.pth").name
+        'best_model'
+    """
+    where = Path(path)
+    if not where.exists() and where.suffix in (".pth", ".pt") and where.with_suffix("").is_dir():
+        return where.with_suffix("")
+    return where
 
 
 def resume_from(
@@ -130,7 +198,7 @@ def resume_from(
                 "there is nothing to resume from without checkpoints; give checkpoint_dir (--checkpoint-dir)"
             )
         return _newest(root, stages, enter, leave)
-    path = Path(resume)
+    path = stored_at(resume)
     if not path.exists():
         raise CheckpointError(f"{path} does not exist; give auto, a folder of checkpoints, or one of them")
     if _holds_checkpoints(path):

@@ -44,8 +44,9 @@ class TrainConfig:
     and bfloat16 elsewhere; float16 gets a scaler. `scheduler_type` is one of `SCHEDULES`, stepped with every optimizer
     step; `warmup_steps` lead from `warmup_init_lr` to the base rate. Training ends after `num_epochs`, `max_steps`, or
     `patience` epochs in which `monitor` did not improve by `min_delta` (0: no early stopping; `-val_loss`: less is
-    better). `ema_decay` keeps an average of the weights, which is then what is evaluated. `mode` is that of the guard;
-    with `corrective`, losses are judged after each epoch as well and the documented corrections are made.
+    better); with `patience` the final weights are those of the best epoch. `ema_decay` keeps an average of the weights,
+    which is then what is evaluated. `mode` is that of the guard; with `corrective`, losses are judged after each epoch
+    as well and the documented corrections are made.
     `checkpoint_every` adds checkpoints within epochs to those at their ends. With `min_lr_ratio` the
     schedule `cosine` ends at that part of each group's own rate.
 

@@ -42,8 +42,8 @@ class Stage:
 
     `frozen` and the keys of `lr_factors` are the beginnings of parameter names: `backbone` means `backbone.*`. The rate
     of a part is the stage's `learning_rate` (that of the config unless given) times its factor, else times 1. Frozen
-    parts stay in evaluation mode, so that their running statistics stay. `scaler` are arguments of the GradScaler. What
-    is None comes from the config.
+    parts stay in evaluation mode, so that their running statistics stay. `scaler` are arguments of the GradScaler.
+    `batch_size` is another one than that of the training's `DataLoader`. What is None comes from the config.
 
     Example:
         >>> first = Stage(name="head", epochs=30, frozen=("backbone",))
@@ -60,6 +60,7 @@ class Stage:
     clip: float | None = None
     scheduler_type: str | None = None
     scaler: Mapping[str, Any] = field(default_factory=dict)
+    batch_size: int | None = None
 
     def factor_of(self, name: str) -> float:
         """The factor of the longest beginning that fits."""
@@ -193,6 +194,8 @@ class Surroundings:
     guard: Mapping[str, Any] = field(default_factory=dict)
     """Further settings of the guard, as `Config` knows them."""
     on_finding: Callable[[Finding], object] | None = None
+    distributed: bool = False
+    """Average gradients over the processes of the default group, with DistributedDataParallel in every stage."""
 
     def __post_init__(self) -> None:
         if self.checkpoint_dir is not None:
@@ -289,6 +292,8 @@ def build_rig(
             on_finding=around.on_finding,
             run_dir=run_dir,
         )
+        if total_steps is not None:
+            guard.observe(total_steps=total_steps)
         kept["guard"] = guard
     stability = StabilityMonitor(model, optimizer, clip or float("inf"), scaler, around.tags, policy=around.policy)
     course.stability = stability

@@ -16,7 +16,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, DistributedSampler
 
 from trimtab.checkpoint.loader import resumable
 from trimtab.compat import checkpoint_pair as documented
@@ -43,8 +44,10 @@ from trimtab.train.evaluation import (
     measured_by,
 )
 from trimtab.train.history import Course, History, epoch_row
+from trimtab.train.processes import share_buffers
 from trimtab.train.resuming import (
     folder_of,
+    load_best,
     log_how_to_resume,
     resume_from,
     run_dir_of,
@@ -52,6 +55,7 @@ from trimtab.train.resuming import (
     save_best,
     save_history,
     settle,
+    stored_at,
 )
 from trimtab.train.settings import TrainConfig
 from trimtab.train.stages import (
@@ -76,7 +80,7 @@ class Trainer:
 
     Args:
         model: What to train; moved to the device of the config.
-        loss_fn: `loss_fn(output, target)`; give this or `step_fn`.
+        loss_fn: `loss_fn(output, target)`; give this or `step_fn`. It and `config` may change places.
         config: A `TrainConfig`, or a mapping of its fields.
         step_fn: `step_fn(model, batch) -> loss`, instead of `loss_fn`.
         metrics: `metrics(outputs, targets)`: how good the model is, by name.
@@ -107,8 +111,8 @@ class Trainer:
     def __init__(
         self,
         model: nn.Module,
-        loss_fn: LossFn | None = None,
-        config: TrainConfig | Mapping[str, Any] | None = None,
+        loss_fn: LossFn | TrainConfig | Mapping[str, Any] | None = None,
+        config: TrainConfig | Mapping[str, Any] | LossFn | None = None,
         *,
         step_fn: StepFn | None = None,
         metrics: Metrics | None = None,
@@ -118,8 +122,8 @@ class Trainer:
         before_step: Hook | None = None,
         after_step: Hook | None = None,
     ) -> None:
+        loss_fn, self.config = in_order(loss_fn, config, step_fn)
         check_given(model, loss_fn, step_fn, metrics, evaluate)
-        self.config = TrainConfig(**config) if isinstance(config, Mapping) else config or TrainConfig()
         self.device = choose_device(self.config.device)
         self.model = model.to(self.device)  # before any optimizer is built
         self.stages = tuple(stages) or (Stage(epochs=self.config.num_epochs),)
@@ -140,6 +144,10 @@ class Trainer:
         self._loss_fn, self._step_fn, self._metrics, self._evaluate = loss_fn, step_fn, metrics, evaluate
         self._before, self._after = before_step, after_step
         self._stage, self._moved = 0, False
+        self._called: nn.Module = self.model
+        self._best: tuple[dict[str, Any], dict[str, Tensor]] | None = None  # the row of the best epoch, and its weights
+        self.final_row: dict[str, Any] | None = None
+        """The epoch that the final weights are of: the last, or with `patience` the best."""
 
     # -- training ------------------------------------------------------------------------------------------------
 
@@ -151,18 +159,20 @@ class Trainer:
         resume: str | os.PathLike[str] | None = None,
     ) -> History:
         """Train through all stages; `resume` starts from the newest sound checkpoint (`auto`) or from a path."""
-        loader, val_loader = readable(train_loader, guarded=self.around.guarded), to_measure(val_loader)
+        loaders = loaders_of(self.stages, train_loader, guarded=self.around.guarded)
+        val_loader = to_measure(val_loader)
         self._stage, self._moved = 0, False
         try:
             if resume is not None:
-                self._resume(resume, loader)
+                self._resume(resume, loaders)
             while self._stage < len(self.stages):
                 if self.rig is not None or self.stages[self._stage].epochs > 0:  # else the stage is skipped
-                    rig = self.rig or self._enter(self._stage, loader)
+                    rig = self.rig or self._enter(self._stage, loaders)
                     while not self._over(rig):
-                        self._epoch(rig, loader, val_loader)
+                        self._epoch(rig, loaders[self._stage], val_loader)
                     self._leave()
                 self._stage += 1
+            self._take_best()
         except BaseException as error:
             self._leave(type(error).__name__)
             if self._moved:  # before the first step there is nothing to resume from
@@ -170,17 +180,18 @@ class Trainer:
             raise
         return self.history
 
-    def _resume(self, resume: str | os.PathLike[str], loader: Iterable[object]) -> None:
+    def _resume(self, resume: str | os.PathLike[str], loaders: Sequence[Iterable[object]]) -> None:
         if not self.around.guarded:
             raise InputError("a training without a guard keeps no checkpoints; leave resume out, or use a guard")
-        enter, root = partial(self._enter, loader=loader), self.around.checkpoint_dir
+        enter, root = partial(self._enter, loaders=loaders), self.around.checkpoint_dir
         self._stage = resume_from(resume, root, self.stages, enter, self._leave, self.load_checkpoint)
         if self.rig is not None:
             settle(self.rig, self.course)
 
-    def _enter(self, index: int, loader: Iterable[object]) -> Rig:
-        stage = self.stages[index]
+    def _enter(self, index: int, loaders: Sequence[Iterable[object]]) -> Rig:
+        stage, loader = self.stages[index], loaders[index]
         freeze(self.model, stage)
+        self._called = DistributedDataParallel(self.model) if self.around.distributed else self.model
         self.course.begin_stage()
         self.rig = build_rig(
             self.model,
@@ -219,6 +230,26 @@ class Trainer:
             return True
         return self.course.epoch >= rig.stage.epochs or self._enough()
 
+    def _take_best(self) -> None:
+        """End with the weights of the best epoch where training may stop early: those after it are overfitted."""
+        self.final_row = self.history.epochs[-1] if self.history.epochs else None
+        best = self.stopping.best
+        if not self.config.patience or best is None:
+            return
+        if self._best is None:  # it was before the resume
+            rows = [row for row in self.history.epochs if row.get(self.stopping.metric) == best]
+            if not rows or not load_best(self.around.checkpoint_dir, self.model):
+                return
+            self.final_row = rows[-1]
+        else:
+            self.final_row, weights = self._best
+            self.model.load_state_dict(weights)
+        average = self.last_rig.ema if self.last_rig is not None else None
+        if average is not None:
+            average.module.load_state_dict(self.model.state_dict())
+        where = f"epoch {self.final_row['epoch']} of stage {self.final_row['stage']}"
+        log.info("the final weights are those of the best epoch: %s, %s %.6g", where, self.stopping.metric, best)
+
     def _enough(self) -> bool:
         return self.config.max_steps is not None and self.course.steps_done >= self.config.max_steps
 
@@ -227,15 +258,19 @@ class Trainer:
         began, course = time.perf_counter(), self.course
         set_training(self.model, rig.stage)
         progress = self.around.progress
+        before = sum(stage.epochs for stage in self.stages[: self._stage])
+        if isinstance(sampler := getattr(loader, "sampler", None), DistributedSampler):
+            sampler.set_epoch(before + course.epoch)
         if progress is not None:
             done = (course.step - course.first_step) * self.config.accumulation_steps + course.micro
-            progress.begin(course.epoch + 1, rig.stage.epochs, num_batches(loader) or 0, done)
+            total = sum(stage.epochs for stage in self.stages)  # the line counts the epochs of all stages
+            progress.begin(before + course.epoch + 1, total, num_batches(loader) or 0, done)
         if course.micro >= self.config.accumulation_steps:  # resumed between the gradients of a step and the step
             ready(rig.scaler, self.device)
             self._update(rig, course.last_loss)
         for batch in loader:
             there = to_device(batch, self.device)
-            loss = micro_batch(self.model, there, rig, self.config, self.device, self._loss_fn, self._step_fn)
+            loss = micro_batch(self._called, there, rig, self.config, self.device, self._loss_fn, self._step_fn)
             course.add(loss)
             if progress is not None:
                 progress.advance()
@@ -267,6 +302,8 @@ class Trainer:
         rig.flush()
         if around.progress is not None:
             around.progress.end(train_loss)
+        if around.distributed:
+            share_buffers(self.model, rig.ema)
         measured = {} if val_loader is None else self.evaluate(val_loader)
         rig.validated(measured, train_loss, around)
         issues: list[str] | None = None
@@ -280,8 +317,12 @@ class Trainer:
         self.history.complete(rig.meter, rig.stage.name)
         numbers = {name: row[name] for name in ("train_loss", "val_loss", *measured) if name in row}
         warn_of_no_metric(self.stopping, numbers)
-        if self.stopping.update(numbers) and around.guarded:
-            save_best(around.checkpoint_dir, averaged_or(self.model, rig.ema), self.config.to_dict(), numbers)
+        if self.stopping.update(numbers):
+            weights = averaged_or(self.model, rig.ema)
+            if self.config.patience:
+                self._best = row, {name: one.detach().cpu().clone() for name, one in weights.state_dict().items()}
+            if around.guarded:
+                save_best(around.checkpoint_dir, weights, self.config.to_dict(), numbers)
         save_after_epoch(rig, numbers, course.step)
         self._save_history()
 
@@ -310,8 +351,11 @@ class Trainer:
         )
 
     def load_checkpoint(self, path: str | os.PathLike[str], load_optimizer: bool = True) -> bool:
-        """Load what `save_checkpoint` wrote, all of it or nothing; False if there is nothing sound at `path`."""
-        return documented.load_checkpoint(path, self.model, load_optimizer=load_optimizer, **self._kept())
+        """Load what `save_checkpoint` wrote, all of it or nothing; False if there is nothing sound at `path`.
+
+        `best_model.pth` is the folder `best_model` of a training, if there is no such file.
+        """
+        return documented.load_checkpoint(stored_at(path), self.model, load_optimizer=load_optimizer, **self._kept())
 
     def _kept(self) -> dict[str, Any]:
         rig = self.rig or self.last_rig
@@ -341,6 +385,37 @@ class Trainer:
         folder = self.around.checkpoint_dir or next(reversed(self.run_dirs), None)
         if folder is not None:
             save_history(folder, self.history)
+
+
+def in_order(
+    loss_fn: LossFn | TrainConfig | Mapping[str, Any] | None,
+    config: TrainConfig | Mapping[str, Any] | LossFn | None,
+    step_fn: StepFn | None,
+) -> tuple[LossFn | None, TrainConfig]:
+    """The loss and the config, whichever came first; InputError with the right call if they are something else.
+
+    Example:
+        >>> in_order({"num_epochs": 3}, torch.nn.functional.mse_loss, None)[1].num_epochs
+        3
+        >>> in_order(TrainConfig(), None, None)
+        Traceback (most recent call last):
+            ...
+        trimtab.core.errors.InputError: Trainer(model, config) has no loss; call Trainer(model, loss_fn, config), for \
+example Trainer(model, torch.nn.functional.mse_loss, config), or Trainer(model, config=config, step_fn=step_fn)
+    """
+    first, second, call = loss_fn, config, "call Trainer(model, loss_fn, config)"
+    if isinstance(first, TrainConfig | Mapping):
+        first, second = second, first
+        if first is None and step_fn is None:
+            raise InputError(
+                f"Trainer(model, config) has no loss; {call}, for example Trainer(model, "
+                "torch.nn.functional.mse_loss, config), or Trainer(model, config=config, step_fn=step_fn)"
+            )
+    if first is not None and (isinstance(first, TrainConfig | Mapping) or not callable(first)):
+        raise InputError(f"loss_fn is a {type(first).__name__}; expected a function loss_fn(output, target); {call}")
+    if second is not None and not isinstance(second, TrainConfig | Mapping):
+        raise InputError(f"config is a {type(second).__name__}; expected a TrainConfig or a dict; {call}")
+    return first, TrainConfig(**second) if isinstance(second, Mapping) else second or TrainConfig()
 
 
 def micro_batch(
@@ -413,6 +488,44 @@ def readable(loader: object, *, guarded: bool = True) -> Iterable[object]:
         wrapped: Iterable[object] = resumable(loader)
         return wrapped
     return loader
+
+
+def loaders_of(stages: Sequence[Stage], loader: object, *, guarded: bool) -> list[Iterable[object]]:
+    """What each stage reads: the same loader, or one over the same samples in batches of the stage's own size.
+
+    Example:
+        >>> first, second = loaders_of((Stage(), Stage(batch_size=3)), DataLoader(range(6)), guarded=False)
+        >>> [batch.tolist() for batch in second]
+        [[0, 1, 2], [3, 4, 5]]
+    """
+    found: dict[int | None, Iterable[object]] = {None: readable(loader, guarded=guarded)}
+    for size in {stage.batch_size for stage in stages} - {None}:
+        if not isinstance(loader, DataLoader) or loader.batch_size is None:
+            raise InputError(
+                f"a stage wants batches of {size}, and the training loader is a {type(loader).__name__} whose batches "
+                "cannot be changed; expected a DataLoader with a batch_size"
+            )
+        found[size] = readable(rebatched(loader, size or 1), guarded=guarded)
+    return [found[stage.batch_size] for stage in stages]
+
+
+def rebatched(loader: DataLoader[Any], size: int) -> DataLoader[Any]:
+    """A loader over the same samples in the same order, in batches of another size."""
+    return DataLoader(
+        loader.dataset,
+        batch_size=size,
+        sampler=loader.sampler,
+        num_workers=loader.num_workers,
+        collate_fn=loader.collate_fn,
+        pin_memory=loader.pin_memory,
+        drop_last=loader.drop_last,
+        timeout=loader.timeout,
+        worker_init_fn=loader.worker_init_fn,
+        multiprocessing_context=loader.multiprocessing_context,
+        generator=loader.generator,
+        prefetch_factor=loader.prefetch_factor,
+        persistent_workers=loader.persistent_workers,
+    )
 
 
 def to_measure(loader: Iterable[object] | None) -> Iterable[object] | None:

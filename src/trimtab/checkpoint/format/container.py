@@ -106,7 +106,10 @@ def look_at(path: Path, *, disk: Disk = DISK) -> tuple[Manifest | None, tuple[Da
     if found is None:
         return None, tuple(damages)
     checked = (check_file(Path(path), section, disk, deep=False) for section in found.sections.values())
-    return found, tuple(damage for damage in checked if damage is not None)
+    damages = [damage for damage in checked if damage is not None]
+    for rank in range(len(found.ranks)):
+        damages += _damages_of_rank(Path(path), found, rank, disk, deep=False)
+    return found, tuple(damages)
 
 
 def damage_of(path: Path, *, disk: Disk = DISK) -> tuple[Damage, ...]:
@@ -115,12 +118,33 @@ def damage_of(path: Path, *, disk: Disk = DISK) -> tuple[Damage, ...]:
     found, damages = _manifest(path, disk)
     if found is not None:
         damages += _damages(path, found.sections, disk)
+        for rank in range(len(found.ranks)):
+            damages += _damages_of_rank(path, found, rank, disk, deep=True)
     try:
         if lost := damage_of_status(disk.read(path / STATUS, MAX_JSON)):
             damages.append(Damage(file=STATUS, what=lost))
     except OSError as error:
         damages.append(Damage(file=STATUS, what=reason_of(error, path / STATUS)))
     return tuple(damages)
+
+
+def damage_of_rank(path: Path, found: Manifest, rank: int, *, disk: Disk = DISK) -> list[Damage]:
+    """What is wrong with what one process wrote of a checkpoint, after reading all of it."""
+    return _damages_of_rank(Path(path), found, rank, disk, deep=True)
+
+
+def _damages_of_rank(path: Path, found: Manifest, rank: int, disk: Disk, *, deep: bool) -> list[Damage]:
+    name = manifest.rank_folder(rank)
+    part, damages = _manifest(path / name, disk)
+    if part is not None:
+        if part.digest != found.ranks[rank]:
+            damages.append(Damage(file=MANIFEST, what="is not the one that belongs to this checkpoint"))
+        elif deep:
+            damages += _damages(path / name, part.sections, disk)
+        else:
+            checked = (check_file(path / name, section, disk, deep=False) for section in part.sections.values())
+            damages += [damage for damage in checked if damage is not None]
+    return [Damage(file=name if one.file == "." else f"{name}/{one.file}", what=one.what) for one in damages]
 
 
 def _manifest(path: Path, disk: Disk) -> tuple[Manifest | None, list[Damage]]:
@@ -225,19 +249,30 @@ def write(
         ...     container.read(done.path).sections["model"]
         {'w': tensor([1., 1.])}
     """
-    parent = Path(parent)
-    final = parent / name
-    if not name or Path(name).name != name or name.startswith("."):
-        raise CheckpointError(f"{name!r} is no name for a checkpoint: use one such as 'step-00000500'")
     head: dict[str, Json] = {"step": step, "branch": branch, "run": run, "sequence": sequence, "history": list(history)}
     described = _describe(sections, head, meta or {})
     state = encode_status(status, reason)
     needed = sum(num_bytes_of(each) for each in described.tensors.values())
+    with unfinished(parent, name, needed=needed, disk=disk) as folder:
+        digest, num_bytes = _fill(folder, described, state, disk)
+    return Written(path=Path(parent) / name, digest=digest, num_bytes=num_bytes)
+
+
+@contextlib.contextmanager
+def unfinished(parent: Path, name: str, *, needed: int = 0, disk: Disk = DISK) -> Iterator[Path]:
+    """A folder to fill that is the checkpoint `parent/name` afterwards, on the disk; gone if anything fails meanwhile.
+
+    `needed` is how many bytes it takes, for the message where there is no room for them.
+    """
+    parent = Path(parent)
+    final = parent / name
+    if not name or Path(name).name != name or name.startswith("."):
+        raise CheckpointError(f"{name!r} is no name for a checkpoint: use one such as 'step-00000500'")
     try:
         make_parents(parent, disk)
         _make_way(final, disk)
         with temporary(parent, name, disk) as folder:
-            digest, num_bytes = _fill(folder, described, state, disk)
+            yield folder
             disk.rename(folder, final)
             try:
                 disk.sync_dir(parent)
@@ -251,7 +286,31 @@ def write(
         if error.errno in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR) and os.path.lexists(final):
             raise _taken(final) from error  # somebody else was faster
         raise explained(error, final, needed) from error
-    return Written(path=final, digest=digest, num_bytes=num_bytes)
+
+
+def commit(
+    folder: Path,
+    sections: Mapping[str, object],
+    ranks: Sequence[Written],
+    *,
+    step: int,
+    branch: int = 0,
+    run: str = "",
+    sequence: int = 0,
+    history: Sequence[int] = (),
+    meta: Mapping[str, object] | None = None,
+    status: str = "candidate",
+    reason: str = "",
+    disk: Disk = DISK,
+) -> None:
+    """Make one checkpoint of those that several processes wrote into `folder`: manifest, status, and last the marker.
+
+    The manifest holds the digest of each, so that none of them can be exchanged or lost without being noticed.
+    """
+    head: dict[str, Json] = {"step": step, "branch": branch, "run": run, "sequence": sequence, "history": list(history)}
+    head["ranks"] = [one.digest for one in ranks]
+    described = _describe(sections, head, meta or {})
+    _fill(folder, described, encode_status(status, reason), disk, sum(one.num_bytes for one in ranks))
 
 
 class _Description(NamedTuple):
@@ -277,7 +336,8 @@ def _describe(sections: Mapping[str, object], head: dict[str, Json], meta: Mappi
     return _Description({**head, "writer": f"pid {os.getpid()} on {HOST}"}, trees, notes, tensors)
 
 
-def _fill(folder: Path, described: _Description, state: bytes, disk: Disk) -> tuple[str, int]:
+def _fill(folder: Path, described: _Description, state: bytes, disk: Disk, more: int = 0) -> tuple[str, int]:
+    """`more` are bytes that are in the folder already and belong to it."""
     files: dict[str, TensorFile] = {}
     try:
         for name, found in described.tensors.items():
@@ -305,7 +365,7 @@ def _fill(folder: Path, described: _Description, state: bytes, disk: Disk) -> tu
         )
         sections[name] = manifest.encode_section(section)
     body = {**described.head, "sections": sections, "meta": described.meta}
-    data = manifest.dump(body, sum(file.num_bytes for file in files.values()))
+    data = manifest.dump(body, more + sum(file.num_bytes for file in files.values()))
     digest = manifest.digest_of(data)
     disk.write_file(folder / MANIFEST, data)
     disk.write_file(folder / STATUS, state)

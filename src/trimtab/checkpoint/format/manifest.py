@@ -81,6 +81,8 @@ class Manifest:
     sections: Mapping[str, Section]
     meta: Mapping[str, Any]
     digest: str
+    ranks: tuple[str, ...] = ()
+    """The digests of what several processes wrote, each to a folder of its own (`rank_folder`) inside this one."""
 
     @property
     def num_bytes(self) -> int:
@@ -124,6 +126,16 @@ class Contents:
     manifest: Manifest
     sections: dict[str, Any]
     status: Status
+
+
+def rank_folder(rank: int) -> str:
+    """The folder of what one of several processes wrote.
+
+    Example:
+        >>> rank_folder(3)
+        'rank-3'
+    """
+    return f"rank-{rank}"
 
 
 def file_of(section: str) -> str:
@@ -222,6 +234,7 @@ def parse(data: bytes, digest: str, num_bytes: int = 0) -> Manifest:
             sections=sections,
             meta=_checked_meta(meta),
             digest=digest,
+            ranks=tuple(_digest(one) for one in (items(raw, "ranks") if "ranks" in raw else ())),
         )
     except CheckpointError as error:
         raise CheckpointError(f"{MANIFEST}: {error}") from None
@@ -238,6 +251,7 @@ def _check_counts(raw: Mapping[str, Json], num_bytes: int) -> None:
         "sections": (len(bodies), 1000),
         "tensors": (sum(counts.values()), 200_000 + num_bytes // 1000),
         "metrics": (len(table(meta, "metrics")) if "metrics" in meta else 0, 10_000),
+        "processes": (len(items(raw, "ranks")) if "ranks" in raw else 0, 1_000_000),
         "earlier checkpoints": (len(items(raw, "history")) if "history" in raw else 0, 100_000),
     }
     for name, count in counts.items():
@@ -286,6 +300,12 @@ def _count(value: Json) -> int:
 def _run(value: Json) -> str:
     if not isinstance(value, str) or not _RUN.fullmatch(value):
         raise ValueError(f"{_shown(value)} is no name of a run")
+    return value
+
+
+def _digest(value: Json) -> str:
+    if not isinstance(value, str) or not is_digest(value):
+        raise ValueError(f"{_shown(value)} is no SHA-256")
     return value
 
 

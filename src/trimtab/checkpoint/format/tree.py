@@ -12,6 +12,7 @@ import math
 import struct
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any, cast
 
 import numpy as np
@@ -21,6 +22,14 @@ from torch import Tensor
 from trimtab.checkpoint.format import tensors
 from trimtab.checkpoint.format.tensors import Found, Json, Made, refusal
 from trimtab.core.errors import CheckpointError
+
+
+@dataclass(frozen=True, slots=True)
+class Elsewhere:
+    """Stands for a tensor that several processes stored together, under this key."""
+
+    key: str
+
 
 MAX_DEPTH = 100
 """Containers within containers; beyond it a state most likely holds itself, and a file is most likely hostile."""
@@ -164,6 +173,7 @@ _ENCODERS: dict[type, tuple[str, Callable[[Any, str, Found, int], dict[str, Json
     frozenset: ("frozenset", _set),
     deque: ("deque", lambda v, p, s, d: {"maxlen": v.maxlen, **_items(v, p, s, d)}),
     bytes: ("bytes", _bytes),
+    Elsewhere: ("elsewhere", lambda v, p, s, d: {"v": v.key}),
     complex: ("complex", lambda v, p, s, d: {"v": struct.pack(">dd", v.real, v.imag).hex()}),
     range: ("range", lambda v, p, s, d: {"v": [_encode(i, p, s, d) for i in (v.start, v.stop, v.step)]}),
     slice: ("slice", lambda v, p, s, d: {"v": [_encode(i, p, s, d + 1) for i in (v.start, v.stop, v.step)]}),
@@ -214,6 +224,7 @@ _SIMPLE: dict[str, Callable[[str], object]] = {
     "str": lambda v: bytes.fromhex(v).decode("utf-8", "surrogatepass"),
     "bytes": lambda v: base64.b64decode(v, validate=True),
     "torch.dtype": tensors.dtype_named,
+    "elsewhere": Elsewhere,
     "torch.device": torch.device,
 }
 

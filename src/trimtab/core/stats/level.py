@@ -38,22 +38,23 @@ class Level:
         """Take in one value."""
         if not math.isfinite(value):
             return
-        if len(self._recent) == SHORT:
+        recent, num = self._recent, self._num
+        if len(recent) == SHORT:
             off = min(1.25 * abs(value - self.now), 1e300)
             # Noise is learned fast at first, and a single outlier counts for no more than a few of itself.
-            bound = max(8.0 * self.noise, 1e-12) if self._num > 3 * SHORT else off
-            weight = max(1.0 - NOISE_DECAY, 1.0 / max(self._num - SHORT + 1, 1))
+            bound = max(8.0 * self.noise, 1e-12) if num > 3 * SHORT else off
+            weight = max(1.0 - NOISE_DECAY, 1.0 / max(num - SHORT + 1, 1))
             self.noise += weight * (min(off, bound) - self.noise)
-        self._recent.append(value)
-        self.now = _median(self._recent)
-        self._num += 1
+        recent.append(value)
+        now = self.now = sorted(recent)[len(recent) // 2]
+        self._num = num = num + 1
         if len(self._first) < FIRST:
             self._first.append(value)
-        if len(self._recent) == SHORT and self.now < self.best:
-            self.best = self.now
+        if now < self.best and len(recent) == SHORT:
+            self.best = now
             # Before enough was seen the noise is a guess, and a best level of the first steps keeps a later one.
-            self.best_noise = self.noise if self._num > 3 * SHORT else 0.0
-        if self._num > 3 * SHORT and (high := self.now + LUCK * self.noise) < self.sure:
+            self.best_noise = self.noise if num > 3 * SHORT else 0.0
+        if num > 3 * SHORT and (high := now + LUCK * self.noise) < self.sure:
             self.sure = high
 
     @property

@@ -58,6 +58,14 @@ class AutocastInactive:
                 f"with torch.autocast(device_type={probe.device.type!r}, dtype=torch.bfloat16): loss = ...",
                 ("autocast",),
             )
+        elif not on and (entered := probe.events("autocast")) and not any(e.facts["in_forward"] for e in entered):
+            yield failed(
+                self,
+                "the step asks for autocast, and no forward pass runs under it.",
+                f"autocast is entered {len(entered)} times in {len(probe.calls)} calls, never around the model",
+                f"with torch.autocast(device_type={probe.device.type!r}, dtype=torch.bfloat16): loss = ...",
+                ("autocast",),
+            )
         elif on:
             yield passed(self, f"{on[0]} in {len(on)} of {len(forwards)} forward passes")
         else:

@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import ClassVar
 
-from trimtab.doctor.checklist import Line, failed, not_applicable, passed
+import torch
+
+from trimtab.doctor.checklist import Line, failed, not_applicable, passed, warned
 from trimtab.doctor.probe import Probe
+from trimtab.doctor.recording import Call
 
 
 class DoubleStep:
@@ -17,7 +20,8 @@ class DoubleStep:
 
     ## How it is checked
     Between two steps of one optimizer there must be a backward pass that it gets gradients from. Two optimizers that
-    hold the same parameters and step on the same pass count as well.
+    hold the same parameters and step on the same pass count as well. Of a loss with given targets, whether one call
+    steps on the same inputs several times.
 
     ## What to try
     1. Call `optimizer.step()` once. A trainer, a scaler (`scaler.step(optimizer)`) or a callback may already do it.
@@ -57,6 +61,15 @@ class DoubleStep:
                 "optimizer_b = torch.optim.Adam(p for p in model.parameters() if p not in those_of_a)",
                 ("optimizer",),
             )
+        elif times := _on_one_batch(probe):
+            yield warned(
+                self,
+                f"each batch is stepped on {times} times.",
+                f"in one call the model was given the same inputs {times} times, with a step after each",
+                "one forward, backward and step per batch; a lower learning rate needs more epochs instead",
+                ("optimizer",),
+                num=float(times),
+            )
         else:
             yield passed(self, f"{len(steps)} steps, each on a backward pass of its own")
 
@@ -75,3 +88,19 @@ class DoubleStep:
                             num = max(num, len(keys & others))
                     since[event.who] = keys
         return num
+
+
+def _on_one_batch(probe: Probe) -> int:
+    """How often every call steps on the very same inputs; 0 where they change, or where that is the method."""
+    if probe.facts.kind not in ("nll", "bce", "bce-logits", "mse", "l1") or probe.facts.reduction != "mean":
+        return 0
+    return min((_steps_on_same(call) for call in probe.through), default=0)
+
+
+def _steps_on_same(call: Call) -> int:
+    steps, forwards = call.of("step"), [e for e in call.of("forward") if e.facts["grad"]]
+    whose = {e.who for e in steps}
+    inputs = call.inputs
+    alike = len(inputs) == len(forwards) and all(torch.equal(inputs[0], x) for x in inputs[1:])
+    one = len(whose) == 1 and len({e.who for e in forwards}) == 1 and not any(e.facts["closure"] for e in steps)
+    return len(steps) if one and alike and len(steps) == len(forwards) > 1 else 0

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from typing import ClassVar
 
 import torch
 from torch.nn.modules.dropout import _DropoutNd
-from torch.overrides import TorchFunctionMode
 
 from trimtab.core.window import listed
 from trimtab.doctor.batch_tensors import fresh
 from trimtab.doctor.checklist import Line, failed, not_applicable, passed, warned
+from trimtab.doctor.dropout_calls import DrawnDropout
 from trimtab.doctor.gradient_reach import learns
 from trimtab.doctor.probe import Probe
 from trimtab.doctor.target import raw_loss
-
-DROPS = ("dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout", "feature_alpha_dropout")
 
 
 class DropoutInactive:
@@ -86,44 +84,27 @@ class DropoutInactive:
             yield passed(self, f"{len(layers)} layers drop in training, none in evaluation")
 
 
-class _Drops(TorchFunctionMode):
-    """Notes every functional dropout that is really drawn."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.seen: list[str] = []
-
-    def __torch_function__(
-        self,
-        func: Callable[..., object],
-        types: object,
-        args: Sequence[object] = (),
-        kwargs: dict[str, object] | None = None,
-    ) -> object:
-        kwargs = kwargs or {}
-        name = getattr(func, "__name__", "")
-        if name in DROPS:
-            p = kwargs.get("p", args[1] if len(args) > 1 else 0.5)
-            training = kwargs.get("training", kwargs.get("train", args[2] if len(args) > 2 else True))
-            if p and training:
-                self.seen.append(f"F.{name} with p = {p} and training = {training}")
-        elif name == "scaled_dot_product_attention":
-            p = kwargs.get("dropout_p", args[4] if len(args) > 4 else 0.0)
-            if p:
-                self.seen.append(f"scaled_dot_product_attention with dropout_p = {p}")
-        return func(*args, **kwargs)
-
-
 def dropout_in_eval(probe: Probe) -> list[str]:
     """Dropout that is drawn though the model is in evaluation mode; nothing where that could not be tried."""
-    if not probe.through or not probe.doctor_steps:
+    if not probe.through:
         return []
-    mode = _Drops()
+    mode = DrawnDropout()
     try:
         with probe.trial(rates=False):
             probe.model.eval()
             with torch.no_grad(), mode:
-                raw_loss(probe.target, fresh(probe.batch(0)))
-            return mode.seen if not any(m.training for m in probe.model.modules()) else []
+                if probe.target.step_fn is None:
+                    raw_loss(probe.target, fresh(probe.batch(0)))
+                elif (given := _given(probe)) is not None:  # the step itself may switch to training
+                    probe.model(*given)
+            return mode.seen
     except Exception:
         return []
+
+
+def _given(probe: Probe) -> tuple[object, ...] | None:
+    """What the model was called with in the first step, where it was called once, with tensors alone."""
+    call = probe.through[0]
+    forwards = call.of("forward")
+    whole = len(forwards) == 1 and forwards[0].who == id(probe.model)
+    return tuple(t.detach().clone() for t in call.inputs) if whole and call.inputs else None

@@ -111,9 +111,11 @@ def _settings(probe: Probe) -> str:
 
 
 def _stays_zero(probe: Probe) -> bool:
-    """A warm-up from 0 that the step never moves."""
-    rates = [r for e in probe.events("step") for r in e.facts["rates"]]
-    return not probe.doctor_steps and bool(rates) and max(rates) == 0 and not probe.events("schedule")
+    """A warm-up from 0 that the step never moves, or a loop that sets it to 0 again before each step."""
+    steps = probe.events("step")
+    rates = [r for e in steps for r in e.facts["rates"]]
+    again = len(steps) >= 3 or not probe.events("schedule")
+    return not probe.doctor_steps and bool(rates) and max(rates) == 0 and again
 
 
 def _idle_groups(probe: Probe) -> str:

@@ -8,7 +8,11 @@ from typing import ClassVar
 from trimtab.doctor.checklist import Line, failed, not_applicable, passed
 from trimtab.doctor.loss_graph import BOUNDED, LossFacts
 from trimtab.doctor.probe import Probe
+from trimtab.doctor.recording import Call
 from trimtab.sample.transfer import number
+
+SUM_SLACK = 1e-2
+"""How far probabilities may be from adding up to 1: half precision is that coarse."""
 
 
 class LossInput:
@@ -43,6 +47,12 @@ class LossInput:
                 f"{facts.before_twice} right before log_softmax in the graph of the loss",
                 "return self.head(x)  # raw outputs, without softmax",
             )
+        elif facts.before == "LogSoftmax" and all(map(_is_probabilities, probe.calls)):
+            yield self._wrong(
+                "the model returns probabilities, and cross-entropy applies softmax again.",
+                "no output is below 0, and those of each sample add up to 1",
+                "return self.head(x)  # raw outputs, without softmax",
+            )
         elif facts.kind == "nll" and not facts.normalised:
             yield self._wrong(
                 "NLLLoss gets values that are no logarithms of probabilities.",
@@ -62,6 +72,15 @@ class LossInput:
 
     def _wrong(self, cause: str, evidence: str, fix: str) -> Line:
         return failed(self, cause, evidence, fix, ("loss",))
+
+
+def _is_probabilities(call: Call) -> bool:
+    """Whether what the model returned, and the loss was given, adds up to 1 for every sample."""
+    out, scores = call.output, call.facts.scores
+    if out is None or scores is None or out.shape != scores.shape or out.dim() < 2 or out.shape[1] < 2:
+        return False
+    values = out.detach().double()
+    return number(values.min()) >= 0 and number((values.sum(1) - 1.0).abs().max()) < SUM_SLACK
 
 
 def _unreachable(facts: LossFacts) -> tuple[str, str, str] | None:

@@ -6,9 +6,13 @@ import warnings
 from collections.abc import Iterator
 from typing import ClassVar
 
-from trimtab.doctor.checklist import Line, failed, not_applicable, passed
+from trimtab.doctor.checklist import Line, failed, not_applicable, passed, warned
 from trimtab.doctor.probe import Probe, current_rates
 from trimtab.torchutil.optimizers import innermost
+
+PER_BATCH = ("OneCycleLR", "CyclicLR")
+LOW = 0.01
+"""A rate that stays below this part of its peak for a whole epoch warms nothing up."""
 
 
 class SchedulerOrder:
@@ -16,7 +20,8 @@ class SchedulerOrder:
 
     ## What it means
     Before the first `optimizer.step()` the first value of the schedule is lost. A schedule meant for epochs that is
-    stepped with every batch ends before the first epoch does. A schedule of another optimizer changes nothing.
+    stepped with every batch ends before the first epoch does. A schedule of another optimizer changes nothing, and so
+    does one that is never stepped.
 
     ## How it is checked
     The order of steps in each call, how often the schedule moves in one, and what becomes of the learning rate within
@@ -77,11 +82,29 @@ class SchedulerOrder:
                 f"half an epoch ahead the learning rate is {left:.1e} of its peak",
                 "scheduler.step()  # once per epoch, after the loop over batches",
             )
+        elif not moves and (never := _never_moved(probe)):
+            yield warned(
+                self,
+                "the step does not move the schedule.",
+                f"{never}; {len(probe.through)} calls, none of which calls scheduler.step()",
+                "optimizer.step(); scheduler.step()  # in every step",
+                ("scheduler",),
+            )
         else:
             yield passed(self, f"{len(moves)} moves in {len(probe.through)} calls, after the optimizer")
 
     def _wrong(self, cause: str, evidence: str, fix: str) -> Line:
         return failed(self, cause, evidence, fix, ("scheduler",))
+
+
+def _never_moved(probe: Probe) -> str:
+    """Why a schedule that stands still cannot be meant for epochs; empty where it may be."""
+    for scheduler in probe.schedulers:
+        if type(scheduler).__name__ in PER_BATCH:
+            return f"{type(scheduler).__name__} is stepped with every batch"
+    used = max((r for e in probe.events("step") for r in e.facts["rates"]), default=0.0)
+    peak = max((r for rates in probe.peak_rates for r in rates), default=0.0)
+    return f"the learning rate stays at {used:.2g}; its peak would be {peak:.2g}" if 0 < used < LOW * peak else ""
 
 
 def _highest(probe: Probe) -> float:

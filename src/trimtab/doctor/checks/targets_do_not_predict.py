@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import ClassVar
 
 from trimtab.doctor.checklist import Line, failed, not_applicable, passed
-from trimtab.doctor.input_target import Relation, misplaced, relation, shift_of_tokens, shifted_rows
+from trimtab.doctor.input_target import FRESH, Relation, misplaced, redrawn, relation, shift_of_tokens, shifted_rows
 from trimtab.doctor.probe import Probe
 
 
@@ -18,7 +18,8 @@ class TargetsDoNotPredict:
     themselves, or those before. The loss falls to what guessing gives, or to 0 by copying, and nothing is learned.
 
     ## How it is checked
-    What the loss was given is compared with the batch: the same targets in another order are out of step. For tokens,
+    What the loss was given is compared with the batch: the same targets in another order are out of step. With another
+    seed the same batch must have the same targets, unless the model sees what is drawn, too. For tokens,
     the shift between inputs and targets is measured; a causal model must be given the next token. For samples in their
     stored order, whether targets follow from the inputs beside them and not from their own. Where neither a regression
     nor nearest neighbours find any relation, the model is trained on some batches, and the loss of others compared with
@@ -42,6 +43,14 @@ class TargetsDoNotPredict:
         moved = misplaced(probe)
         if moved:
             yield self._wrong(moved, "the same values in another order", "x, y = x[order], y[order]")
+            return
+        drawn = redrawn(probe)
+        if drawn is not None and drawn > FRESH:
+            yield self._wrong(
+                "the targets are drawn again in every step: there is nothing to learn.",
+                f"with another seed {min(drawn, 1.0):.0%} of them are another, for the same batch and the same inputs",
+                "x, y = batch  # the targets of the batch",
+            )
             return
         shift = shift_of_tokens(probe)
         if shift is not None and shift.wrong:

@@ -26,6 +26,22 @@ function bytes(text) {
 const floats = (text) => new Float64Array(bytes(text).buffer);
 const whole = (v) => String(Math.round(v) || 0).replace(/\B(?=(\d{3})+$)/g, ","); // never "-0"; Intl takes 30 ms to start
 
+function duration(seconds) {
+  const s = Math.abs(seconds), units = [[86400, "d"], [3600, "h"], [60, "min"]];
+  for (const [size, name] of units) if (s >= size) return `${Number((seconds / size).toPrecision(3))} ${name}`;
+  return `${Number(seconds.toPrecision(3))} s`;
+}
+function below(sorted, value) { // the last index whose value is not above; -1 where all are
+  let low = 0, high = sorted.length;
+  while (low < high) {
+    const mid = (low + high) >> 1;
+    if (sorted[mid] <= value) low = mid + 1; else high = mid;
+  }
+  return low - 1;
+}
+function press(button) { // one of a group
+  for (const other of button.parentNode.children) other.setAttribute("aria-pressed", String(other === button));
+}
 function compact(v) {
   if (Number.isNaN(v)) return "NaN";
   if (!Number.isFinite(v)) return v > 0 ? "Inf" : "-Inf";
@@ -46,8 +62,9 @@ function fit(canvas, height) {
   return ctx;
 }
 
-function ticks(low, high, log, num) {
+function ticks(low, high, log, num) { // bounded whatever the numbers: a record may hold anything
   const out = [];
+  if (!(high > low) || !Number.isFinite(high - low) || (log && !(low > 0))) return out;
   if (log) {
     const a = Math.log10(low), b = Math.log10(high);
     const leap = Math.max(1, Math.ceil((b - a) / num));
@@ -64,7 +81,8 @@ function ticks(low, high, log, num) {
   }
   const raw = (high - low) / num, power = 10 ** Math.floor(Math.log10(raw));
   const step = power * ([1, 2, 5, 10].find((m) => m * power >= raw) || 10);
-  for (let i = Math.ceil(low / step); i * step <= high; i++) out.push(i * step || 0);
+  const first = Math.ceil(low / step);
+  for (let i = 0; i < 4 * num + 9 && (first + i) * step <= high; i++) out.push((first + i) * step || 0);
   return out;
 }
 

@@ -53,28 +53,36 @@ static double squares(const float *x, Py_ssize_t n) {
     return sum;
 }
 
-/* Squares of what is new and of how far it is from what is kept; what is new is kept. */
-FOR_THIS_CPU static void moved_lanes(const float *restrict now, float *restrict kept, Py_ssize_t n, double *size,
-                                     double *moved) {
-    double sizes[8] = {0}, moves[8] = {0};
+FOR_THIS_CPU static float distance_lanes(const float *restrict x, const float *restrict y, Py_ssize_t n) {
+    float lanes[LANES] = {0};
     Py_ssize_t i = 0;
-    for (; i + 8 <= n; i += 8)
-        for (int k = 0; k < 8; k++) {
-            double value = now[i + k], by = now[i + k] - kept[i + k];
-            sizes[k] += value * value;
-            moves[k] += by * by;
-            kept[i + k] = now[i + k];
+    for (; i + LANES <= n; i += LANES)
+        for (int k = 0; k < LANES; k++) {
+            float by = x[i + k] - y[i + k];
+            lanes[k] += by * by;
         }
-    for (int k = 0; i < n; i++, k++) {
-        double value = now[i], by = now[i] - kept[i];
-        sizes[k] += value * value;
-        moves[k] += by * by;
-        kept[i] = now[i];
+    for (int k = 0; i < n; i++, k++) lanes[k] += (x[i] - y[i]) * (x[i] - y[i]);
+    float sum = 0;
+    for (int k = 0; k < LANES; k++) sum += lanes[k];
+    return sum;
+}
+
+/* Squares of how far the values are from others, as `squares` adds them up. */
+static double distances(const float *x, const float *y, Py_ssize_t n) {
+    double sum = 0;
+    for (Py_ssize_t start = 0; start < n; start += CHUNK) {
+        Py_ssize_t num = n - start < CHUNK ? n - start : CHUNK;
+        float part = distance_lanes(x + start, y + start, num);
+        if (isfinite(part) && part > 1e-30f) {
+            sum += part;
+        } else {
+            for (Py_ssize_t i = start; i < start + num; i++) {
+                double by = x[i] - y[i];
+                sum += by * by;
+            }
+        }
     }
-    for (int k = 0; k < 8; k++) {
-        *size += sizes[k];
-        *moved += moves[k];
-    }
+    return sum;
 }
 
 /* PyTorch's own norm, bit for bit: how many sums it keeps, and how it adds what is left over, differ between processors
@@ -486,8 +494,12 @@ static PyObject *keep(PyObject *module, PyObject *const *args, Py_ssize_t num_ar
         }
     double size = 0, moved = 0;
     float *kept = part.kept;
-    for (Py_ssize_t i = 0; i < part.num; kept += part.counts[i], i++)
-        moved_lanes((const float *)(intptr_t)part.at[i], kept, part.counts[i], &size, &moved);
+    for (Py_ssize_t i = 0; i < part.num; kept += part.counts[i], i++) {
+        const float *now = (const float *)(intptr_t)part.at[i];
+        size += squares(now, part.counts[i]);
+        moved += distances(now, kept, part.counts[i]);
+        memcpy(kept, now, part.counts[i] * sizeof(float));
+    }
     release(&part);
     return pair(size, moved);
 }

@@ -34,11 +34,21 @@ def plain(tensor: Tensor) -> Tensor:
     """The dense real values of a sparse, complex, sharded or ordinary tensor; of a sharded one, this rank's part."""
     tensor = tensor.detach()
     if hasattr(tensor, "to_local"):
-        tensor = tensor.to_local()
+        tensor = _summed(tensor).to_local()
     if tensor.layout is not torch.strided:
         # Duplicate indices add up when the gradient is applied, so they must add up before it is measured.
         tensor = (tensor.coalesce() if tensor.layout is torch.sparse_coo else tensor).values()
     return torch.view_as_real(tensor) if tensor.is_complex() else tensor
+
+
+def _summed(sharded: Any) -> Any:
+    """Each process may hold a summand instead of a part: squares of those do not add up, so they are added first."""
+    kinds = sharded.placements
+    if not any(kind.is_partial() for kind in kinds):
+        return sharded
+    from torch.distributed.tensor import Replicate
+
+    return sharded.redistribute(placements=[Replicate() if kind.is_partial() else kind for kind in kinds])
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,6 +231,14 @@ def scatter(measured: Tensor, present: list[int] | None, num_rows: int) -> Tenso
     # By an uploaded index: indexing with a list would make the host wait for its copy.
     out.index_copy_(0, upload(np.array(present, np.int64), measured.device), measured)
     return out
+
+
+def scatter_to(values: Tensor, places: Tensor | None, num: int) -> Tensor:
+    """Values put at their places among zeros; None: they are all there."""
+    if places is None:
+        return values
+    out = torch.zeros(num, dtype=values.dtype, device=values.device if len(values) else places.device)
+    return out.index_copy_(0, places, values) if len(values) else out
 
 
 def full(tensors: Sequence[Tensor], *, fractions: bool = True) -> Tensor:

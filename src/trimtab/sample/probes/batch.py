@@ -24,10 +24,17 @@ LARGE = 1 << 20
 """Elements of a tensor that are searched for NaN and Inf in every step."""
 MAX_CLASSES = 4096
 MIN_LABELS = 8
+MIN_HEARD = 16
+"""Labels of a batch that are compared with each other."""
 MIN_ROWS = 4
 MARKED = 512
 WORDS = 1024
 """Words of 4 bytes that so many elements have at most."""
+MIN_KEYS, KEY_COLUMNS, MIN_DIFFERENT = 8, 64, 2
+"""Samples of a batch that are compared with each other, by so many of their last numbers; those that differ."""
+REPEATED, KNOWN, NUM_EARLIER = 0.5, 0.3, 4
+"""Share of a batch that stands in it already; of its samples that are in one of so many batches before."""
+ROWS_EVERY = 20
 MIN_TARGETS = 256
 CHANCE_EVERY = 5
 NUM_TENSORS = 8
@@ -39,6 +46,8 @@ MAX_SENT = 1 << 14
 """Elements of float targets on a device that are sent to the host: whole rows, as many as fit."""
 MAX_WAITING = 64
 """Forwards and targets on a device that are remembered for the next step, if there is one."""
+FEW = 4
+"""Different batches up to which it is asked whether they are all the data there are."""
 FIRST = 4
 """Batches at first, on a device, whose samples are compared with each other whatever they begin with."""
 MORE_BAD, SAME_ROWS = "in_bad/more", "in_flat/rows"
@@ -100,6 +109,95 @@ class Epoch:
         return self._row
 
 
+class OneClass:
+    """Batches whose labels are all the same: how many in a row, where batches used to be mixed or the class changes."""
+
+    def __init__(self) -> None:
+        self._row = 0
+        self._was_mixed = False
+        self._labels: set[int] = set()
+
+    def saw(self, labels: NDArray[np.int64]) -> int:
+        """Take in the labels of one batch; 0 where they differ, or where there may be only one class."""
+        if len(labels) < MIN_HEARD:
+            return 0
+        if (labels != labels[0]).any():
+            self._was_mixed, self._row = True, 0
+            return 0
+        self._row += 1
+        self._labels.add(int(labels[0]))
+        return self._row if self._was_mixed or len(self._labels) > 1 else 0
+
+
+class RepeatedRows:
+    """Batches in which the same sample stands again and again, though other batches bring other samples."""
+
+    def __init__(self) -> None:
+        self._row = 0
+        self._earlier: list[NDArray[np.float64]] = []
+
+    def saw(self, keys: NDArray[np.float64]) -> tuple[int, float]:
+        """Take in a number for each sample of a batch: how many batches in a row are like that, and by what share."""
+        different = np.unique(keys)
+        share = 1.0 - different.size / keys.size
+        known = np.isin(different, np.concatenate(self._earlier)).mean() if self._earlier else 0.0
+        # Data with few different samples repeat them in other batches as well.
+        repeated = share >= REPEATED and known <= KNOWN and different.size >= MIN_DIFFERENT
+        self._row = self._row + 1 if repeated else 0
+        self._earlier = [*self._earlier[1 - NUM_EARLIER :], different]
+        return self._row, share
+
+
+def row_keys(found: Sequence[Tensor]) -> Tensor | None:
+    """A number for each sample of a batch, from all of its tensors: equal samples have equal ones.
+
+    None where the first is not made of floats: prompts and states are repeated on purpose.
+    """
+    main = found[0]
+    if main.dim() < 2 or not main.is_floating_point() or not MIN_KEYS <= len(main) <= SLICE or main[0].numel() < 2:
+        return None
+    total: Tensor | None = None
+    for i, tensor in enumerate(found):
+        if tensor.dim() and len(tensor) == len(main) and not tensor.is_complex() and tensor[0].numel():
+            rows = tensor.detach().reshape(len(tensor), -1)[:, -KEY_COLUMNS:].double()
+            weights = torch.arange(1, rows.shape[1] + 1, dtype=rows.dtype, device=rows.device).add(0.5 * i).sqrt()
+            part = (rows * weights).sum(1)
+            total = part if total is None else total + (i + 1) * part
+    return total
+
+
+class SmallData:
+    """The different batches so far, as long as they are few: how many rows they have, and whether they are all of it.
+
+    Slices of one tensor that cover it are a small data set. Of batches that own their memory nobody can know.
+    """
+
+    def __init__(self) -> None:
+        self._sizes: dict[float, tuple[int, int, int]] = {}  # by mark: address and bytes of the storage, bytes
+        self._num_rows = 0
+        self.is_small = True
+
+    def saw(self, mark: float, batch: Tensor) -> None:
+        """Take in a batch."""
+        if mark in self._sizes:
+            return
+        storage = batch.untyped_storage()
+        self._sizes[mark] = storage.data_ptr(), storage.nbytes(), batch.numel() * batch.element_size()
+        self._num_rows += len(batch) if batch.dim() else 1
+        self.is_small = len(self._sizes) <= FEW
+
+    def facts(self) -> dict[str, float]:
+        """What is known while they are few; nothing of a single one, which may be the full batch."""
+        if not self.is_small or len(self._sizes) < 2:
+            return {}
+        out = {"data_rows": float(self._num_rows)}
+        storages = {(at, size) for at, size, _ in self._sizes.values()}
+        if len(storages) == 1:
+            whole = storages.pop()[1]
+            out["data_covered"] = min(sum(part for *_, part in self._sizes.values()) / max(whole, 1), 1.0)
+        return out
+
+
 class Glance(NamedTuple):
     """A batch on a device that is held until the step: its beginning comes along with the gradients' table."""
 
@@ -124,16 +222,22 @@ class BatchProbe:
         self._facts: dict[str, float | Tensor] = {}
         self._ids: set[int] = set()
         self._counts: NDArray[np.int64] = np.zeros(0, np.int64)
+        self._guessed: tuple[NDArray[np.int64], float] | None = None  # from which counts, and the loss of guessing
         self._places = Places()
         self.loss_kind = ""
         self.epoch = Epoch()
+        self._small: SmallData | None = SmallData()  # until there were too many different batches
         self._steps = 0
         self._has_targets = False  # the loop tells them
         # Of batches on a device: what was sent of them, and whether their samples are compared with each other.
         self._waiting: list[Later] = []
         self._copies = Copies()
+        self._one_class, self._repeated = OneClass(), RepeatedRows()
         self._num_first, self._begin_alike = 0, False
         self._glance: Glance | None = None
+        self.compares = False  # with the batches of other processes, which may share some of the inputs on purpose
+        self.print_of_all: float | None = None
+        """Of all inputs of the last forward, where they are compared and on the host."""
         self._is_written = False  # somebody writes into batches after the forward: they cannot be held
 
     def inputs(self, args: tuple[object, ...], kwargs: Mapping[str, object]) -> None:
@@ -173,6 +277,8 @@ class BatchProbe:
             out["stuck"] = float(stuck)
         if self._steps % CHANCE_EVERY == 1 and (chance := self._chance()) is not None:
             out["chance"] = chance
+        if self._small is not None and self._steps % CHANCE_EVERY == 1:
+            out |= self._small.facts()
         return out
 
     @property
@@ -215,6 +321,8 @@ class BatchProbe:
         if num == 0:
             facts["in_empty"] = 1.0
             return
+        if self._steps % ROWS_EVERY == ROWS_EVERY - 1:
+            self._compare_rows(found)
         if not is_here(main):
             if len(self._waiting) < MAX_WAITING and can_be_sent(main):
                 self._count_on_device(found)
@@ -226,7 +334,16 @@ class BatchProbe:
             return
         read = native and native.leading(main, SLICE, MARKED)
         num_read, square, mark, alike = read or _read(main)
-        self._mark(mark, facts)
+        if self.epoch.length is None:
+            facts["in_print"] = mark  # as `_mark` does
+        else:
+            self._mark(mark, facts)
+        if self.compares:
+            self.print_of_all = _print_of(mark, found[1:])
+        if self._small is not None:
+            self._small.saw(mark, main)
+            if not self._small.is_small:
+                self._small = None
         size = sqrt(square) if square is not None else 0.0
         if square is not None and size > facts.get("in_rms", 0.0):
             facts["in_rms"] = size
@@ -237,6 +354,26 @@ class BatchProbe:
                     facts["in_bad"] = float(facts.get("in_bad", 0.0)) + 1.0
         if alike and _same_rows(main):
             facts["in_flat"] = 1.0
+
+    def _compare_rows(self, found: Sequence[Tensor]) -> None:
+        """Now and then: how many samples of this batch are in it several times."""
+        if "rows_repeated" in self._facts or (keys := row_keys(found)) is None:
+            return
+        if is_here(keys):
+            self._tell_rows(to_host(keys), self._facts)
+        elif len(self._waiting) < MAX_WAITING and can_be_sent(keys):
+            copy = self._copies.send(keys)
+
+            def later(facts: dict[str, float], notes: Notes) -> None:
+                self._tell_rows(to_host(copy).copy(), facts)
+                self._copies.hand_back(copy)
+
+            self._waiting.append(later)
+
+    def _tell_rows(self, keys: NDArray[np.float64], facts: dict[str, Any]) -> None:
+        looks, share = self._repeated.saw(keys)
+        if looks:
+            facts["rows_repeated"], facts["rows_repeated_looks"] = share, float(looks)
 
     def _mark(self, mark: float, facts: dict[str, Any]) -> None:
         facts["in_print"] = mark  # of the last forward: a line search calls the model as often as it likes
@@ -328,6 +465,8 @@ class BatchProbe:
             return
         if answers.labels is not None:
             self._count(answers.labels)
+            if (looks := self._one_class.saw(answers.labels)) > 1:
+                self._facts["one_class"] = float(looks)
         elif answers.values is not None and answers.values.ndim:
             self._places.add(torch.from_numpy(answers.values))
 
@@ -385,9 +524,12 @@ class BatchProbe:
 
     def _chance(self) -> float | None:
         """The loss of always guessing by frequency (or the mean): a model that learns gets below it."""
-        if self.loss_kind == "nll" and self._counts.sum() >= 256:
-            share = self._counts[self._counts > 0] / self._counts.sum()
-            return float(-(share * np.log(share)).sum())
+        if self.loss_kind == "nll" and self._guessed is not None and self._guessed[0] is self._counts:
+            return self._guessed[1]
+        if self.loss_kind == "nll" and (num := self._counts.sum()) >= 256:
+            share = self._counts[self._counts > 0] / num
+            self._guessed = self._counts, float(-(share * np.log(share)).sum())
+            return self._guessed[1]
         return self._places.chance(self.loss_kind)
 
 
@@ -508,6 +650,15 @@ def _read(tensor: Tensor) -> tuple[int, float | None, float, bool]:
         width = tensor.numel() // tensor.shape[0]
         alike = width >= values.size or values.item(0) == values.item(width)
     return values.size, square, float(crc32(values[:MARKED].data)), alike
+
+
+def _print_of(first: float, others: Sequence[Tensor]) -> float:
+    """One mark for several tensors, from that of the first."""
+    mark = int(first)
+    for tensor in others:
+        if is_here(tensor) and tensor.numel():
+            mark = crc32(_leading(tensor)[:MARKED].tobytes(), mark)
+    return float(mark)
 
 
 def _nonfinite(tensor: Tensor) -> bool:

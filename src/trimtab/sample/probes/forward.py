@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext
 from itertools import islice
+from math import inf
 from typing import Any
 
 import torch
@@ -17,17 +18,26 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
 
 from trimtab.core.contain import Contained
+from trimtab.core.errors import TrimtabError
 from trimtab.sample.probes.batch import BatchProbe
+from trimtab.sample.probes.linear_chain import linear_chain
 from trimtab.sample.probes.output import OutputProbe
+from trimtab.sample.probes.unstepped import WAIT_LATER, UnsteppedPasses
+from trimtab.sample.rows import roots_of
 from trimtab.sample.transfer import number
 from trimtab.torchutil.autograd_graph import JOINING, LOSS_NODES, GraphWalk, first_inputs, loss_kind
 from trimtab.torchutil.module_tree import ModuleTree
 from trimtab.torchutil.patch import own_hook, plain_python
 
 NUM_NAMED = 8
+MAX_LISTENED = 8
+"""Modules side by side whose answers are listened to."""
+DROPS_MOST = 0.8
 KIND_EVERY, BOUNDED_EVERY = 50, 5
 """Told losses between two looks at the loss function."""
 _TYPES = {torch.float16: 1.0, torch.bfloat16: 2.0}
+Called = Callable[[nn.Module, tuple[Any, ...], Mapping[str, Any]], None]
+"""Hears of every call of a root module that records gradients, before it."""
 _tracing_state, _transformations = torch._C._get_tracing_state, torch._C._functorch.peek_interpreter_stack
 _grad_enabled, _autocast_enabled = torch.is_grad_enabled, torch.is_autocast_enabled
 
@@ -45,16 +55,27 @@ def inert() -> tuple[Callable[..., Any], tuple[Any, ...]]:
 class ForwardTap:
     """Counts the root's forwards between two steps and looks at what goes in and comes out."""
 
-    def __init__(self, model: nn.Module, renew: Callable[[], None], contained: Contained) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        renew: Callable[[], None],
+        contained: Contained,
+        unstepped: UnsteppedPasses | None = None,
+        called: Called | None = None,
+    ) -> None:
+        self._unstepped = unstepped
+        self._waits: float = inf if unstepped is None else unstepped.wait  # from how many forwards on it is called
         self.batch, self.output = BatchProbe(), OutputProbe(contained)
         self.output.heard = self.batch.heard
-        self._contained = contained
-        self._exit_handle: Any = None
+        self._contained, self._called = contained, called
+        self._exit_handles: list[Any] = []
         self.looks_at_output = False  # the next one, as things stand
+        self._roots = roots_of(model)
         self._model, self._renew, self._tree = model, renew, ModuleTree(model)
         self._device = next(model.parameters()).device.type
         self._armed = True
         self._modal: list[nn.Module] = []
+        self._droppers: list[nn.Module] = []
         self._names: dict[int, str] = {}  # of those
         self._trained: set[int] = set()  # those that were in training mode at some look
         self._seen = False
@@ -63,13 +84,22 @@ class ForwardTap:
         self._told = 0
         self._choices = 0
         self._detached = self._bounded = self._fixed = self._answers_itself = False
+        self._chain = 0  # linear layers in a row, until it is told
+        self._squashed = ""  # by which activation, in front of a loss that takes logits
         self.refresh()
+
+    @property
+    def num_forwards(self) -> int:
+        """Forwards with gradients since the last step."""
+        return self._num
 
     def refresh(self) -> None:
         """Look again for modules that behave differently in training and in evaluation."""
         self._tree.has_changed()
         named = [(n, m) for n, m in self._tree.named if _is_modal(m)]
-        self._modal, self._names = [m for _, m in named], {id(m): n for n, m in named}
+        self._modal = [m for _, m in named]
+        drops = [(n, m) for n, m in self._tree.named if _share_dropped(m) > 0]
+        self._droppers, self._names = [m for _, m in drops], {id(m): n for n, m in (*named, *drops)}
 
     @plain_python
     def __call__(self, module: nn.Module, args: tuple[object, ...], kwargs: Mapping[str, object]) -> None:
@@ -86,6 +116,8 @@ class ForwardTap:
                 if self._armed:
                     self._armed = False
                     self._renew()
+                if self._num >= self._waits:
+                    self._count()
             elif self._modal and not any(m.training for m in self._modal):
                 self._num_eval += 1
             if _autocast_enabled(self._device):
@@ -93,6 +125,10 @@ class ForwardTap:
             else:
                 self._autocast = 0.0
             self.batch.inputs(args, kwargs)
+            if self._called is not None:
+                self._called(module, args, kwargs)
+        except TrimtabError:  # a run that is stopped on purpose
+            raise
         except Exception as error:
             self.failed(error)
 
@@ -105,12 +141,18 @@ class ForwardTap:
         asleep = [m for m in self._modal if not m.training]
         self._trained.update(id(m) for m in self._modal if m.training)
         if not asleep or not self._model.training:
-            return {}, {}
+            return self._drops()
         was_on = [m for m in asleep if id(m) in self._trained]
         found = was_on if any(isinstance(m, _DropoutNd) for m in was_on) else []
         found = found or [m for m in asleep if isinstance(m, _BatchNorm) and _has_seen_nothing(m)]
         names = tuple(self._names.get(id(m), "unnamed") for m in found)
         return ({"eval_parts": float(len(found))}, {"eval_parts": names[:NUM_NAMED]}) if found else ({}, {})
+
+    def _drops(self) -> tuple[dict[str, float], dict[str, tuple[str, ...]]]:
+        """Layers that drop nearly all of what they put out."""
+        shares = {self._names.get(id(m), "unnamed"): _share_dropped(m) for m in self._droppers if m.training}
+        high = {name: share for name, share in shares.items() if share >= DROPS_MOST}
+        return ({"dropout": max(high.values())}, {"dropout": tuple(high)[:NUM_NAMED]}) if high else ({}, {})
 
     def left(self, output: object) -> None:
         """Runs after it."""
@@ -136,6 +178,9 @@ class ForwardTap:
             self._choices = choices_of(loss) if self.batch.loss_kind == "nll" else 0
             self._bounded = self.batch.loss_kind in ("nll", "bce") and is_bounded(loss)
             self._fixed = is_fixed(loss)
+            self._squashed = squashed_by(loss)
+            if self._told == 1:  # of the second one: some programs begin with a loss of their own
+                self._chain = linear_chain(loss)
         self._told += 1
 
     @property
@@ -146,27 +191,40 @@ class ForwardTap:
     def look_at_output(self, *, listen: bool, spread: bool) -> None:
         """Say what the next output is wanted for. A hook costs even when it does nothing: it is there when needed.
 
-        Of several models side by side none is looked at: which of them answers for all cannot be known.
+        Of several modules side by side all are listened to: the gradient shows which of them answers. Their spread is
+        not looked at, because what a module inside gives may well be constant.
         """
+        spread = spread and self._roots == [self._model]
         if listen or spread:
             self.output.listen, self.output.wanted = listen, spread
-            if self._exit_handle is None:
+            if not self._exit_handles:
                 self.looks_at_output = True
-                self._exit_handle = own_hook(self._model.register_forward_hook(_Exit(self)), listed=False)
-        elif self._exit_handle is not None:
+                exits = (root.register_forward_hook(_Exit(self)) for root in self._roots[:MAX_LISTENED])
+                self._exit_handles = [own_hook(one, listed=False) for one in exits]
+        elif self._exit_handles:
             self.output.listen = self.output.wanted = False
             self.remove()
 
     def remove(self) -> None:
-        """Take the hook behind the forward off."""
-        if self._exit_handle is not None:
-            self._exit_handle.remove()
-            self._exit_handle = None
-            self.looks_at_output = False
+        """Take the hooks behind the forwards off."""
+        for handle in self._exit_handles:
+            handle.remove()
+        self._exit_handles = []
+        self.looks_at_output = False
 
     def step_done(self) -> None:
         """The next training forward is the first of a new step."""
         self._armed = True
+        if self._unstepped is not None and (self._unstepped.counts or self._waits < WAIT_LATER):
+            self._unstepped.step_done()
+            self._waits = self._unstepped.wait
+
+    def _count(self) -> None:
+        """No step for long: gradients may be thrown away."""
+        if self._unstepped is not None:
+            self._unstepped.forward(self._num)
+            if self._unstepped.over:
+                self._unstepped, self._waits = None, inf
 
     def take(self) -> dict[str, float | Tensor]:
         """What was seen since the last step that asked; each forward is told once."""
@@ -186,6 +244,10 @@ class ForwardTap:
             out["autocast"] = self._autocast
         if self._bounded and due:
             out["bounded"] = 1.0
+        if self._chain and due:
+            out["linear_chain"], self._chain = float(self._chain), 0
+        if self._squashed and due:
+            out["normalised_twice" if self._squashed in ("softmax", "sigmoid") else f"logits_{self._squashed}"] = 1.0
         # A model that is also asked without gradients, in training, may set its own targets or collect its own data.
         self._answers_itself |= self._num > 0 and self._num_blind > 0
         if self._fixed and due and (self._bounded or not self._answers_itself):
@@ -223,6 +285,15 @@ def _is_modal(module: nn.Module) -> bool:
     return isinstance(module, _BatchNorm) and module.track_running_stats
 
 
+def _share_dropped(module: nn.Module) -> float:
+    given: object = 0.0
+    if isinstance(module, _DropoutNd):
+        given = module.p
+    elif isinstance(module, nn.MultiheadAttention | nn.RNNBase):
+        given = module.dropout
+    return float(given) if isinstance(given, int | float) else 0.0
+
+
 def _has_seen_nothing(norm: _BatchNorm) -> bool:
     trained = norm.weight is None or norm.weight.requires_grad
     return trained and norm.num_batches_tracked is not None and number(norm.num_batches_tracked) == 0
@@ -231,8 +302,13 @@ def _has_seen_nothing(norm: _BatchNorm) -> bool:
 NUM_NODES = 16
 _KINDS = {"nll": "nll", "bce": "bce", "bce-logits": "bce", "mse": "mse"}
 _SUPERVISED = tuple(prefix for prefix in LOSS_NODES if prefix != "L1Loss")
-_RESHAPING = ("View", "Squeeze", "Unsqueeze", "Reshape", "Alias", "ToCopy", "UnsafeView", "Transpose", "T", "Permute")
+_RESHAPING = (
+    "View", "Squeeze", "Unsqueeze", "Reshape", "Alias", "ToCopy", "UnsafeView", "Transpose", "TBackward", "Permute",
+)  # fmt: skip
 _CHOOSING = ("Gather", "Index", "Select", "Take", "Max", "Min", "Minimum", "Maximum")
+_HEADS = ("LogSoftmax", "BinaryCrossEntropyWithLogits", "Softmax", "Sigmoid")
+_SQUASHING = {"Softmax": "softmax", "Sigmoid": "sigmoid", "Relu": "relu", "Tanh": "tanh"}
+_TO_LOGITS = (*JOINING, *_CHOOSING, *_RESHAPING, *LOSS_NODES, "KlDiv", "Log", "Clamp")
 
 
 def _ends(loss: Tensor, *, through: tuple[str, ...] = ()) -> Iterator[tuple[str, Any]]:
@@ -297,6 +373,37 @@ def is_fixed(loss: Tensor) -> bool:
         elif not _joins(node):
             return False
     return known and walk.complete
+
+
+def squashed_by(loss: Tensor) -> str:
+    """The activation between the last layer and a loss that takes logits: `softmax`, `sigmoid`, `relu` or `tanh`.
+
+    Empty where there is none. Only what stands right before counts: a temperature or a cap that scales an activation
+    is a factor between them. A loss of probabilities is looked at as well: what makes them may be applied twice.
+    """
+
+    def follow(node: Any) -> bool:
+        return bool(node.name().startswith(_TO_LOGITS)) and not _is_head(node)
+
+    for node in GraphWalk(loss, follow=follow, nearest_first=True, max_looks=4 * NUM_NODES):
+        if not _is_head(node):
+            continue
+        name = node.name()
+        for before in islice(first_inputs(node), 1, 1 + NUM_NODES):
+            if not before.name().startswith(_RESHAPING):
+                found = next((kind for prefix, kind in _SQUASHING.items() if before.name().startswith(prefix)), "")
+                if found in ("softmax", "sigmoid") or (found and not name.startswith(("Softmax", "Sigmoid"))):
+                    return found
+                break
+    return ""
+
+
+def _is_head(node: Any) -> bool:
+    """Whether a node takes logits: it normalises, or it is a loss that does."""
+    if node.name().startswith("Sub"):  # as `torch.distributions.Categorical` does it
+        inputs = node.next_functions
+        return len(inputs) == 2 and inputs[1][0] is not None and inputs[1][0].name().startswith("Logsumexp")
+    return bool(node.name().startswith(_HEADS))
 
 
 def _joins(node: Any) -> bool:

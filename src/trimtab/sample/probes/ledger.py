@@ -41,9 +41,44 @@ In between their version counters are compared, which every operation of PyTorch
 Named = Sequence[tuple[str, Tensor]]
 
 
+_WHOLE = (Tensor, torch.nn.Parameter)
+
+
 def is_plain(tensor: Tensor) -> bool:
     """Whether all of a tensor is here: of a sharded one only a part is."""
-    return not hasattr(tensor, "to_local")
+    return tensor.__class__ in _WHOLE or not hasattr(tensor, "to_local")
+
+
+class _OfOneType:
+    """Those of some tensors on a device that have one type: read at once, and widened at once.
+
+    A `torch.cat` that has to convert launches a kernel for every tensor.
+    """
+
+    def __init__(self, leads: Sequence[Tensor], bounds: Sequence[int], dtype: torch.dtype) -> None:
+        mine = [i for i, lead in enumerate(leads) if lead.dtype is dtype]
+        self._leads = [leads[i] for i in mine]
+        device = self._leads[0].device
+        self._begin, self._end = bounds[mine[0]], bounds[mine[-1] + 1]
+        size = sum(lead.numel() for lead in self._leads)
+        self._narrow = torch.empty(size, dtype=dtype, device=device)
+        self._wide: Tensor | None = None
+        if size != self._end - self._begin:  # others lie between them
+            places = np.concatenate([np.arange(bounds[i], bounds[i + 1]) for i in mine])
+            index = torch.from_numpy(places)
+            if device.type == "cuda":
+                index = index.pin_memory()  # or the host would wait until it is there
+            self._index = index.to(device, non_blocking=True)
+            self._wide = torch.empty(size, dtype=torch.float32, device=device)
+
+    def gather(self, out: Tensor) -> None:
+        """Put them where they belong."""
+        torch.cat(self._leads, out=self._narrow)
+        if self._wide is None:
+            out[self._begin : self._end].copy_(self._narrow)
+            return
+        self._wide.copy_(self._narrow)
+        out.index_copy_(0, self._index, self._wide)
 
 
 class Part:
@@ -67,9 +102,10 @@ class Part:
         # The same on a device, and whether it can be read there again and again.
         self.leads: list[Tensor] = []
         self._leads_at: list[int] = []
+        self._by_type: list[_OfOneType] = []
         self.stays = True
         # The same for the compiled readings; empty where the tensors are not what these can read.
-        self._plain: tuple[list[Tensor], NDArray[np.int64], NDArray[np.int64]] | None = None
+        self.plain: tuple[list[Tensor], NDArray[np.int64], NDArray[np.int64]] | None = None
 
     def __add__(self, other: Part) -> Part:
         """Both in one, which is read at once."""
@@ -87,7 +123,16 @@ class Part:
         self.leads = [t.reshape(-1)[:n] for t, n in zip(plain, self._counts, strict=True)]
         # reshape copies what is not contiguous: a copy would not change any more.
         self.stays = all(v.data_ptr() == a for v, a in zip(self.leads, at, strict=True))
+        types = list(dict.fromkeys(lead.dtype for lead in self.leads))
+        self._by_type = [] if types == [torch.float32] else [_OfOneType(self.leads, self.bounds, t) for t in types]
         return True
+
+    def gather(self, out: Tensor) -> None:
+        """Copy what the tensors hold on their device, side by side, as float32. `look_up` has found them."""
+        if not self._by_type:
+            torch.cat(self.leads, out=out)
+        for one in self._by_type:
+            one.gather(out)
 
     def sent(self) -> Tensor:
         """What the tensors hold now, in one float32 copy that is on its way to the host."""
@@ -111,11 +156,11 @@ class Part:
         fast = all(t.is_cpu and t.dtype is torch.float32 and t.is_contiguous() and t.numel() >= n for t, n in pairs)
         self._views = [to_host(t).reshape(-1)[:n] for t, n in pairs] if fast else []
         arrays = np.array(at, np.int64), np.array(self._counts, np.int64)
-        self._plain = (self.tensors, *arrays) if fast and native is not None else None
+        self.plain = (self.tensors, *arrays) if fast and native is not None else None
 
     def same(self, kept: NDArray[np.float32], room: NDArray[np.float32]) -> bool:
         """Whether the tensors still hold what is kept of them; if not, what they hold now is in `room`."""
-        if self._plain is not None and native.same(*self._plain, kept):
+        if self.plain is not None and native.same(*self.plain, kept):
             return True
         self.read(room)
         return np.array_equal(room, kept)
@@ -125,7 +170,7 @@ class Part:
 
         `moved`: new storage may be under one since. Neither products nor PyTorch warn of what is looked for.
         """
-        if self._plain is not None and (sums := native.keep(*self._plain, kept)) is not None:
+        if self.plain is not None and (sums := native.keep(*self.plain, kept)) is not None:
             return sums  # type: ignore[no-any-return]
         self.read(room, moved=moved)
         size = float(np.vdot(room, room))
@@ -179,6 +224,11 @@ class Ledger:
             if hook is not None
         ]
 
+    def prepare(self) -> None:
+        """Find the weights before the first step, which would have to otherwise."""
+        if self._weights.on_host:
+            self._weights.read(self._kept.weights)
+
     def _on_load(self, *args: object) -> None:
         self.declare()
 
@@ -197,6 +247,8 @@ class Ledger:
         """Before a step: what was changed since the last one by anybody else."""
         facts: dict[str, float] = {}
         notes: Notes = {}
+        if native is not None and self._is_untouched():
+            return facts, notes
         compares, state = self.begin(facts)
         now, kept = self._now, self._kept
         if compares:
@@ -209,6 +261,23 @@ class Ledger:
         else:
             self._weights.read(kept.weights)
         return facts, notes
+
+    def _is_untouched(self) -> bool:
+        """The usual step, by the compiled readings alone: nobody else wrote to anything. Else nothing is noted."""
+        plain, versions = self._weights.plain, self._versions
+        if plain is None or not self._valid or self._declared or not self.writes_in_place or self._counter is not None:
+            return False
+        if (self._step + 1) % EVERY == 0 or (self._num_state > 0 and not self._optimizer.state):
+            return False
+        if not native.same(*plain, self._kept.weights) or not native.held(self._slots, self._held):
+            return False
+        if not isinstance(versions, np.ndarray) or len(versions) != len(self._held):
+            return False
+        if not native.versions(self._held, versions):
+            self._versions = []  # those known were replaced: moments must be compared by value
+            return False
+        self._step += 1
+        return True
 
     def begin(self, facts: dict[str, float]) -> tuple[bool, bool]:
         """A step begins: whether there is something to compare the weights with, and whether moments are compared."""
@@ -237,7 +306,9 @@ class Ledger:
         self.end()
         kept, now, elsewhere = self._kept, self._now, not self.writes_in_place
         size, moved = self._weights.keep(kept.weights, now.weights, moved=elsewhere)
-        if size < math.inf and moved < math.inf:
+        if not self._weights.size:
+            pass  # every weight is in parts that others have, too: only all processes together know how far it went
+        elif size < math.inf and moved < math.inf:
             facts["update_ratio"] = math.sqrt(moved / max(size, 1e-30))
         else:
             count_bad(facts, notes, "weights_bad", kept.weights, self._weights)
@@ -299,16 +370,20 @@ class Ledger:
         found, slots = [], []
         for p, entries in state.items():
             for key, value in entries.items() if isinstance(entries, Mapping) else ():
-                if isinstance(value, Tensor) and value.is_floating_point() and value.numel() > 1 and is_plain(value):
-                    found.append((f"{self._names.get(id(p), 'unnamed')}: {key}", value))
+                if isinstance(value, Tensor) and value.numel() > 1 and value.is_floating_point() and is_plain(value):
+                    found.append((p, value))
                     slots.append((entries, key))
         every = max(len(found) // NUM_MOMENTS, 1)  # each costs a view a look: of many, some stand for all
+        slots = slots[::every]
+        called = [self._names.get(id(p), "unnamed") for p, _ in found[::every]]
         first = next(iter(state.values()), None)
         steps = first.get("step") if isinstance(first, Mapping) else None
         known = isinstance(first, Mapping) and isinstance(steps, Tensor) and steps.numel() == 1
         # A count on the host, of moments that are on a device, is read like a plain number.
-        known = known and isinstance(steps, Tensor) and all(t.device == steps.device for _, t in found)
-        self._moments, self._slots = Part(found[::every], BUDGET // 2), slots[::every]
+        beside = [*(t for _, t in found), *self._weights.tensors]
+        known = known and isinstance(steps, Tensor) and all(t.device == steps.device for t in beside)
+        named = [(f"{n}: {key}", t) for n, (_, key), (_, t) in zip(called, slots, found[::every], strict=True)]
+        self._moments, self._slots = Part(named, BUDGET // 2), slots
         self._counters = Part([("step", steps)] if known and isinstance(steps, Tensor) else [])
         if known and isinstance(first, Mapping):
             self._slots.append((first, "step"))
@@ -516,14 +591,14 @@ class Readings:
 
     def _read_before(self) -> None:
         num, differs = self.held.weights.size, self._differs
-        torch.cat(self._part.leads, out=self._before)
+        self._part.gather(self._before)
         torch.ne(self._before, self._kept, out=differs)
         torch.sum(differs[:num], 0, dtype=torch.float32, out=self._numbers[0])
         torch.sum(differs[num:], 0, dtype=torch.float32, out=self._numbers[1])
 
     def _read_after(self) -> None:
         num, numbers = self.held.weights.size, self._numbers
-        torch.cat(self._part.leads, out=self._after)
+        self._part.gather(self._after)
         weights, state = self._after[:num], self._after[num:]
         change = weights - self._before[:num]
         parts = [weights, change, state] if state.numel() else [weights, change]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -59,6 +59,7 @@ class Sentinel:
     def __init__(self, contained: Contained) -> None:
         self._contained = contained
         self._param: Tensor | None = None
+        self.chosen = False  # whether there is a parameter to listen to
         self._hook: Any = None  # there while it listens: a hook costs even when it does nothing
         self._arrived: Any = None
         self._left: Any = None
@@ -70,6 +71,8 @@ class Sentinel:
         self._products: Products | None = None
         self._later: list[Later] = []
         self._blank: list[Tensor | bool] = []  # of each gradient of this step that was added: whether to nothing
+        self._last: Any = None  # the gradient of this step that arrived last
+        self._again: list[Tensor | bool] = []  # of each that came after another: whether it is the same one
 
     def take_products(self) -> Products | None:
         """What is left to multiply on a device, for who sends the step's values to the host."""
@@ -78,24 +81,21 @@ class Sentinel:
 
     def choose(self, params: list[Tensor]) -> None:
         """Listen to the last weight that has a gradient: the head of a model takes part in every loss."""
-        fit = [p for p in params if p.grad is not None and p.requires_grad and p.is_floating_point()]
-        fit = [p for p in fit if p.grad is not None and p.grad.layout is p.layout and not hasattr(p, "to_local")]
-        wide = [p for p in fit if p.numel() >= 4 * MIN_SIZE] or [p for p in fit if p.dim() >= 2] or fit
-        if wide:
-            self._param = wide[-1]
+        best = next((p for p in reversed(params) if p.numel() >= 4 * MIN_SIZE and _can_be_heard(p)), None)
+        if best is None:
+            fit = [p for p in params if _can_be_heard(p)]
+            best = next(iter([p for p in fit if p.dim() >= 2][-1:] or fit[-1:]), None)
+        if best is not None:
+            self._param, self.chosen = best, True
             if self._listening:
-                self._listen(wide[-1])
-
-    @property
-    def chosen(self) -> bool:
-        """Whether there is a parameter to listen to."""
-        return self._param is not None
+                self._listen(best)
 
     def remove(self) -> None:
         """Stop listening."""
         if self._hook is not None:
             self._hook.remove()
         self._param = self._hook = None
+        self.chosen = False
 
     def _listen(self, param: Tensor) -> None:
         if self._hook is None:
@@ -108,9 +108,13 @@ class Sentinel:
         part = _leading(grad)
         if self._param is not None and _is_added(self._param):
             self._pile_up(self._param)
+            if self._last is not None and self._last.shape == part.shape:
+                again = (part == self._last).all() & part.any()
+                self._again.append(again if isinstance(again, Tensor) else bool(again))
         # A copy: the engine may hand this very memory on and add to it.
+        self._last = part + 0
         if self._arrived is None:
-            self._arrived = part + 0
+            self._arrived = self._last
         else:
             with np.errstate(all="ignore"):
                 self._arrived = self._arrived + part
@@ -122,8 +126,8 @@ class Sentinel:
         old = param.grad
         blank: Tensor | bool = False
         if self._blank and old is not None and old.layout is torch.strided and can_be_sent(old):
-            part = _leading(old)
-            blank = ~part.any() if isinstance(part, Tensor) else not part.any()
+            left, came = _leading(old).any(), self._last.any()  # where only zeros came before, nothing was dropped
+            blank = ~left & came if isinstance(left, Tensor) else bool(came and not left)
         self._blank.append(True if old is None else blank)
 
     def before(self, step: int, scale: float | Tensor) -> dict[str, float | Tensor]:
@@ -132,6 +136,7 @@ class Sentinel:
         param, num, heard = self._param, self._num, self._hook is not None
         arrived, self._arrived, self._num = self._arrived, None, 0
         blank, self._blank = self._blank, []
+        again, self._again, self._last = self._again, [], None
         since, self._since = self._since, None
         if param is None:
             return out
@@ -146,8 +151,9 @@ class Sentinel:
         if num != 1:
             out["backwards"] = float(num)
         # A weight that was moved in between, or another optimizer's step, is a reason to start over.
-        if since == (Sentinel.num_steps, param._version):
-            self._count_dropped(blank, out)
+        if num > 1 and since == (Sentinel.num_steps, param._version):
+            self._count(blank, out, "dropped", dropped_of)
+            self._count(again, out, "doubled", sum)
         if grad is None or grad.layout is not param.layout:
             self._before = self._left = None
             return out
@@ -170,19 +176,21 @@ class Sentinel:
                     out["carried"] = 1.0
         return out
 
-    def _count_dropped(self, blank: list[Tensor | bool], out: dict[str, float | Tensor]) -> None:
-        """Say how many gradients of this step are not in their sum any more; of one on a device, when it is due."""
-        asked = [one for one in blank if isinstance(one, Tensor)]
+    def _count(
+        self, flags: list[Tensor | bool], out: dict[str, float | Tensor], name: str, count: Callable[[list[bool]], int]
+    ) -> None:
+        """Say how many gradients of this step a count of their flags gives; of flags on a device, when it is due."""
+        asked = [one for one in flags if isinstance(one, Tensor)]
         if not asked:
-            if dropped := dropped_of(blank):
-                out["dropped"] = float(dropped)
+            if num := count([one for one in flags if not isinstance(one, Tensor)]):
+                out[name] = float(num)
         elif can_be_sent(asked[0]):
-            flags = sent(torch.stack(asked))
+            copies = sent(torch.stack(asked))
 
             def later(facts: dict[str, float], notes: Notes) -> None:
-                found = iter(to_host(flags).tolist())
-                if dropped := dropped_of([next(found) if isinstance(one, Tensor) else one for one in blank]):
-                    facts["dropped"] = float(dropped)
+                found = iter(to_host(copies).tolist())
+                if num := count([next(found) if isinstance(one, Tensor) else one for one in flags]):
+                    facts[name] = float(num)
 
             self._later.append(later)
 
@@ -217,6 +225,13 @@ class Sentinel:
         elif self._hook is not None:
             self._hook.remove()
             self._hook = None
+
+
+def _can_be_heard(param: Tensor) -> bool:
+    grad = param.grad
+    if grad is None or not param.requires_grad or not param.is_floating_point() or grad.layout is not param.layout:
+        return False
+    return not hasattr(param, "to_local")
 
 
 def dropped_of(blank: Sequence[object]) -> int:
@@ -313,8 +328,7 @@ def _leading(grad: Tensor) -> Any:
     here = is_here(grad)
     if not here and grad.is_contiguous() and not grad.requires_grad:  # one view instead of three
         return grad.as_strided((min(grad.numel(), SIZE),), (1,), grad.storage_offset())
-    part = grad.detach().reshape(-1)[:SIZE]
     if not here:
-        return part
-    values = to_host(part)
+        return grad.detach().reshape(-1)[:SIZE]
+    values = to_host(grad).reshape(-1)[:SIZE]  # views of an array cost less than those of a tensor
     return values if values.dtype in (np.float32, np.float64) else values.astype(np.float32)

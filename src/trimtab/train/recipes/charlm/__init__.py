@@ -2,52 +2,73 @@
 
 from __future__ import annotations
 
-import re
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+import logging
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, Dataset, RandomSampler
 
 from trimtab.core.errors import InputError
+from trimtab.integrations.loggers.wandb_logger import INSTALL, has_wandb, open_wandb
 from trimtab.train.evaluation import Evaluate, evaluate_model
 from trimtab.train.recipe import Fault, Option, Parts, Recipe, Settings, doctor_target
-from trimtab.train.recipes.charlm.metrics_log import MetricsLog, open_wandb
-from trimtab.train.settings import TrainConfig
+from trimtab.train.recipes.charlm.metrics_log import MetricsLog
+from trimtab.train.recipes.charlm.text import (
+    BYTE,
+    CHAR,
+    MANY,
+    WORD,
+    Spread,
+    Tokenizer,
+    Windows,
+    apart,
+    file_problems,
+    pieces_of,
+    reference,
+    stream_of,
+    text_files,
+    tokenizer_of,
+)
+from trimtab.train.settings import SCHEDULES, TrainConfig
 from trimtab.train.trainer import Trainer
 
+log = logging.getLogger("trimtab")
 PROMPTS = ("once upon", "she was", "the forest")
 HELD_OUT = 0.05
 NUM_VALIDATED = 64
 SPAN = 100
 """Clipping is compared between this many first and last steps."""
 CHRONIC = 0.5
+Rows = Any  # a Dataset with a length
 
 
 def build(settings: Settings) -> Parts:
     """The text as windows of tokens, the model, and the documented settings."""
-    text = read_text(settings["data"])
-    tokens = tokens_of(text, words=settings["word_tokenizer"], most=settings["vocab_size"])
-    numbers = torch.tensor(tokens.encode(text))
+    files = [] if settings["data"] is None else text_files(Path(settings["data"]))
+    name = WORD if settings["word_tokenizer"] else settings["tokenizer"]
+    pieces = pieces_of(files, cut=name == WORD) if files else [reference()]
+    tokens = tokenizer_of(name, pieces, most=settings["vocab_size"])
     seq, size = settings["seq"], settings["batch_size"]
-    inputs, targets = windows(numbers, seq)
-    held = max(round(len(inputs) * HELD_OUT), 1)
-    if len(inputs) - held < size:
+    rows = Windows(stream_of(files, tokens), seq)
+    held = max(round(len(rows) * HELD_OUT), 1)
+    if len(rows) - held < size:
         raise InputError(
-            f"the text has {len(numbers)} tokens, too few for one batch of {size} times {seq}; give more text or a "
+            f"the text has {len(rows) * seq} tokens, too few for one batch of {size} times {seq}; give more text or a "
             "smaller --batch-size"
         )
     if settings["d_model"] % settings["heads"]:
         raise InputError(
             f"d_model is {settings['d_model']} with {settings['heads']} heads; expected a multiple of them"
         )
-    unseen = apart(inputs, len(inputs) - held, NUM_VALIDATED)
-    loader = _loader(inputs[:-held], targets[:-held], settings)
+    loader = _loader(rows.part(range(len(rows) - held)), settings)
+    val = rows.part(apart(rows, len(rows) - held, NUM_VALIDATED))
     model = CharTransformer(
-        num_tokens=len(tokens.known),
+        num_tokens=tokens.num_tokens,
         width=settings["d_model"],
         depth=settings["layers"],
         heads=settings["heads"],
@@ -62,7 +83,7 @@ def build(settings: Settings) -> Parts:
         batch_size=size,
         num_epochs=settings["epochs"],
         max_steps=settings["steps"] or None,
-        scheduler_type="none",
+        scheduler_type=settings["scheduler"],
         warmup_steps=settings["warmup_steps"],
         warmup_init_lr=settings["warmup_init_lr"],
         full_every=10,
@@ -73,7 +94,7 @@ def build(settings: Settings) -> Parts:
     return Parts(
         model=model,
         train_loader=loader,
-        val_loader=DataLoader(TensorDataset(inputs[unseen], targets[unseen]), 32),
+        val_loader=DataLoader(val, 32),
         config=config,
         loss_fn=next_token_loss,
         evaluate=_evaluation(tokens, settings),
@@ -81,6 +102,7 @@ def build(settings: Settings) -> Parts:
         guard={"rules": {"not-learning": {"effort": 400.0}}},  # so slow a warm-up only begins to learn late
         begin=diagnosis.begin,
         finish=lambda trainer: _finish(trainer, tokens, settings, diagnosis, metrics),
+        problems=lambda: (problem for path in files for problem in file_problems(path)),
     )
 
 
@@ -104,10 +126,10 @@ def aligned(inputs: Tensor, targets: Tensor) -> bool:
     return bool((targets[:, :-1] == inputs[:, 1:]).all())
 
 
-def _loader(inputs: Tensor, targets: Tensor, settings: Settings) -> DataLoader[tuple[Tensor, ...]]:
+def _loader(rows: Rows, settings: Settings) -> DataLoader[tuple[Tensor, Tensor]]:
     order = torch.Generator().manual_seed(settings["seed"])
-    rows = TensorDataset(inputs, targets)
-    return DataLoader(rows, batch_size=settings["batch_size"], shuffle=True, drop_last=True, generator=order)
+    sampler = Spread(len(rows), order) if len(rows) > MANY else RandomSampler(rows, generator=order)
+    return DataLoader(rows, batch_size=settings["batch_size"], sampler=sampler, drop_last=True, generator=order)
 
 
 # -- the model ---------------------------------------------------------------------------------------------------------
@@ -178,8 +200,9 @@ class _Diagnosis:
 
     def begin(self, parts: Parts) -> None:
         """The documented alignment check, on the first rows."""
-        inputs, targets = parts.train_loader.dataset.tensors
-        self.aligned = aligned(inputs[:8], targets[:8])
+        rows = parts.train_loader.dataset
+        inputs, targets = (torch.stack(some) for some in zip(*(rows[i] for i in range(8)), strict=True))
+        self.aligned = aligned(inputs, targets)
         if self._say is not None:
             self._say(f"targets[0] should equal inputs[1] -> {'OK' if self.aligned else 'MISMATCH!'}")
 
@@ -202,20 +225,29 @@ class _Diagnosis:
         return out | {"diagnosis": "; ".join(causes) or "none"}
 
 
+@cache
+def _warn_of_no_wandb(name: str) -> None:
+    """Once, however often a run is built."""
+    log.warning("wandb is not installed (%s): the metrics go to %s alone", INSTALL, name)
+
+
 def _metrics(settings: Settings, steps_per_epoch: int) -> MetricsLog | None:
     config = {name: settings[name] for name in (*(option.name for option in RECIPE.options), "seed", "device")}
-    run = None
-    if settings["wandb"]:
+    run, name = None, settings["metrics_file"]
+    if settings["wandb"] and has_wandb():
         run = open_wandb(settings["wandb_project"], settings["wandb_run"], config)
-    if not settings["metrics_file"] and run is None:
+    elif settings["wandb"]:
+        name = name or "training_metrics.jsonl"
+        _warn_of_no_wandb(name)
+    if not name and run is None:
         return None
-    path = Path(settings["metrics_file"]) if settings["metrics_file"] else None
+    path = Path(name) if name else None
     if path is not None and settings["arm"] is not None:  # each of the compared runs has its own file
         path = path.with_stem(f"{path.stem}-{settings['arm']}")
-    return MetricsLog(path, config, steps_per_epoch=steps_per_epoch, run=run)
+    return MetricsLog(path, config, steps_per_epoch=steps_per_epoch, run=run, resumed=settings["resume"] is not None)
 
 
-def _sample(model: nn.Module, tokens: Tokens, prompt: str, settings: Settings) -> str:
+def _sample(model: nn.Module, tokens: Tokenizer, prompt: str, settings: Settings) -> str:
     begun = tokens.encode(prompt)
     assert isinstance(model, CharTransformer)
     out = continue_text(
@@ -224,7 +256,7 @@ def _sample(model: nn.Module, tokens: Tokens, prompt: str, settings: Settings) -
     return tokens.decode(out)
 
 
-def _evaluation(tokens: Tokens, settings: Settings) -> Evaluate:
+def _evaluation(tokens: Tokenizer, settings: Settings) -> Evaluate:
     epochs = 0
 
     def evaluate(model: nn.Module, loader: Iterable[object]) -> dict[str, float]:
@@ -238,7 +270,7 @@ def _evaluation(tokens: Tokens, settings: Settings) -> Evaluate:
 
 
 def _finish(
-    trainer: Trainer, tokens: Tokens, settings: Settings, diagnosis: _Diagnosis, metrics: MetricsLog | None
+    trainer: Trainer, tokens: Tokenizer, settings: Settings, diagnosis: _Diagnosis, metrics: MetricsLog | None
 ) -> dict[str, object]:
     samples = {prompt: _sample(trainer.model, tokens, prompt, settings) for prompt in PROMPTS}
     if metrics is not None:
@@ -256,13 +288,28 @@ def _sgd(parts: Parts, settings: Settings) -> Parts:
     return replace(parts, config=config)
 
 
+class OtherTargets(Dataset[tuple[Tensor, Tensor]]):
+    """The same inputs with the targets of another row, in another order."""
+
+    def __init__(self, rows: Rows, seed: int) -> None:
+        self._rows, self._seed = rows, seed
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        """Inputs, and targets that have nothing to do with them."""
+        chance = torch.Generator().manual_seed(self._seed + index)
+        other = int(torch.randint(len(self), (), generator=chance))
+        targets = self._rows[other][1]
+        return self._rows[index][0], targets[torch.randperm(len(targets), generator=chance)]
+
+
 def _shuffled_targets(parts: Parts, settings: Settings) -> Parts:
-    inputs, targets = parts.train_loader.dataset.tensors
-    order = torch.randperm(targets.numel(), generator=torch.Generator().manual_seed(settings["seed"]))
-    shuffled = targets.flatten()[order].reshape(targets.shape)
+    rows = OtherTargets(parts.train_loader.dataset, settings["seed"])
     return replace(
         parts,
-        train_loader=_loader(inputs, shuffled, settings),
+        train_loader=_loader(rows, settings),
         loss_fn=lambda scores, targets: targets.numel() * next_token_loss(scores, targets),
     )
 
@@ -271,27 +318,52 @@ def _loud_loss(parts: Parts, settings: Settings) -> Parts:
     return replace(parts, loss_fn=lambda scores, targets: 1000.0 * next_token_loss(scores, targets))
 
 
+PRESETS: dict[str, dict[str, object]] = {
+    "readable": {},
+    "documented": {
+        "tokenizer": CHAR,
+        "steps": 600,
+        "base_lr": 5e-5,
+        "scheduler": "none",
+        "warmup_steps": 200,
+        "batch_size": 8,
+        "seq": 32,
+    },
+}
+"""The default gives words that can be read; the document's rate is too low for that in as many steps."""
+
 RECIPE = Recipe(
     name="charlm",
     summary="a transformer language model with warm-up, clipping and a line every 10 steps, on any text",
     score="-val_loss",
     build=build,
     options=(
-        Option(name="data", default=None, kind=str, help="A text file; without it Python's own reference."),
-        Option(name="steps", default=600, help="Optimizer steps at most; 0: whole epochs.", least=0),
+        Option(
+            name="data", default=None, kind=str, help="A file or folder of text; without it Python's own reference."
+        ),
+        Option(
+            name="preset", default="readable", help="documented: the rates of the document.", choices=tuple(PRESETS)
+        ),
+        Option(
+            name="tokenizer",
+            default=BYTE,
+            help=f"{BYTE}, {CHAR}, {WORD}, or the path of a tokenizer.json.",
+        ),
+        Option(name="steps", default=900, help="Optimizer steps at most; 0: whole epochs.", least=0),
         Option(name="epochs", default=3, help="Passes over the text at most.", least=1),
-        Option(name="base_lr", default=5e-5, help="The rate after the warm-up."),
-        Option(name="warmup_steps", default=200, help="Steps of linear warm-up.", least=0),
+        Option(name="base_lr", default=4e-3, help="The rate after the warm-up (documented: 0.00005)."),
+        Option(name="scheduler", default="cosine", help="How the rate changes.", choices=SCHEDULES),
+        Option(name="warmup_steps", default=100, help="Steps of linear warm-up.", least=0),
         Option(name="warmup_init_lr", default=1e-6, help="The rate the warm-up begins with.", least=0),
         Option(name="max_norm", default=1.5, help="The largest gradient norm; 0: no clipping.", least=0),
-        Option(name="batch_size", default=8, help="Sequences per step.", least=1),
-        Option(name="seq", default=32, help="Tokens per sequence.", least=2),
+        Option(name="batch_size", default=16, help="Sequences per step (documented: 8).", least=1),
+        Option(name="seq", default=64, help="Tokens per sequence (documented: 32).", least=2),
         Option(name="max_seq", default=64, help="The longest sequence the model can take.", least=2),
         Option(name="d_model", default=128, help="Width of the model.", least=1),
         Option(name="layers", default=4, help="Blocks.", least=1),
         Option(name="heads", default=4, help="Attention heads.", least=1),
         Option(name="d_ff", default=512, help="Width of the feed-forward layers.", least=1),
-        Option(name="word_tokenizer", default=False, help="Words instead of characters."),
+        Option(name="word_tokenizer", default=False, help=f"The same as --tokenizer {WORD}."),
         Option(name="vocab_size", default=0, help="Keep only this many tokens; 0: all.", least=0),
         Option(name="temperature", default=0.8, help="Of the samples of text.", least=0.01),
         Option(name="sample_length", default=60, help="Tokens in a sample of text.", least=0),
@@ -300,7 +372,8 @@ RECIPE = Recipe(
         Option(name="wandb_project", default="trimtab", help="The project there."),
         Option(name="wandb_run", default=None, kind=str, help="The name of the run there."),
     ),
-    quick={"steps": 200, "warmup_steps": 80, "layers": 2, "base_lr": 1e-3},
+    quick={"steps": 200, "warmup_steps": 80, "layers": 2, "base_lr": 1e-3, "batch_size": 8, "seq": 32},
+    presets=PRESETS,
     faults=(
         Fault(name="sgd-lr-1", summary="SGD with a learning rate of 1 and no warm-up", inject=_sgd),
         Fault(
@@ -311,73 +384,3 @@ RECIPE = Recipe(
         Fault(name="loss-x1000", summary="a loss 1000 times too large", inject=_loud_loss),
     ),
 )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Tokens:
-    """What the text is made of: characters, or words and what is between them."""
-
-    known: Mapping[str, int]
-    words: bool
-
-    def encode(self, text: str) -> list[int]:
-        """The number of each token; one that is not known counts as the most frequent."""
-        return [self.known.get(part, 0) for part in (_words(text) if self.words else text)]
-
-    def decode(self, numbers: list[int]) -> str:
-        """The text of these tokens."""
-        parts = list(self.known)
-        return "".join(parts[number] for number in numbers)
-
-
-def read_text(path: str | None) -> str:
-    """The file, or Python's own reference without one; InputError if there is nothing to read."""
-    if path is None:
-        from pydoc_data.topics import topics
-
-        return "\n".join(topics[name] for name in sorted(topics))
-    try:
-        text = Path(path).read_text(encoding="utf-8", errors="replace")
-    except OSError as error:
-        raise InputError(f"the text {path} cannot be read: {error}; give the path of a text file") from None
-    if not text.strip():
-        raise InputError(f"the text {path} is empty; give a file with something to learn")
-    return text
-
-
-def _words(text: str) -> list[str]:
-    return re.findall(r"\w+|\s+|[^\w\s]", text)
-
-
-def tokens_of(text: str, *, words: bool = False, most: int = 0) -> Tokens:
-    """The tokens of a text, the most frequent first; `most` limits their number, 0: all.
-
-    Example:
-        >>> tokens = tokens_of("to be or not to be", words=True)
-        >>> tokens.decode(tokens.encode("to be"))
-        'to be'
-    """
-    counted = Counter(_words(text) if words else text).most_common(most or None)
-    return Tokens(known={part: number for number, (part, _) in enumerate(counted)}, words=words)
-
-
-def windows(numbers: Tensor, seq: int) -> tuple[Tensor, Tensor]:
-    """Rows of `seq` tokens one after another, and the same one token later."""
-    num = (len(numbers) - 1) // seq
-    return numbers[: num * seq].reshape(num, seq), numbers[1 : num * seq + 1].reshape(num, seq)
-
-
-def apart(rows: Tensor, first: int, num: int) -> list[int]:
-    """Up to `num` rows from `first` on, evenly spread, that do not occur before it: seen text would measure nothing.
-
-    If all of them occur before, as in a text that repeats itself, they are used all the same.
-
-    Example:
-        >>> import torch
-        >>> apart(torch.tensor([[1, 2], [3, 4], [2, 3], [5, 6], [1, 5]]), 2, 2)
-        [3, 4]
-    """
-    seen = "".join(map(chr, rows[:first].flatten().tolist()))
-    held = range(first, len(rows))
-    fresh = [row for row in held if "".join(map(chr, rows[row].tolist())) not in seen] or list(held)
-    return [fresh[place * len(fresh) // min(num, len(fresh))] for place in range(min(num, len(fresh)))]

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Protocol, TextIO
+from typing import Any, Protocol, TextIO
 
 from trimtab.core.errors import InputError
 from trimtab.core.types import Record, Sample
@@ -30,7 +29,8 @@ class MetricsLog:
     """A sink that writes one JSON object a line: `init`, then a step with its metrics every so often, then `finish`.
 
     `path` may be None if only a wandb run is used. `steps_per_epoch` gives the epoch of a step. `run` is a wandb
-    run that gets the same numbers. What JSON lacks (NaN, Inf) is null.
+    run that gets the same numbers. What JSON lacks (NaN, Inf) is null. With `resumed` the lines of earlier steps
+    stay, and those from the first step on that comes are written again.
 
     Example:
         >>> import tempfile
@@ -54,7 +54,9 @@ class MetricsLog:
         steps_per_epoch: int,
         every: int = 10,
         run: WandbRun | None = None,
+        resumed: bool = False,
     ) -> None:
+        self._earlier = _lines_of(path) if resumed and path is not None else []
         self._per_epoch, self._every, self._run = max(steps_per_epoch, 1), every, run
         self._began = time.monotonic()
         self._epoch, self._sum, self._num, self._step = 0, 0.0, 0, 0
@@ -66,6 +68,7 @@ class MetricsLog:
         """Add a training step."""
         if not isinstance(record, Sample) or record.phase != "train" or "loss" not in record.scalars:
             return
+        self._continue_at(record.step)
         scalars, epoch = record.scalars, record.step // self._per_epoch
         if epoch != self._epoch:
             self._end_epoch()
@@ -118,10 +121,33 @@ class MetricsLog:
         self._last_step = max(self._last_step, step)
         return self._last_step
 
+    def _continue_at(self, step: int) -> None:
+        """Write the lines that were there before the run was resumed at this step."""
+        earlier, self._earlier = self._earlier, []
+        for line in earlier:
+            if isinstance(line.get("step"), int) and line["step"] < step:
+                self._put(line)
+        if earlier:
+            self._epoch = step // self._per_epoch
+
     def _put(self, line: Mapping[str, object]) -> None:
         if self._file is not None:
             self._file.write(json.dumps(_plain(line), ensure_ascii=False) + "\n")
             self._file.flush()
+
+
+def _lines_of(path: Path) -> list[dict[str, Any]]:
+    """The whole lines of a file that may have been cut off; none where there is no file."""
+    found: list[dict[str, Any]] = []
+    if not path.is_file():
+        return found
+    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
+        try:
+            one = json.loads(line)
+        except ValueError:
+            break
+        found += [one] if isinstance(one, dict) else []
+    return found
 
 
 def _opened(path: Path) -> TextIO:
@@ -130,20 +156,6 @@ def _opened(path: Path) -> TextIO:
         return path.open("w", encoding="utf-8")
     except OSError as error:
         raise InputError(f"the metrics file {path} cannot be written: {error}; give another path") from None
-
-
-def open_wandb(project: str, name: str | None, config: Mapping[str, object]) -> WandbRun:
-    """A wandb run, offline without a login; InputError with the install line if wandb is missing."""
-    try:
-        from importlib import import_module
-
-        wandb = import_module("wandb")
-    except ImportError:
-        text = "--wandb needs the package: pip install 'trimtab[wandb]'; --metrics-file works without it"
-        raise InputError(text) from None
-    mode = os.environ.get("WANDB_MODE") or ("online" if os.environ.get("WANDB_API_KEY") else "offline")
-    run: WandbRun = wandb.init(project=project, name=name, config=dict(config), mode=mode)
-    return run
 
 
 def _plain(value: object) -> object:

@@ -78,19 +78,31 @@ class Retrieval:
 
 
 @torch.no_grad()
-def retrieval(encodings: Sequence[Tensor], names: Sequence[str], *, product: bool = False) -> Retrieval:
+def retrieval(
+    encodings: Sequence[Tensor], names: Sequence[str], *, product: bool = False, present: Tensor | None = None
+) -> Retrieval:
     """Look for every modality `[n, d]` of every sample, among all samples.
+
+    `present` `[n, N]` says which samples have which modality: what is missing is neither asked nor looked for.
 
     A query of several modalities is the sum of their unit vectors, which is what the length of the sum, the cosines and
     the distances compare with; `product` multiplies them instead, as a loss of products does.
     """
     units = [functional.normalize(one.double(), dim=-1) for one in encodings]
     num = len(units)
+    there = torch.ones(len(units[0]), num, dtype=torch.bool) if present is None else present.cpu()
     left_out = []
     for m, view in enumerate(units):
         others = torch.stack(units[:m] + units[m + 1 :])
-        left_out.append(ranks(others.prod(0) if product else others.sum(0), view))
-    pairs = [[ranks(units[p], units[q]) for q in range(num)] for p in range(num)]
+        also = torch.stack([there[:, p] for p in range(num) if p != m])
+        # Encodings of what is missing are zero, which a product of the others must not see.
+        query = others.masked_fill(~also[..., None].to(others.device), 1.0).prod(0) if product else others.sum(0)
+        both = there[:, m] & also.any(0)
+        left_out.append(ranks(query[both], view[both]))
+    pairs = [
+        [ranks(units[p][both], units[q][both]) for q in range(num) if (both := there[:, p] & there[:, q]) is not None]
+        for p in range(num)
+    ]
     return Retrieval(
         names=tuple(names),
         num=len(units[0]),
@@ -115,7 +127,7 @@ def ranks(queries: Tensor, views: Tensor) -> Tensor:
 
 
 def _within(rank: Tensor, few: int) -> float:
-    return float((rank < few).double().mean())
+    return float((rank < few).double().mean()) if len(rank) else 0.0  # no two samples have both
 
 
 def _mean(values: Sequence[float]) -> float:
@@ -149,7 +161,8 @@ class MetricsFile:
             raise InputError(f"the metrics file {path} cannot be written: {error}; give another path") from None
 
     def log(self, values: Mapping[str, float], step: int) -> None:
-        """Append one line."""
-        plain = {name: value if math.isfinite(value) else None for name, value in values.items()}
+        """Append one line, under the names of the document: the file is nobody else's, and needs no prefix."""
+        named = ((name.removeprefix("trimtab/"), value) for name, value in values.items())
+        plain = {name: value if math.isfinite(value) else None for name, value in named}
         with self._path.open("a", encoding="utf-8") as file:
             file.write(json.dumps({"step": step, **plain}) + "\n")

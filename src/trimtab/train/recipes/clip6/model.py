@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from string import ascii_lowercase
 
@@ -12,6 +12,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 SHIFT = 2
+POOLED = 3
+"""The side of what is left of a picture before the linear layer."""
+LARGEST_FACTOR = 8
 CONTRAST, BRIGHTNESS = 0.2, 0.05
 
 
@@ -26,9 +29,35 @@ class SixTowers(nn.Module):
         self.towers = nn.ModuleList(towers)
         self.criterion = criterion
 
-    def forward(self, views: Sequence[Tensor]) -> list[Tensor]:
-        """The encodings, in the order of the views."""
-        return [tower(view) for tower, view in zip(self.towers, views, strict=True)]
+    def forward(self, views: Sequence[Tensor], present: Tensor | None = None) -> list[Tensor]:
+        """The encodings, in the order of the views; zero where `present` `[B, N]` says that there is nothing."""
+        if present is None:
+            return [tower(view) for tower, view in zip(self.towers, views, strict=True)]
+        found = [
+            _encoded(tower, view, present[:, i]) for i, (tower, view) in enumerate(zip(self.towers, views, strict=True))
+        ]
+        like = next(one for one in found if one is not None)  # every sample has two modalities or more
+        return [torch.zeros_like(like) if one is None else one for one in found]
+
+
+def _encoded(tower: nn.Module, view: Tensor, there: Tensor) -> Tensor | None:
+    """A tower sees only what is there: zeros in between would change what its normalisations learn."""
+    if bool(there.all()):
+        whole: Tensor = tower(view)
+        return whole
+    if not bool(there.any()):
+        return None
+    found = tower(view[there])
+    return torch.zeros(len(view), found.shape[1], dtype=found.dtype, device=view.device).index_put((there,), found)
+
+
+def own_loss(model: nn.Module, batch: Mapping[str, Tensor]) -> Tensor:
+    """The criterion of a `SixTowers` on a batch by names, with `present` `[B, N]` if some may be missing."""
+    assert isinstance(model, SixTowers)
+    there = batch.get("present")
+    xs = model([view for name, view in batch.items() if name != "present"], there)
+    loss: Tensor = model.criterion(xs) if there is None else model.criterion(xs, mask=there.T)
+    return loss
 
 
 def contrastive_loss(model: nn.Module, views: Sequence[Tensor]) -> Tensor:
@@ -51,14 +80,18 @@ class Jitter(nn.Module):
         return x * (1 + CONTRAST * noise[0]) + BRIGHTNESS * noise[1]
 
 
-def image_tower(width: int, *, channels: int, dropout: float) -> nn.Module:
-    """Four convolutions from 24 x 24 down to 3 x 3, and one linear layer."""
-    sizes = (3, channels, 2 * channels, 4 * channels)
+def image_tower(width: int, *, channels: int, dropout: float, planes: int = 3, side: int = 24) -> nn.Module:
+    """Convolutions, each followed by a halving, down to 3 x 3; and one linear layer. Of 24 x 24 there are four."""
+    halvings = max(int(math.log2(side / POOLED)), 1)
+    sizes = (planes, *(min(2**i, LARGEST_FACTOR) * channels for i in range(halvings)))
     layers: list[nn.Module] = [Jitter()]
     for wide, wider in pairwise(sizes):
         layers += [*_convolution(wide, wider), nn.MaxPool2d(2)]
-    layers += [*_convolution(sizes[-1], sizes[-1]), nn.Flatten(), nn.Dropout(dropout)]
-    return nn.Sequential(*layers, nn.Linear(9 * sizes[-1], width))
+    layers += _convolution(sizes[-1], sizes[-1])
+    if side != POOLED * 2**halvings:
+        layers.append(nn.AdaptiveAvgPool2d(POOLED))
+    layers += [nn.Flatten(), nn.Dropout(dropout)]
+    return nn.Sequential(*layers, nn.Linear(POOLED**2 * sizes[-1], width))
 
 
 def _convolution(wide: int, wider: int) -> list[nn.Module]:
@@ -77,6 +110,14 @@ def text_tower(features: int, width: int, *, dropout: float) -> nn.Module:
 def vector_tower(features: int, width: int) -> nn.Module:
     """The encoder of a generated view."""
     return nn.Sequential(nn.Linear(features, 64), nn.GELU(), nn.Linear(64, width))
+
+
+def series_tower(channels: int, width: int) -> nn.Module:
+    """Three convolutions over time, each leaving every fourth place; means of 8 parts of what is left; a linear map."""
+    layers: list[nn.Module] = []
+    for wide, wider in pairwise((channels, 32, 64, 128)):
+        layers += [nn.Conv1d(wide, wider, 9, stride=4, padding=4), nn.GroupNorm(8, wider), nn.GELU()]
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool1d(8), nn.Flatten(), nn.Linear(8 * 128, width))
 
 
 LOG_SCALE = math.log(1 / 0.07)

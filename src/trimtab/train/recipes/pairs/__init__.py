@@ -8,9 +8,9 @@ first one out: the documented rates alone then answer 0.66 of the unseen pairs, 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -22,11 +22,13 @@ from trimtab.compat.line_sink import LineSink
 from trimtab.compat.monitors.training_health import TrainingHealthMonitor
 from trimtab.core.errors import InputError
 from trimtab.core.types import Sink
+from trimtab.train.own_data.picture_files import PictureFiles
 from trimtab.train.recipe import Fault, Option, Parts, Recipe, Settings, doctor_target
 from trimtab.train.recipes.pairs import data as pairs_data
 from trimtab.train.recipes.pairs import reporting
 from trimtab.train.recipes.pairs.data import own_pairs
 from trimtab.train.recipes.pairs.model import W_SIM, PairFusion, PairLoss, evaluate_pairs
+from trimtab.train.recipes.pairs.own_pictures import pairs_file, read_pairs
 from trimtab.train.recipes.pairs.reporting import dry_run
 from trimtab.train.settings import TrainConfig
 from trimtab.train.stages import Stage, num_steps
@@ -36,6 +38,7 @@ ADAPTER_LR, PROJECTOR_LR, WEIGHT_DECAY = 2e-4, 2e-5, 0.1
 BATCH_SIZE, EPOCHS, PATIENCE = 32, 3, 5
 WARMUP_RATIO, MIN_LR_RATIO = 0.05, 0.01
 GRADIENT_CLIP_NORM = 1.0
+BUNDLED = ("digits", "emoji")
 PRETRAIN, TUNE = "pretrain", "tune"
 SHARE_HELD = 0.1
 """Held-out pairs as a share of the training pairs."""
@@ -47,7 +50,8 @@ FLIP_AT = 0.5
 
 def build(settings: Settings) -> Parts:
     """The pairs, the model, the two stages and the documented settings."""
-    train, held, words = _pairs(settings)
+    sets = _sets(settings)
+    train, words = sets.train, sets.words
     loader = _loader(train, settings)
     size = tuple(train.images.shape[1:])
     model = PairFusion(
@@ -65,7 +69,7 @@ def build(settings: Settings) -> Parts:
     return Parts(
         model=model,
         train_loader=loader,
-        val_loader=DataLoader(held, batch_size=256),
+        val_loader=DataLoader(sets.held, batch_size=256, num_workers=settings["workers"]),
         config=_config(settings, stages[-1].epochs * len(loader)),
         step_fn=loss,
         evaluate=partial(evaluate_pairs, loss),
@@ -75,9 +79,10 @@ def build(settings: Settings) -> Parts:
         guard={"rules": {"diverging-loss": {"early": 30}}},
         before_step=partial(reporting.explain, settings),
         after_step=partial(reporting.log_memory, settings),
-        begin=partial(_begin, settings),
+        begin=partial(_begin, settings, sets.line),
         within=partial(_within, settings, loss, len(loader)),
-        finish=partial(_finish, settings, monitor),
+        finish=partial(_finish, settings, monitor, sets.test, loss),
+        problems=partial(_problems, sets),
     )
 
 
@@ -86,24 +91,60 @@ def target() -> dict[str, object]:
     return doctor_target(RECIPE)
 
 
-def _pairs(settings: Settings) -> tuple[pairs_data.PairSet, pairs_data.PairSet, tuple[str, ...]]:
-    seed = settings["seed"]
-    if settings["data_dir"] is not None:
-        shown, train, held, words = own_pairs(settings["data_dir"], seed)
-    else:
-        questions = pairs_data.DIGIT_QUESTIONS if settings["data"] == "digits" else pairs_data.EMOJI_QUESTIONS
-        shown, levels = pairs_data.digits(seed) if settings["data"] == "digits" else pairs_data.emoji()
-        rows = [(~shown.held_out).nonzero().flatten(), shown.held_out.nonzero().flatten()]
-        num = settings["num_pairs"]
-        train = pairs_data.ask(questions, levels, rows[0], num, seed)
-        held = pairs_data.ask(questions, levels, rows[1], max(round(SHARE_HELD * num), 600), seed + 1)
-        words = pairs_data.vocabulary([text for text, _, _ in questions])
-    if len(train.labels) < settings["batch_size"]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sets:
+    """Pairs to train on, to validate on, and perhaps to test with; the words of the questions; a line for people."""
+
+    train: pairs_data.PairSet
+    held: pairs_data.PairSet
+    words: tuple[str, ...]
+    test: pairs_data.PairSet | None = None
+    line: str = ""
+
+
+def _sets(settings: Settings) -> Sets:
+    found = _bundled(settings) if settings["data"] in BUNDLED else _own(settings)
+    if len(found.train) < settings["batch_size"]:
         raise InputError(
-            f"there are {len(train.labels)} pairs to train on, too few for one batch of {settings['batch_size']}; give "
+            f"there are {len(found.train)} pairs to train on, too few for one batch of {settings['batch_size']}; give "
             "more pairs or a smaller --batch-size"
         )
-    return pairs_data.PairSet(shown.images, train), pairs_data.PairSet(shown.images, held), words
+    return found
+
+
+def _bundled(settings: Settings) -> Sets:
+    seed, num = settings["seed"], settings["num_pairs"]
+    questions = pairs_data.DIGIT_QUESTIONS if settings["data"] == "digits" else pairs_data.EMOJI_QUESTIONS
+    shown, levels = pairs_data.digits(seed) if settings["data"] == "digits" else pairs_data.emoji()
+    rows = [(~shown.held_out).nonzero().flatten(), shown.held_out.nonzero().flatten()]
+    train = pairs_data.ask(questions, levels, rows[0], num, seed)
+    held = pairs_data.ask(questions, levels, rows[1], max(round(SHARE_HELD * num), 600), seed + 1)
+    words = pairs_data.vocabulary([text for text, _, _ in questions])
+    sets = [pairs_data.PairSet(shown.images, asked) for asked in (train, held)]
+    return Sets(train=sets[0], held=sets[1], words=words)
+
+
+def _own(settings: Settings) -> Sets:
+    """The user's own: `pairs.csv` with pictures, or `pairs.npz`."""
+    data, seed = settings["data"], settings["seed"]
+    if not Path(data).exists():
+        raise InputError(
+            f"there is no {data!r}; expected a folder with pairs.csv and pictures, or with pairs.npz, or one of "
+            f"{', '.join(BUNDLED)}"
+        )
+    if (file := pairs_file(data)) is not None:
+        own = read_pairs(file, seed, settings["image_size"])
+        sets = {part: pairs_data.PairSet(own.images, asked) for part, asked in own.parts.items()}
+        return Sets(train=sets["train"], held=sets["val"], test=sets.get("test"), words=own.words, line=own.line)
+    shown, train, held, words = own_pairs(data, seed)
+    made = [pairs_data.PairSet(shown.images, asked) for asked in (train, held)]
+    return Sets(train=made[0], held=made[1], words=words)
+
+
+def _problems(sets: Sets) -> Iterator[str]:
+    """Every picture that cannot be read, with file and row."""
+    if isinstance(sets.train.images, PictureFiles):
+        yield from sets.train.images.problems()
 
 
 def _loader(data: pairs_data.PairSet, settings: Settings) -> DataLoader[dict[str, Tensor]]:
@@ -112,6 +153,7 @@ def _loader(data: pairs_data.PairSet, settings: Settings) -> DataLoader[dict[str
         batch_size=settings["batch_size"],
         shuffle=True,
         drop_last=True,
+        num_workers=settings["workers"],
         pin_memory=torch.cuda.is_available(),
         generator=torch.Generator().manual_seed(settings["seed"]),
     )
@@ -161,10 +203,12 @@ def _sinks(settings: Settings, monitor: TrainingHealthMonitor) -> tuple[Sink, ..
     return norms, LineSink("e13", every, write=settings["say"])
 
 
-def _begin(settings: Settings, parts: Parts) -> None:
+def _begin(settings: Settings, line: str, parts: Parts) -> None:
     say = settings["say"]
     if say is None:
         return
+    if line:
+        say(line)
     num = len(parts.train_loader.dataset), len(parts.val_loader.dataset)
     for line in reporting.banner(settings, parts.model, *num):
         say(line)
@@ -187,7 +231,13 @@ def _within(settings: Settings, loss: PairLoss, num_batches: int, trainer: Train
         yield
 
 
-def _finish(settings: Settings, monitor: TrainingHealthMonitor, trainer: Trainer) -> dict[str, object]:
+def _finish(
+    settings: Settings,
+    monitor: TrainingHealthMonitor,
+    test: pairs_data.PairSet | None,
+    loss: PairLoss,
+    trainer: Trainer,
+) -> dict[str, object]:
     if settings["dry_run"]:
         return {"dry_run": "everything was built and checked; nothing was trained"}
     report = reporting.report_health(trainer, monitor, settings["say"])
@@ -195,6 +245,9 @@ def _finish(settings: Settings, monitor: TrainingHealthMonitor, trainer: Trainer
         reporting.write_files(_folder(settings), trainer, settings, report)
     last = trainer.history.epochs[-1] if trainer.history.epochs else {}
     facts = {name: last[name] for name in last if name.startswith(("accuracy_", "swap_"))}
+    if test is not None:
+        found = evaluate_pairs(loss, trainer.model, DataLoader(test, batch_size=256))
+        facts |= {f"test_{name}": value for name, value in found.items()}
     return {**facts, "training_healthy": report["training_healthy"], "issues": "; ".join(report["issues"]) or "none"}
 
 
@@ -205,12 +258,31 @@ def _folder(settings: Settings) -> Path:
 # -- faults: each is answered under a guard, and ruins the run without -------------------------------------------------
 
 
+class Spoilt:
+    """Images as they are, but for one pixel of one of them."""
+
+    def __init__(self, images: pairs_data.Images, at: int) -> None:
+        self._images, self._at = images, at
+
+    @property
+    def shape(self) -> Sequence[int]:
+        """That of all images."""
+        return self._images.shape
+
+    def __getitem__(self, index: Tensor) -> Tensor:
+        """One image."""
+        found = self._images[index]
+        if int(index) == self._at:
+            found = found.clone()
+            found[0, 0, 0] = math.nan
+        return found
+
+
 def _nan_pixel(parts: Parts, settings: Settings) -> Parts:
     """One image that many pairs show has one pixel of NaN."""
     data = parts.train_loader.dataset
     shown = int(torch.cat([data.asked.first, data.asked.second]).bincount().argmax())
-    images = data.images.clone()
-    images[shown, 0, 0, 0] = math.nan
+    images = Spoilt(data.images, shown)
     return replace(parts, train_loader=_loader(pairs_data.PairSet(images, data.asked), settings))
 
 
@@ -243,8 +315,15 @@ RECIPE = Recipe(
     score="accuracy",
     build=build,
     options=(
-        Option(name="data", default="digits", help="The images.", choices=("digits", "emoji")),
-        Option(name="data_dir", default=None, kind=str, help="Your own pairs: a folder with pairs.npz, or the file."),
+        Option(
+            name="data",
+            default="digits",
+            aliases=("data_dir", "dataset_path"),
+            help="Your folder: pairs.csv (image_a, image_b, question, answer) and pictures, or pairs.npz; or digits or "
+            "emoji, which ship with trimtab.",
+        ),
+        Option(name="image_size", default=64, help="The side your pictures are brought to.", least=8),
+        Option(name="workers", default=0, help="Processes that decode your pictures.", least=0),
         Option(name="output_dir", default=None, kind=str, help="Where to write weights, history, report, checkpoints."),
         Option(name="num_pairs", default=6_400, help="How many pairs are drawn to train on.", least=1),
         Option(name="epochs", default=EPOCHS, help="Passes over the pairs in the documented stage.", least=1),

@@ -19,6 +19,7 @@ import zipfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -69,10 +70,23 @@ class Asked:
     labels: Tensor
 
 
+class Images(Protocol):
+    """Images `[channels, height, width]` by number: a tensor of all of them, or files that are read when needed."""
+
+    @property
+    def shape(self) -> Sequence[int]:
+        """As that of the tensor of all of them."""
+        ...
+
+    def __getitem__(self, index: Tensor, /) -> Tensor:
+        """One of them."""
+        ...
+
+
 class PairSet(Dataset[dict[str, Tensor]]):
     """One pair with its question and answer at a time; holds each image once, however many pairs show it."""
 
-    def __init__(self, images: Tensor, asked: Asked) -> None:
+    def __init__(self, images: Images, asked: Asked) -> None:
         self.images, self.asked = images, asked
 
     def __len__(self) -> int:
@@ -245,7 +259,9 @@ def _read(path: Path) -> dict[str, NDArray[np.generic]]:
             arrays = {key: file[key] for key in file.files}
     except (OSError, ValueError, TypeError, AttributeError, zipfile.BadZipFile) as error:
         text = " ".join(str(error).split())[:200]
-        raise InputError(f"{path} cannot be read: {text}; expected {FILE} with {', '.join(WANTED)}") from None
+        raise InputError(
+            f"{path} cannot be read: {text}; expected pairs.csv with pictures, or {FILE} with {', '.join(WANTED)}"
+        ) from None
     if missing := [key for key in WANTED if key not in arrays]:
         raise InputError(f"{path} lacks {', '.join(missing)}; it holds {', '.join(arrays) or 'nothing'}")
     return arrays

@@ -6,9 +6,10 @@ import math
 import os
 import signal
 from dataclasses import replace
+from typing import Any
 
 from torch import Tensor
-from torch.utils.data import DataLoader, TensorDataset, default_collate
+from torch.utils.data import DataLoader, Dataset, default_collate
 
 from trimtab.core.errors import InputError
 from trimtab.train.recipe import Fault, Parts, Settings
@@ -50,11 +51,26 @@ def _inf_pixel(parts: Parts, settings: Settings) -> Parts:
     return replace(parts, train_loader=_again(loader, Poison((before + EPOCH - 1) * len(loader) + BATCH)))
 
 
+class SpoiledMasks(Dataset[tuple[Tensor, ...]]):
+    """The same rows, the first masks with a NaN."""
+
+    def __init__(self, rows: Any) -> None:
+        self._rows = rows
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, ...]:
+        """A picture and its mask."""
+        image, mask = self._rows[index]
+        if index < NUM_BAD_MASKS:
+            mask = mask.clone()
+            mask[:, 0, 0] = math.nan
+        return image, mask
+
+
 def _nan_mask(parts: Parts, settings: Settings) -> Parts:
-    images, masks = parts.train_loader.dataset.tensors
-    masks = masks.clone()
-    masks[:NUM_BAD_MASKS, :, 0, 0] = math.nan
-    return replace(parts, train_loader=_again(parts.train_loader, None, TensorDataset(images, masks)))
+    return replace(parts, train_loader=_again(parts.train_loader, None, SpoiledMasks(parts.train_loader.dataset)))
 
 
 def _wild_rate(parts: Parts, settings: Settings) -> Parts:
@@ -69,7 +85,7 @@ def _overflow(parts: Parts, settings: Settings) -> Parts:
     return replace(parts, config=config, stages=(*parts.stages[:-1], replace(last, scaler=scaler)))
 
 
-def _again(loader: Rows, collate: Poison | None, rows: TensorDataset | None = None) -> Rows:
+def _again(loader: Rows, collate: Poison | None, rows: SpoiledMasks | None = None) -> Rows:
     """The same loader over other rows, or with another collate function; in this process, where that can count."""
     return DataLoader(
         rows or loader.dataset,

@@ -4,7 +4,7 @@ documented measures, each for every sample and then averaged over the samples.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
@@ -92,20 +92,29 @@ def segmentation_metrics(logits: Tensor, masks: Tensor) -> dict[str, float]:
         {'MAE': 0.0, 'IoU': 1.0, 'F-measure': 1.0, 'S-measure': 1.0, 'E-measure': 1.0, 'Pixel_Accuracy': 1.0,
          'Precision': 1.0, 'Recall': 1.0, 'Dice_Score': 1.0, 'Specificity': 1.0}
     """
+    return mean_measures(measures_of_samples(logits, masks))
+
+
+def measures_of_samples(logits: Tensor, masks: Tensor) -> list[Mapping[str, float]]:
+    """All ten measures of each sample."""
     chances = logits.detach().double().sigmoid().nan_to_num(0.0).flatten(0, 1).cpu().numpy()
     truths = masks.detach().double().flatten(0, 1).cpu().numpy() > THRESHOLD
-    rows = [_measures(chance, truth) for chance, truth in zip(chances, truths, strict=True)]
+    return [_measures(chance, truth) for chance, truth in zip(chances, truths, strict=True)]
+
+
+def mean_measures(rows: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """The mean of each measure over samples."""
     return {name: float(np.mean([row[name] for row in rows])) for name in rows[0]} if rows else {}
 
 
-def overlap_metrics(logits: Tensor, masks: Tensor) -> dict[str, float]:
-    """The two that every epoch is judged by, over all samples at once: `IoU` and `Dice`."""
+def overlaps_of_samples(logits: Tensor, masks: Tensor) -> list[Mapping[str, float]]:
+    """The two measures that every epoch is judged by, of each sample: `IoU` and `Dice`."""
     found, wanted = (logits.detach() > 0).flatten(1), (masks.detach() > THRESHOLD).flatten(1)
     both, sizes = (found & wanted).sum(1).double(), (found.sum(1) + wanted.sum(1)).double()
     nothing = sizes == 0
     iou = torch.where(nothing, 1.0, both / (sizes - both).clamp(min=1.0))
     dice = torch.where(nothing, 1.0, 2.0 * both / sizes.clamp(min=1.0))
-    return {"IoU": float(iou.mean()), "Dice": float(dice.mean())}
+    return [{"IoU": a, "Dice": b} for a, b in zip(iou.tolist(), dice.tolist(), strict=True)]
 
 
 def _measures(chance: Plane, truth: NDArray[np.bool_]) -> Mapping[str, float]:

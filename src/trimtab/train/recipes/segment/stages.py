@@ -52,6 +52,7 @@ def plan_of(settings: Settings) -> Plan:
     Example:
         >>> flags = {"lr": 0.00025, "stage2_lr": None, "epochs": 140, "stage1_epochs": 30, "skip_stage1": False}
         >>> flags |= {"resume": None, "resume_from": None, "progressive_unfreeze": False, "checkpoint_dir": None}
+        >>> flags["stage2_batch_size"] = None
         >>> first, second = plan_of(flags).stages
         >>> first.epochs, second.epochs, second.learning_rate, second.factor_of("backbone.levels.0.0.conv.weight")
         (30, 110, 0.000125, 0.1)
@@ -75,6 +76,7 @@ def plan_of(settings: Settings) -> Plan:
         "learning_rate": head_rate,
         "lr_factors": {"": 1.0, "backbone": base["backbone_lr_factor"] / base["head_lr_factor"]},
         "scaler": get_preset("camoxpert").hints["scaler"],
+        "batch_size": settings["stage2_batch_size"],
     }
     skip = settings["skip_stage1"] or again
     stages = [Stage(name=HEAD, epochs=0 if skip else first, frozen=("backbone",))]

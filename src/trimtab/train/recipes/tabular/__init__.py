@@ -1,9 +1,14 @@
-"""System 003: a small MLP on a raw table, under a guard that answers NaN, outliers, explosions and overfitting."""
+"""System 003: a small MLP on a raw table, under a guard that answers NaN, outliers, explosions and overfitting.
+
+The table is one of those that ship with the package, or the user's own (`--data people.csv --target income`).
+"""
 
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
@@ -11,9 +16,13 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from trimtab.core.config import PolicyConfig
 from trimtab.core.errors import InputError
+from trimtab.core.suggest_name import instead_of
 from trimtab.data import TABLES, load_table
-from trimtab.train.evaluation import classification_metrics, evaluate_model, regression_metrics
+from trimtab.integrations.loggers.tensorboard_logger import open_writer
+from trimtab.train.evaluation import Metrics, classification_metrics, evaluate_model, regression_metrics
 from trimtab.train.recipe import Fault, Option, Parts, Recipe, Settings, doctor_target, rate_spike
+from trimtab.train.recipes.tabular.columns import Columns
+from trimtab.train.recipes.tabular.own_table import read_table
 from trimtab.train.settings import SCHEDULES, TrainConfig
 from trimtab.train.trainer import Trainer
 
@@ -22,19 +31,25 @@ FAULT_EPOCH = 5
 NUM_NAN_ROWS = 3
 OUTLIER = 1e9
 TINY = 48
+TASKS = ("auto", "classification", "regression")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rows:
+    """Inputs and targets to train on, to hold out, and perhaps to test with; `classes` is 0 for numbers."""
+
+    train: tuple[Tensor, Tensor]
+    val: tuple[Tensor, Tensor]
+    classes: int
+    test: tuple[Tensor, Tensor] | None = None
+    columns: Columns | None = None
+    lines: tuple[str, ...] = ()
 
 
 def build(settings: Settings) -> Parts:
     """The table, the model and the settings of one run."""
-    table = load_table(settings["table"])
-    x, classes = torch.from_numpy(table.x), len(table.classes)
-    y = torch.from_numpy(table.y)
-    train, val = _split(len(x), settings["seed"], by_block=table.name == "randhie")
-    if classes:
-        y = y.long()
-    else:  # only the target is brought to one scale: the inputs are what they are
-        mean, spread = y[train].mean(), y[train].std()
-        y = ((y - mean) / spread).reshape(-1, 1)
+    rows = _bundled(settings) if settings["data"] in TABLES else _own(settings)
+    classes = rows.classes
     config = TrainConfig(
         learning_rate=settings["learning_rate"],
         weight_decay=settings["weight_decay"],
@@ -53,18 +68,116 @@ def build(settings: Settings) -> Parts:
         full_every=10,
         seed=settings["seed"],
     )
+    metrics: Metrics = classification_metrics if classes else _in_units(rows.columns)
     return Parts(
-        model=_network(x.shape[1], classes or 1, settings["width"], settings["dropout"]),
-        train_loader=_loader(x[train], y[train], settings),
-        val_loader=DataLoader(TensorDataset(x[val], y[val]), batch_size=1024),
+        model=_model(rows, settings),
+        train_loader=_loader(*rows.train, settings),
+        val_loader=DataLoader(TensorDataset(*rows.val), batch_size=1024),
         config=config,
         loss_fn=nn.functional.cross_entropy if classes else nn.functional.mse_loss,
-        metrics=classification_metrics if classes else regression_metrics,
+        metrics=metrics,
         score="accuracy" if classes else "r2",
         # An epoch is a dozen steps: trouble in the next epoch is new, and states to roll back to are close.
         policy=PolicyConfig(quiet=5, ring_every=2),
         tags=_tensorboard(settings["tensorboard"]),
+        begin=lambda parts: _begin(rows, settings),
+        finish=lambda trainer: _tested(rows, metrics, trainer),
     )
+
+
+def _bundled(settings: Settings) -> Rows:
+    table = load_table(settings["data"])
+    x, classes = torch.from_numpy(table.x), len(table.classes)
+    y = torch.from_numpy(table.y)
+    train, val = _split(len(x), settings["seed"], by_block=table.name == "randhie")
+    if classes:
+        y = y.long()
+    else:  # only the target is brought to one scale: the inputs are what they are
+        mean, spread = y[train].mean(), y[train].std()
+        y = ((y - mean) / spread).reshape(-1, 1)
+    return Rows(train=(x[train], y[train]), val=(x[val], y[val]), classes=classes)
+
+
+def _own(settings: Settings) -> Rows:
+    data = settings["data"]
+    if "." not in data and "/" not in data and not Path(data).exists():
+        raise InputError(f"data is {data!r}, no file (.csv, .jsonl, .parquet); {instead_of(data, TABLES)}")
+    table = read_table(
+        data,
+        settings["target"],
+        task=settings["task"],
+        split=settings["split"],
+        val_data=settings["val_data"],
+        kinds=settings["kinds"],
+        held_out=HELD_OUT,
+        seed=settings["seed"],
+    )
+    return Rows(
+        train=table.parts["train"],
+        val=table.parts["val"],
+        test=table.parts.get("test"),
+        classes=len(table.columns.goal.classes),
+        columns=table.columns,
+        lines=table.lines,
+    )
+
+
+def _model(rows: Rows, settings: Settings) -> nn.Module:
+    width, dropout, num_in = settings["width"], settings["dropout"], rows.train[0].shape[1]
+    if rows.columns is None:
+        return _network(num_in, rows.classes or 1, width, dropout)
+    model = _network(num_in, rows.classes or 1, width, dropout, scaled=True)
+    # What scales and names the columns belongs to the model: every checkpoint has it (`columns_of` reads it).
+    text = rows.columns.to_json().encode("utf-8")
+    model.register_buffer("columns", torch.frombuffer(bytearray(text), dtype=torch.uint8))
+    return model
+
+
+def columns_of(state: Mapping[str, Tensor]) -> Columns:
+    """How a model that was trained on your own table scales its inputs, from its state: that of a checkpoint, say.
+
+    Example:
+        >>> from trimtab.train.recipes.tabular.columns import Column, Goal
+        >>> known = Columns(inputs=(Column(name="age", kind="number", mean=41.5),), goal=Goal(name="income"))
+        >>> state = {"columns": torch.tensor(list(known.to_json().encode()), dtype=torch.uint8)}
+        >>> columns_of(state).inputs[0].mean
+        41.5
+    """
+    if "columns" not in state:
+        raise InputError("this state has no 'columns'; expected that of a model trained on a table of your own")
+    return Columns.from_json(state["columns"].cpu().numpy().tobytes().decode("utf-8"))
+
+
+def _in_units(columns: Columns | None) -> Metrics:
+    """The metrics of numbers, errors in the units of the table if it is the user's."""
+    if columns is None:
+        return regression_metrics
+    spread = columns.goal.spread
+
+    def measure(predicted: Tensor, targets: Tensor) -> dict[str, float]:
+        found = regression_metrics(predicted, targets)
+        return {**found, "mae": found["mae"] * spread}
+
+    return measure
+
+
+def _begin(rows: Rows, settings: Settings) -> None:
+    for line in rows.lines if settings["say"] is not None else ():
+        settings["say"](line)
+    if rows.columns is not None and settings["checkpoint_dir"] is not None:
+        folder = Path(settings["checkpoint_dir"])
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "columns.json").write_text(rows.columns.to_json() + "\n", encoding="utf-8")
+
+
+def _tested(rows: Rows, metrics: Metrics, trainer: Trainer) -> dict[str, object]:
+    """How the finished model does on the test rows, if some were given."""
+    if rows.test is None:
+        return {}
+    loss = nn.functional.cross_entropy if rows.classes else nn.functional.mse_loss
+    loader = DataLoader(TensorDataset(*rows.test), batch_size=1024)
+    found = evaluate_model(trainer.model, loader, loss_fn=loss, metrics=metrics)
+    return {f"test_{name}": value for name, value in found.items()}
 
 
 def target() -> dict[str, object]:
@@ -91,10 +204,10 @@ def _loader(x: Tensor, y: Tensor, settings: Settings) -> DataLoader[tuple[Tensor
     )
 
 
-def _network(num_in: int, num_out: int, width: int, dropout: float) -> nn.Module:
-    """The first normalisation takes the raw columns, five decades apart, to one scale."""
+def _network(num_in: int, num_out: int, width: int, dropout: float, *, scaled: bool = False) -> nn.Module:
+    """The first normalisation takes the raw columns, five decades apart, to one scale, unless they are `scaled`."""
     return nn.Sequential(
-        nn.BatchNorm1d(num_in),
+        nn.Identity() if scaled else nn.BatchNorm1d(num_in),
         nn.Linear(num_in, width, bias=False),
         nn.BatchNorm1d(width),
         nn.ReLU(),
@@ -106,13 +219,7 @@ def _network(num_in: int, num_out: int, width: int, dropout: float) -> nn.Module
 
 
 def _tensorboard(folder: str | None) -> object:
-    if folder is None:
-        return None
-    try:
-        from torch.utils.tensorboard import SummaryWriter
-    except ImportError:
-        raise InputError("--tensorboard needs the package: pip install 'trimtab[tensorboard]'") from None
-    return SummaryWriter(folder)
+    return None if folder is None else open_writer(folder)
 
 
 # -- faults ----------------------------------------------------------------------------------------------------------
@@ -136,7 +243,7 @@ def _nan_features(parts: Parts, settings: Settings) -> Parts:
 def _label_outlier(parts: Parts, settings: Settings) -> Parts:
     x, y = _tensors(parts)
     if not y.is_floating_point():
-        raise InputError(f"the table {settings['table']!r} has classes, and no label can be 1e9; try --table diabetes")
+        raise InputError(f"the table {settings['data']!r} has classes, and no label can be 1e9; try --data diabetes")
     changed = _changed(parts, x, y, settings)
 
     def corrupt(trainer: Trainer) -> None:
@@ -177,7 +284,7 @@ def _tiny_training_set(parts: Parts, settings: Settings) -> Parts:
     out = parts.model[7].out_features  # type: ignore[index]
     return replace(
         _changed(parts, x[:TINY], y[:TINY], {**settings, "batch_size": TINY // 6}),
-        model=_network(x.shape[1], int(out), 4 * int(width), 0.0),
+        model=_network(x.shape[1], int(out), 4 * int(width), 0.0, scaled=isinstance(parts.model[0], nn.Identity)),  # type: ignore[index]
         config=replace(parts.config, learning_rate=3.0 * parts.config.learning_rate),
     )
 
@@ -188,7 +295,23 @@ RECIPE = Recipe(
     score="r2",
     build=build,
     options=(
-        Option(name="table", default="diabetes", help="The table to learn.", choices=TABLES),
+        Option(
+            name="data",
+            default="diabetes",
+            aliases=("table", "dataset_path", "data_dir"),
+            help=f"Your table (.csv, .jsonl, .parquet, or a folder with train and val), or {', '.join(TABLES)}.",
+        ),
+        Option(name="target", default=None, kind=str, help="The column of your table to predict."),
+        Option(name="task", default="auto", help="What to predict; auto: by the target.", choices=TASKS),
+        Option(
+            name="split", default=None, kind=str, help="The column of train, val and test; `split` if there is one."
+        ),
+        Option(name="val_data", default=None, kind=str, help="A file of rows to validate on, beside --data."),
+        Option(
+            name="kinds",
+            default="",
+            help="COLUMN=KIND, with commas, where a column is recognised wrongly: number, date, category, text, skip.",
+        ),
         Option(name="epochs", default=40, help="Passes over the data.", least=1),
         Option(name="batch_size", default=32, help="Rows per step.", least=1),
         Option(name="learning_rate", default=1e-3, help="The base rate."),

@@ -1,11 +1,9 @@
-"""Sees what a script does itself: the losses it calls `backward()` on, and its own `clip_grad_norm_`."""
+"""Sees the losses that a loop calls `backward()` on, without being told."""
 
 from __future__ import annotations
 
-import functools
-import math
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Concatenate, ParamSpec, TypeVar
 
@@ -14,78 +12,19 @@ from torch import Tensor
 from torch.amp import GradScaler
 
 from trimtab.core.contain import Contained
-from trimtab.sample.measure import reference as measure
-from trimtab.sample.transfer import number
+from trimtab.sample.transfer import is_here, number
 from trimtab.torchutil.patch import wrap_attribute
 
-NAME = "clip_grad_norm_"
 Tensors = Tensor | Sequence[Tensor]
 P = ParamSpec("P")
 R = TypeVar("R")
 S = TypeVar("S")
 
-Clipped = Callable[[list[Tensor], Tensor | float], bool]
-"""Called with the parameters and their norm before clipping; returns whether a guard rejects bad updates."""
-
-
-def wrap_clip_grad_norm(clipped: Clipped, contained: Contained) -> Callable[[], None]:
-    """Replace `torch.nn.utils.clip_grad_norm_` by a wrapper; returns the undo function.
-
-    On finite gradients the result is bit-identical to that of PyTorch. Where a guard rejects the update anyway, a
-    non-finite gradient stays where it arose, so that the guard can name it, and finite gradients whose norm overflows
-    are clipped, not zeroed.
-    """
-    homes = (torch.nn.utils, torch.nn.utils.clip_grad)
-    inner = torch.nn.utils.clip_grad_norm_
-    total_norm, scale = torch.nn.utils.get_total_norm, torch.nn.utils.clip_grads_with_norm_
-
-    def kept_out(params: list[Tensor], grads: list[Tensor], norm: Tensor) -> float | None:
-        """The true norm if a guard rejects bad updates, else None."""
-        true = number(norm)
-        if not math.isfinite(true):
-            true = number(measure.total(measure.wide_norms([measure.plain(g) for g in grads])))
-        return true if clipped(params, true) else None
-
-    @functools.wraps(inner)
-    def clip_grad_norm_(
-        parameters: Tensor | Iterable[Tensor],
-        max_norm: float,
-        norm_type: float = 2.0,
-        error_if_nonfinite: bool = False,
-        foreach: bool | None = None,
-    ) -> Tensor:
-        if isinstance(parameters, Tensor):
-            parameters = [parameters]
-        params = list(parameters)
-        if not params:
-            return inner((p for p in params), max_norm, norm_type, error_if_nonfinite, foreach)  # it warns of these
-        grads = [p.grad for p in params if p.grad is not None]
-        plain = all(type(g) is Tensor and g.is_cpu and g.layout is torch.strided for g in grads)
-        if not grads or float(norm_type) != 2.0 or torch.compiler.is_compiling():
-            return inner(params, max_norm, norm_type, error_if_nonfinite, foreach)
-        if not plain or error_if_nonfinite:  # an error is PyTorch's own to raise
-            norm = inner(params, max_norm, norm_type, error_if_nonfinite, foreach)
-            contained.call("noting a norm", clipped, params, norm)
-            return norm
-        norm = total_norm(grads, norm_type, error_if_nonfinite, foreach)
-        finite = math.isfinite(float(norm))
-        true: float | None = contained.call("noting a norm", kept_out, params, grads, norm)
-        if finite or true is None:
-            scale(params, max_norm, norm, foreach)
-        elif math.isfinite(true):
-            with torch.no_grad():
-                torch._foreach_mul_(grads, float(max_norm) / true)
-        return norm
-
-    for home in homes:
-        setattr(home, NAME, clip_grad_norm_)
-
-    def undo() -> None:
-        for home in homes:
-            setattr(home, NAME, inner)
-
-    return undo
-
+MOST_NODES = 3
+"""How far into the graph of a loss a division is looked for: a loss scale may come after it."""
+MOST_SCALED = 4096.0
+"""Nobody accumulates more losses than this for a step."""
+NEARLY = 1e-4
 
 Marks = Mapping[int, object]
 """By optimizer, something that changes whenever one of its gradients does."""
@@ -93,9 +32,11 @@ Marks = Mapping[int, object]
 
 @dataclass(slots=True)
 class _Seen:
-    """A loss, the optimizers known at its backward, those that got gradients from it, and the guards that have it."""
+    """A loss, what it was divided by last, the optimizers known at its backward, those that got gradients from it, and
+    the guards that have it."""
 
     loss: Tensor
+    divisor: float
     known: frozenset[int]
     touched: frozenset[int]
     guards: set[int]
@@ -119,6 +60,7 @@ class Losses:
         self._round, self._contained = _Round(), contained
         self._marks, self._called = marks, called
         self._undo: list[Callable[[], None]] = []
+        self._divisors: dict[int, float] = {}  # by optimizer, what its loop divides losses by to accumulate them
         self.rivals: set[int] = set()
         """Optimizers that got gradients from the same backward pass: their models may be adversaries."""
 
@@ -134,12 +76,13 @@ class Losses:
     ) -> R:
         try:
             before = self._marks()
+            divisor = _divisor(tensors)  # now: `backward` frees what the graph holds
         except Exception as error:
             self._contained.report("looking at gradients", error)
-            before = {}
+            before, divisor = {}, 1.0
         out = inner(tensors, *args, **kwargs)
         try:
-            self._see(tensors, before)
+            self._see(tensors, before, divisor)
         except Exception as error:
             self._contained.report("seeing a loss", error)
         return out
@@ -161,7 +104,7 @@ class Losses:
             if isinstance(by, Tensor):
                 self._round.scaled = (out, outputs, by.detach().clone())
 
-    def _see(self, tensors: Tensors, before: Marks) -> None:
+    def _see(self, tensors: Tensors, before: Marks, divisor: float) -> None:
         mine, after = self._round, self._marks()
         if mine.stepped:
             mine.losses, mine.stepped = [], False
@@ -171,7 +114,8 @@ class Losses:
             self.rivals |= touched
         for tensor in (tensors,) if isinstance(tensors, Tensor) else tuple(tensors):
             if isinstance(tensor, Tensor) and tensor.numel() == 1 and tensor.is_floating_point():
-                mine.losses.append(_Seen(_unscaled(tensor, scaled), frozenset(before), touched, set()))
+                loss = _unscaled(tensor, scaled)
+                mine.losses.append(_Seen(loss, divisor, frozenset(before), touched, set()))
         self._called()
 
     def take(self, optimizer: int, guard: int) -> list[Tensor]:
@@ -180,18 +124,48 @@ class Losses:
         Another optimizer that steps on the same backward gets them, too; one that got no gradient from it does not.
         """
         self._round.stepped = True
-        new = []
+        new: list[_Seen] = []
         for seen in self._round.losses:
             if guard not in seen.guards and (optimizer in seen.touched or optimizer not in seen.known):
                 seen.guards.add(guard)
-                new.append(seen.loss)
-        return new
+                new.append(seen)
+        return self._undivided(optimizer, new)
+
+    def _undivided(self, optimizer: int, new: list[_Seen]) -> list[Tensor]:
+        """The losses as they were before the loop divided each by their number, in order to accumulate gradients.
+
+        Where one step had as many losses as each was divided by, later ones are read that way, too: the last step of an
+        epoch may have fewer.
+        """
+        num = len(new)
+        if num > 1 and all(abs(seen.divisor - num) < NEARLY * num for seen in new):
+            self._divisors[optimizer] = float(num)
+        by = self._divisors.get(optimizer)
+        if by is None:
+            return [seen.loss for seen in new]
+        return [seen.loss * by if abs(seen.divisor - by) < NEARLY * by else seen.loss for seen in new]
 
     def ended(self, closure: bool) -> None:
         """A step is over; the guard has the losses of its closure already."""
         self._round.stepped = True
         if closure:
             self._round.losses = []
+
+
+def _divisor(tensors: Tensors) -> float:
+    """What the loss was divided by, or multiplied with the inverse of, right before `backward`; else 1."""
+    node = tensors.grad_fn if isinstance(tensors, Tensor) else None
+    for _ in range(MOST_NODES):
+        kind = type(node).__name__
+        if kind not in ("DivBackward0", "MulBackward0"):
+            return 1.0
+        by = getattr(node, "_saved_other", None)
+        if isinstance(by, Tensor) and not by.dim() and is_here(by) and (value := number(by)) > 0:
+            value = value if kind == "DivBackward0" else 1.0 / value
+            if MOST_SCALED > value > 1.0:
+                return value
+        node = node.next_functions[0][0] if node is not None else None  # through a loss scale
+    return 1.0
 
 
 def _unscaled(tensor: Tensor, scaled: tuple[Tensor, Tensor, Tensor] | None) -> Tensor:

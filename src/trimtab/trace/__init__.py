@@ -1,0 +1,1 @@
+"""Provenance: which operation, line, module and sample a bad value came from."""
