@@ -223,6 +223,6 @@ def main() -> None:
 
 if __name__ == "__main__":
     main()
-    # Past the end of the interpreter, where a thread of gloo's aborts about one process in twenty, with a guard or without.
+    # Not through the end of the interpreter: a thread of gloo's aborts there in some runs, with a guard or without.
     sys.stdout.flush()
     os._exit(0)
