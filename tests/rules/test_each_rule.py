@@ -568,6 +568,11 @@ RATES = [
     healthy("UPD002", "once", [*calm(), at(10, update_ratio=0.0), *steps(5, lambda i: at(i), 11)]),
     healthy("UPD002", "a rate that is warmed up", steps(20, lambda i: at(i, update_ratio=0.0, lr__0=1e-9 * 2.0**i))),
     healthy("UPD002", "converged", steps(40, lambda i: at(i, update_ratio=0.0 if i > 20 else 1e-3, grad_norm=0.1**i))),
+    healthy(
+        "UPD002",
+        "put back for a while",
+        steps(90, lambda i: at(i, put_back=i % 40 if i % 20 == 0 and i % 40 else None)),
+    ),
     trouble("WGT003", "one huge step", [*calm(40), at(40, update_ratio=5.0)], 40),
     healthy("WGT003", "a somewhat larger step", [*calm(40), at(40, update_ratio=3e-3)]),
     healthy("WGT003", "large ones all the time", [*calm(40, update_ratio=0.4), at(40, update_ratio=0.5)]),

@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from trimtab.core.schedule import rates_of
+from trimtab.core.screen import Bounds
 from trimtab.core.types import Finding, Severity
 from trimtab.core.window import Window, found
 
 NEVER_STEPPED = (
     "With a GradScaler: print `scaler.get_scale()` at every step, and hand it to the guard (`scaler=scaler`).",
     "Without one: check that the loop calls `step()` of the optimizer that the guard was given.",
+)
+
+WRITTEN_BACK = (
+    "Look for code after `step()` that writes to the parameters: an average (EMA) copied the wrong way round, a "
+    "`load_state_dict` or `copy_` in the loop, rounding to a grid that is coarser than the updates.",
+    "An average is made by `average.lerp_(weight, 1 - decay)`: the weight itself must not change.",
 )
 
 
@@ -24,7 +31,9 @@ class WeightsUnchanged:
     ## What it sees
     For `persist` accepted steps in a row not one of the compared weights changed by a single bit, although there are
     gradients and the learning rate is not 0. A rate that is being warmed up gets more time. Or gradients are computed
-    and thrown away again and again, and no step is made: not one ever, or none any more.
+    and thrown away again and again, and no step is made: not one ever, or none any more. Or every step moves the
+    weights, something writes to them before the next one, and after `put_back` steps they are where they were, to
+    within half of one such write.
 
     ## Why it matters
     The optimizer holds other tensors than the model uses, updates are lost to rounding (a tiny rate on bfloat16
@@ -37,12 +46,14 @@ class WeightsUnchanged:
 
     code: ClassVar[str] = "UPD002"
     name: ClassVar[str] = "weights-unchanged"
-    needs: ClassVar[tuple[str, ...]] = ("update_ratio", "passes_without_step")
+    needs: ClassVar[tuple[str, ...]] = ("update_ratio", "passes_without_step", "put_back")
     calm: ClassVar[bool] = True
+    wakes: ClassVar[Mapping[str, Bounds | None]] = {"put_back": None}
     hold: ClassVar[int] = 20
     severity: Severity = Severity.ERROR
     persist: int = 3
     warm: int = 200
+    put_back: int = 60
 
     def silent_between(self) -> dict[str, tuple[float, float]]:
         """Any update that is not 0 is a change."""
@@ -60,6 +71,17 @@ class WeightsUnchanged:
                 passes=passes,
             )
             yield replace(finding, advice=NEVER_STEPPED)
+            return
+        if (steps := window.scalar("put_back")) is not None and steps >= self.put_back:
+            finding = found(
+                self,
+                window,
+                f"every step moves the weights, and something writes to them before the next one: after {steps:.0f} "
+                "steps they are where they were.",
+                ("weights",),
+                steps=steps,
+            )
+            yield replace(finding, advice=WRITTEN_BACK)
             return
         if window.scalar("update_ratio") != 0:
             return

@@ -38,6 +38,8 @@ EVERY = 4
 In between their version counters are compared, which every operation of PyTorch moves: only what is written past it
 (raw memory, `.data`) into a moment is seen between one pair of steps in four. Weights are compared by value each time.
 """
+SPAN = 20
+"""Steps over which it is seen whether others take back what the steps add."""
 Named = Sequence[tuple[str, Tensor]]
 
 
@@ -195,6 +197,36 @@ class Kept:
         self.flat_moments = torch.from_numpy(values)[ends[0] : ends[1]]
 
 
+class PutBack:
+    """Whether what others write to the weights, step after step, takes back what the steps add.
+
+    Constraints write after each step as well, and the weights still get somewhere. Noise that goes in and out again
+    leaves a difference of its own size. Where all of it together is smaller than half of one write, nothing is left.
+    """
+
+    def __init__(self) -> None:
+        self._step = -2
+        self._anchor: NDArray[np.float32] | None = None
+        self._writes: list[float] = []
+        self._num = 0
+
+    def see(self, step: int, kept: NDArray[np.float32], now: NDArray[np.float32], facts: dict[str, float]) -> None:
+        """Others wrote between the last step, which left what is kept, and this one."""
+        follows, self._step = step == self._step + 1, step
+        if not follows or self._anchor is None or self._anchor.size != now.size:
+            self._anchor, self._writes, self._num = now.copy(), [], 0
+            return
+        with np.errstate(all="ignore"):
+            self._writes.append(_distance(kept, now))
+            if len(self._writes) < SPAN:
+                return
+            is_back = _distance(self._anchor, now) < 0.5 * float(np.median(self._writes))
+        self._anchor, self._writes = now.copy(), []
+        self._num = self._num + 1 if is_back else 0
+        if self._num:
+            facts["put_back"] = float(self._num * SPAN)
+
+
 class Ledger:
     """What the weights and moments of one optimizer were after its last step."""
 
@@ -213,6 +245,7 @@ class Ledger:
         # What was there after the last step, and after `before` what this one begins with; and room to read into.
         self._kept, self._now = Kept(self._weights.size), Kept(self._weights.size)
         self._step = 0
+        self._put_back = PutBack()
         self._valid = False
         self._declared = False
         self._known: Held | None = None
@@ -257,6 +290,7 @@ class Ledger:
             if (state or weights) and self.held.compare(kept, now, facts, notes, state=state, weights=weights):
                 self._num_state = -1
             if weights:
+                self._put_back.see(self._step, kept.weights, now.weights, facts)
                 kept.weights[:] = now.weights
         else:
             self._weights.read(kept.weights)
@@ -652,6 +686,7 @@ class DelayedLedger:
         self._readings: Readings | None = None
         self._compares = self._state = False
         self._last: tuple[Readings, Place] | None = None  # of the last step that is due, what was sent
+        self._put_back, self._num_arrived = PutBack(), 0
 
     def before(self, facts: dict[str, float | Tensor]) -> Callable[[], None] | None:
         """Before a step: read what was changed since the last one by anybody else.
@@ -686,6 +721,7 @@ class DelayedLedger:
         """Add what both readings say, now that they are here."""
         readings, place, compares, state, held, start = moved
         last, self._last = self._last, (readings, place)
+        self._num_arrived += 1
         changed, state_changed, size, change, state_size, squares = readings.numbers(place)
         if compares and last is not None and (changed or (state and state_changed)):
             self._compare(last, readings, readings.split(place)[0], facts, notes, state=state)
@@ -718,6 +754,8 @@ class DelayedLedger:
         state = state and kept.state.size == now.state.size
         changed = not np.array_equal(kept.weights, now.weights)
         state = state and not np.array_equal(kept.state, now.state)
+        if changed and kept.weights.size == now.weights.size:
+            self._put_back.see(self._num_arrived, kept.weights, now.weights, facts)
         if changed or state:
             readings.held.compare(kept, now, facts, notes, state=state, weights=changed)
 
@@ -753,6 +791,11 @@ def _changes(old: NDArray[np.float32], new: NDArray[np.float32], bounds: Sequenc
     usual = float(np.median(each[np.isfinite(each)])) if np.isfinite(each).any() else 0.0
     ratio = moved / np.maximum(np.maximum(size, 0.3 * usual * np.sqrt(counts)), 1e-12)
     return np.where(np.isnan(ratio), np.where(np.isnan(size), 0.0, np.inf), ratio)
+
+
+def _distance(old: NDArray[np.float32], new: NDArray[np.float32]) -> float:
+    apart = new - old
+    return math.sqrt(float(np.vdot(apart, apart)))
 
 
 def _top(values: NDArray[np.float64], names: Sequence[str]) -> tuple[str, ...]:
