@@ -174,7 +174,8 @@ class ForwardTap:
         if loss.is_leaf:  # asked so, no Python object is made of its graph
             self._detached = True
         elif self._told % KIND_EVERY < 2:
-            self.batch.loss_kind = self.output.loss_kind = kind_of(loss)
+            self.batch.loss_kind = kind_of(loss)
+            self.output.loss_kind = self.batch.loss_kind or ("bce" if is_logistic(loss) else "")
             self._choices = choices_of(loss) if self.batch.loss_kind == "nll" else 0
             self._bounded = self.batch.loss_kind in ("nll", "bce") and is_bounded(loss)
             self._fixed = is_fixed(loss)
@@ -301,6 +302,7 @@ def _has_seen_nothing(norm: _BatchNorm) -> bool:
 
 NUM_NODES = 16
 _KINDS = {"nll": "nll", "bce": "bce", "bce-logits": "bce", "mse": "mse"}
+_LOGISTIC = ("Softplus", "LogSigmoid")
 _SUPERVISED = tuple(prefix for prefix in LOSS_NODES if prefix != "L1Loss")
 _RESHAPING = (
     "View", "Squeeze", "Unsqueeze", "Reshape", "Alias", "ToCopy", "UnsafeView", "Transpose", "TBackward", "Permute",
@@ -326,6 +328,15 @@ def kind_of(loss: Tensor) -> str:
     """`nll`, `bce` or `mse` where exactly one of them is at the end of the graph; empty where it is not known."""
     found = {kind for kind, _ in _ends(loss, through=JOINING)}
     return found.pop() if len(found) == 1 else ""
+
+
+def is_logistic(loss: Tensor) -> bool:
+    """Whether a softplus or the logarithm of a sigmoid is at the end of the graph: a binary cross-entropy by hand.
+
+    Both are activations as well: what such a loss is of is believed only where the gradient of the answers fits.
+    """
+    walk = GraphWalk(loss, follow=lambda node: node.name().startswith(JOINING), nearest_first=True, max_looks=NUM_NODES)
+    return any(node.name().startswith(_LOGISTIC) for node in walk)
 
 
 def choices_of(loss: Tensor) -> int:
