@@ -75,6 +75,44 @@ PROGRAMS = {
             optimizer.zero_grad()
         ending(model)
     """,
+    "sharded.py": """
+        import sys
+        from data import *
+        from accelerate import Accelerator, DistributedType, FullyShardedDataParallelPlugin
+        from accelerate.state import AcceleratorState, PartialState
+        plugin = FullyShardedDataParallelPlugin(
+            fsdp_version=2, auto_wrap_policy="no_wrap", cpu_ram_efficient_loading=False
+        )
+        accelerator = Accelerator(cpu="alone" not in sys.argv, fsdp_plugin=plugin)
+        if "shard" in sys.argv:  # what it sets itself where it finds an accelerator
+            for shared in (AcceleratorState._shared_state, PartialState._shared_state):
+                shared["distributed_type"] = DistributedType.FSDP
+            AcceleratorState._shared_state["fsdp_plugin"] = plugin
+            assert accelerator.is_fsdp2
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+        net, optimizer, batches = accelerator.prepare(model, optimizer, batches)
+        kind = accelerator.distributed_type.value, accelerator.num_processes, type(next(net.parameters())).__name__
+        print(" ".join(map(str, kind)) + "\\n", end="", flush=True)
+        if "shard" in sys.argv:
+            for (b,) in batches:
+                accelerator.backward(loss_of(net, b))
+                accelerator.clip_grad_norm_(net.parameters(), 1.0)
+                optimizer.step()
+                optimizer.zero_grad()
+            ending(model)
+    """,
+    "trainer.py": """
+        import sys
+        from data import *
+        from transformers import Trainer, TrainingArguments
+        arguments = TrainingArguments(
+            "out", fsdp=True, fsdp_config={"version": 2}, use_cpu="cpu" in sys.argv, report_to=[]
+        )
+        accelerator = Trainer(model, arguments, train_dataset=[]).accelerator
+        net = accelerator.prepare(model)
+        kind = accelerator.distributed_type.value, accelerator.num_processes, type(next(net.parameters())).__name__
+        print(" ".join(map(str, kind)) + "\\n", end="", flush=True)
+    """,
     "light.py": """
         import sys
         import lightning.pytorch as pl
@@ -110,33 +148,39 @@ LAUNCHES = {
         *("accelerate", "launch", "--multi_gpu", "--num_processes", "2", "--num_machines", "1"),
         *("--mixed_precision", "no", "--dynamo_backend", "no", "--main_process_port", "PORT", "accelerated.py"),
     ],
+    "accelerate, FSDP2": ["torchrun", "--nproc_per_node", "2", "--master_port", "PORT", "sharded.py", "shard"],
     "lightning ddp": ["light.py", "ddp"],
     "lightning ddp_spawn": ["light.py", "ddp_spawn"],
 }
 
 
-@pytest.mark.parametrize(
-    "launch", in_ci(LAUNCHES.keys(), ["torchrun", "accelerate launch", "lightning ddp", "mp.spawn"])
-)
-def test_every_process_is_guarded(tmp_path: Path, launch: str) -> None:
-    if "lightning" in launch or "accelerate" in launch:
-        needs("accelerate" if "accelerate" in launch else "lightning")
+def started(folder: Path, *command: str) -> subprocess.CompletedProcess[str]:
+    """Run a module with words of a command line, in a folder that has all programs; PORT is a free one."""
     for name, text in {"data.py": DATA, "plain.py": PLAIN, **PROGRAMS}.items():
-        (tmp_path / name).write_text(textwrap.dedent(text))
+        (folder / name).write_text(textwrap.dedent(text))
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])
-    words = [port if word == "PORT" else word for word in LAUNCHES[launch]]
     paths = {"PYTHONPATH": str(Path(trimtab.__file__).parents[1]), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-    done = subprocess.run(
-        [sys.executable, "-m", "trimtab", "run", *words],
-        cwd=tmp_path,
+    return subprocess.run(
+        [sys.executable, "-m", *(port if word == "PORT" else word for word in command)],
+        cwd=folder,
         env={**os.environ, **paths, "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
         timeout=300,
         check=False,
     )
+
+
+@pytest.mark.parametrize(
+    "launch",
+    in_ci(LAUNCHES.keys(), ["torchrun", "accelerate launch", "accelerate, FSDP2", "lightning ddp", "mp.spawn"]),
+)
+def test_every_process_is_guarded(tmp_path: Path, launch: str) -> None:
+    if "lightning" in launch or "accelerate" in launch:
+        needs("accelerate" if "accelerate" in launch else "lightning")
+    done = started(tmp_path, "trimtab", "run", *LAUNCHES[launch])
     assert done.returncode == 0, done.stderr
     assert "finite True" in done.stdout
     assert "finite False" not in done.stdout
@@ -149,3 +193,27 @@ def test_every_process_is_guarded(tmp_path: Path, launch: str) -> None:
     assert [len(read_run(folder).series("loss")[0]) for folder in folders] == [12, 12]
     if "lightning" in launch:
         assert '"phase":"val"' in (folders[0] / "run.jsonl").read_text()
+
+
+ON_A_CPU = {
+    "accelerate": ("sharded.py", "MULTI_CPU 2 Parameter"),
+    "accelerate, not told it is a CPU": ("sharded.py alone", "NO 1 Parameter"),
+    "transformers": ("trainer.py cpu", "MULTI_CPU 2 Parameter"),
+    "transformers, not told it is a CPU": (
+        "trainer.py",
+        "ValueError: Using fsdp only works in distributed training.",
+    ),
+}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("asked", ON_A_CPU)
+def test_on_a_cpu_the_frameworks_do_not_shard(tmp_path: Path, asked: str) -> None:
+    """What the docs say of them: without an accelerator they take something else instead of FSDP2, or refuse."""
+    needs(asked.split(",")[0])
+    program, want = ON_A_CPU[asked]
+    launch = "torch.distributed.run --nproc_per_node 2 --master_port PORT"
+    done = started(tmp_path, *launch.split(), *program.split())
+    heard = done.stdout + done.stderr
+    assert heard.count(want) == 2, heard  # once in each process
+    assert (done.returncode == 0) is ("Error" not in want)
