@@ -1,9 +1,9 @@
 """Sample lines in memory as columns: a million of them take a hundred megabytes, and reading one takes microseconds.
 
 Most lines have the same names in the same order as some line before them. The first of such a kind is parsed as JSON;
-for those after it a pattern made from it reads the numbers alone, a block of the file at a time. Lines in which the same
-values are NaN or infinite are a kind of their own, so that a run that broke early is read as fast as any other. A line
-that no pattern fits is JSON again.
+for those after it a pattern made from it reads the numbers alone, a block of the file at a time. Lines in which the
+same values are NaN or infinite are a kind of their own, so that a run that broke early is read as fast as any other.
+A line that no pattern fits is JSON again.
 """
 
 from __future__ import annotations
