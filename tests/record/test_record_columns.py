@@ -110,3 +110,30 @@ def test_what_is_no_number_is_left_to_json() -> None:
         assert not columns.read(good.replace(b"1.5", bad))
     assert not columns.read(good.replace(b'"step":1', b'"step":-1'))
     assert len(columns) == 2
+
+
+def test_lines_with_the_same_values_not_finite_are_read_by_a_pattern_of_their_own() -> None:
+    broken = [{}, {"loss": math.nan}, {"loss": math.inf}, {"loss": -math.inf}, {"loss": math.nan, "g1": math.inf}]
+    broken += [{"g1": math.nan}, {"g2": math.nan}]  # names that differ in a digit alone
+    raws = []
+    for step in range(2_000):
+        scalars = {"loss": 1.0 / (1 + step), "g1": 0.5, "lr/0": 0.1, "g2": 0.25} | broken[step * 7919 % len(broken)]
+        sample = Sample(step=step, layout=LAYOUT, table=np.ones((1, 1), np.float32), scalars=scalars)
+        raws.append(sample_line(sample, step, 1).rstrip(b"\n"))
+    wanted = [to_sample_line(parse_line(raw)) for raw in raws]
+    everything, some = SampleColumns(), SampleColumns(keep=lambda name: name in ("loss", "g2"))
+    assert read_all(raws, everything) == len(raws) - len(broken)
+    assert len(read_block(raws[:1_000], some)) == len(broken)
+    assert read_block(raws[1_000:], some) == []
+    assert all(same(a, b) for a, b in zip(everything, wanted, strict=True))
+    for name in ("loss", "g2"):
+        values = some.series(name, "train", lambda layout: True)[1]
+        np.testing.assert_array_equal(values, [line.scalars[name] for line in wanted])
+
+
+def test_lines_from_which_nothing_can_be_learned_do_not_use_up_what_may_be_learned() -> None:
+    good = b'{"t":"sample","seq":1,"step":1,"branch":0,"layout":1,"phase":"train","tab":0,"scalars":{"loss":1.5}}'
+    other = good.replace(b'"seq":1,"step":1', b'"step":1,"seq":1')  # not in the writer's order
+    columns = SampleColumns()
+    assert read_all([other] * 200, columns) == 0
+    assert read_all([good] * 10, columns) == 9

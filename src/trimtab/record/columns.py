@@ -1,13 +1,15 @@
 """Sample lines in memory as columns: a million of them take a hundred megabytes, and reading one takes microseconds.
 
 Most lines have the same names in the same order as some line before them. The first of such a kind is parsed as JSON;
-for those after it a pattern made from it reads the numbers alone, a block of the file at a time. A line that no pattern
-fits is JSON again.
+for those after it a pattern made from it reads the numbers alone, a block of the file at a time. Lines in which the
+same values are NaN or infinite are a kind of their own, so that a run that broke early is read as fast as any other.
+A line that no pattern fits is JSON again.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import re
 from array import array
 from collections.abc import Callable, Iterator, Sequence
@@ -72,9 +74,18 @@ class _Group:
 class _Pattern:
     """Reads lines that differ from one that is known in their numbers alone."""
 
-    def __init__(self, group: _Group, branch: int, num_floats: int, match: re.Pattern[bytes]) -> None:
-        self.group, self.branch, self.num_floats, self.match = group, branch, num_floats, match
+    def __init__(self, group: _Group, line: SampleLine, match: re.Pattern[bytes]) -> None:
+        self.group, self.branch, self.num_floats, self.match = group, line.branch, line.num_floats, match
         self.lines = re.compile(match.pattern + rb"\n")
+        self.row = [line.scalars[name] for name in group.names]  # what is not finite stands here in every line
+        self.finite = [i for i, value in enumerate(self.row) if math.isfinite(value)]
+
+    def values(self, texts: Sequence[bytes]) -> list[float]:
+        """The scalars of one line; ValueError where a text is no number."""
+        row = self.row.copy()
+        for i, text in zip(self.finite, texts, strict=True):
+            row[i] = float(text)
+        return row
 
     def numbers(self, block: bytes, num: int) -> Floats | None:
         """Seq, step and values of these `num` lines; None where one of them does not fit."""
@@ -85,8 +96,14 @@ class _Pattern:
             numbers = np.fromiter(map(float, chain.from_iterable(found)), np.float64)
         except ValueError:
             return None
-        numbers = numbers.reshape(num, 2 + len(self.group.names))
-        return numbers if numbers[:, :2].max(initial=0.0) < _EXACT else None
+        numbers = numbers.reshape(num, 2 + len(self.finite))
+        if numbers[:, :2].max(initial=0.0) >= _EXACT:
+            return None
+        if len(self.finite) < len(self.row):
+            read, numbers = numbers, np.empty((num, 2 + len(self.row)))
+            numbers[:, 2:] = self.row
+            numbers[:, [0, 1, *(2 + i for i in self.finite)]] = read
+        return numbers
 
 
 class SampleColumns(Sequence[SampleLine]):
@@ -106,6 +123,7 @@ class SampleColumns(Sequence[SampleLine]):
         self._owner, self._index = array("i"), array("i")
         self._patterns: dict[bytes, dict[bytes, _Pattern]] = {}  # by the line without its digits, then by its head
         self._num_learned = 0
+        self._foreign: set[bytes] = set()  # shapes of lines that the writer of records did not write
         self._last: _Pattern | None = None
         self._alike = True
 
@@ -164,7 +182,7 @@ class SampleColumns(Sequence[SampleLine]):
         assert pattern is not None
         seq, step, *texts = found.groups()
         try:
-            values = [float(text) for text in texts]
+            values = pattern.values(texts)
         except ValueError:
             return False
         self._put(pattern.group, int(seq), int(step), pattern.branch, pattern.num_floats)
@@ -290,9 +308,9 @@ class SampleColumns(Sequence[SampleLine]):
 
     def _learn(self, line: SampleLine, group: _Group, raw: bytes) -> None:
         """Make a pattern from a line, if the writer of records wrote it: in that order, and nothing else."""
-        if self._num_learned >= _MAX_PATTERNS:
+        shape = raw.translate(None, _DIGITS)
+        if max(self._num_learned, len(self._foreign)) >= _MAX_PATTERNS or shape in self._foreign:
             return
-        self._num_learned += 1
         phase = re.escape(json.dumps(line.phase).encode())
         head = rb'\{"t":"sample","seq":([0-9]{1,18}),"step":([0-9]{1,18}),"branch":%d,"layout":%d,' % (
             line.branch,
@@ -300,16 +318,24 @@ class SampleColumns(Sequence[SampleLine]):
         )
         head += rb'"phase":%s,"tab":%d,"scalars":\{' % (phase, line.num_floats)
         kept = set(group.names)
-        parts = [
-            re.escape(json.dumps(name).encode()) + b":" + (b"(%s)" % _NUMBER if name in kept else _NUMBER)
-            for name in line.scalars
-        ]
-        match = re.compile(head + b",".join(parts) + rb"\}\}")
-        if match.fullmatch(raw) is not None:
-            self._last = _Pattern(group, line.branch, line.num_floats, match)
-            self._patterns.setdefault(raw.translate(None, _DIGITS), {})[_head(raw)] = self._last
+        parts, not_finite = [], {}
+        for name, value in line.scalars.items():
+            number = b"(%s)" % _NUMBER if name in kept else _NUMBER
+            if not math.isfinite(value):
+                number, not_finite[name] = b"null", repr(value)
+            parts.append(re.escape(json.dumps(name).encode()) + b":" + number)
+        tail = f',"nf":{json.dumps(not_finite, separators=(",", ":"))}' if not_finite else ""
+        match = re.compile(head + b",".join(parts) + rb"\}" + re.escape(tail.encode()) + rb"\}")
+        if match.fullmatch(raw) is None:
+            self._foreign.add(shape)
+            return
+        self._num_learned += 1
+        self._last = _Pattern(group, line, match)
+        self._patterns.setdefault(shape, {})[_head(raw)] = self._last
 
 
 def _head(raw: bytes) -> bytes:
-    """What stands before the scalars and is the same in many lines: the numbers of branch, layout and table."""
-    return raw[raw.find(b',"branch":') : raw.find(b',"scalars":{')][:200]
+    """What is the same in many lines: the numbers of branch, layout and table, and which scalars are not finite."""
+    head = raw[raw.find(b',"branch":') : raw.find(b',"scalars":{')][:200]
+    at = raw.rfind(b'},"nf":{')
+    return head if at < 0 else head + raw[at:]
