@@ -81,7 +81,7 @@ class _Pattern:
         self.finite = [i for i, value in enumerate(self.row) if math.isfinite(value)]
 
     def values(self, texts: Sequence[bytes]) -> list[float]:
-        """The scalars of one line; ValueError where a text is no number."""
+        """The scalars of one line; ValueError where a text cannot be read as a number."""
         row = self.row.copy()
         for i, text in zip(self.finite, texts, strict=True):
             row[i] = float(text)
