@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import unicodedata
 import zipfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -111,9 +112,7 @@ def _decoded(path: Path, side: int, planes: int) -> Bytes:
                 wanted if wanted.size == (side, side) else wanted.resize((side, side), Image.Resampling.BILINEAR)
             )
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
-        raise DataError(
-            f"{path} cannot be read as a picture: {brief_error(error)}; write it again, or remove it"
-        ) from None
+        raise DataError(unreadable(path, "a picture", error)) from None
     return np.ascontiguousarray(pixels[None] if pixels.ndim == 2 else pixels.transpose(2, 0, 1))
 
 
@@ -132,9 +131,7 @@ def picture_size(path: Path) -> tuple[int, int]:
         with Image.open(path) as picture:
             return picture.width, picture.height
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
-        raise DataError(
-            f"{path} cannot be read as a picture: {brief_error(error)}; write it again, or remove it"
-        ) from None
+        raise DataError(unreadable(path, "a picture", error)) from None
 
 
 def need_decoder(paths: Sequence[Path]) -> None:
@@ -152,16 +149,32 @@ def need_decoder(paths: Sequence[Path]) -> None:
 
 
 def find_picture(name: str, folders: Sequence[Path]) -> Path | None:
-    """The file of that name in the first folder that has it, with or without its ending; None if there is none."""
-    for folder in folders:
-        path = folder / name
-        if path.is_file():
-            return path
-        if not path.suffix:
-            for ending in (*PICTURES, *ARRAYS):
-                if (ended := path.with_name(path.name + ending)).is_file():
-                    return ended
-    return None
+    """The file of that name in the first folder that has it; None if there is none.
+
+    The ending may be left out or be in the other case, folders may be divided as Windows does, and an accent may be a
+    character of its own, as macOS stores it.
+    """
+    spelt = dict.fromkeys((name, name.replace("\\", "/")))
+    spelt |= dict.fromkeys(unicodedata.normalize(form, one) for one in tuple(spelt) for form in ("NFC", "NFD"))
+    return next(
+        (path for folder in folders for one in spelt for path in _endings(folder / one) if _is_file(path)), None
+    )
+
+
+def _endings(path: Path) -> Iterator[Path]:
+    yield path
+    if path.suffix.lower() in (*PICTURES, *ARRAYS):
+        yield from (path.with_suffix(one) for one in (path.suffix.lower(), path.suffix.upper()) if one != path.suffix)
+    elif path.name:
+        for ending in (*PICTURES, *ARRAYS):
+            yield from (path.with_name(path.name + one) for one in (ending, ending.upper()))
+
+
+def _is_file(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except (OSError, ValueError):  # a name that is too long for any file
+        return False
 
 
 def load_array(path: Path, *, mapped: bool = False) -> NDArray[np.generic]:
@@ -176,9 +189,7 @@ def load_array(path: Path, *, mapped: bool = False) -> NDArray[np.generic]:
             one: NDArray[np.generic] = several[several.files[0]]
             return one
     except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
-        raise DataError(
-            f"{path} cannot be read as an array: {brief_error(error)}; write it again, or remove it"
-        ) from None
+        raise DataError(unreadable(path, "an array", error)) from None
 
 
 def _planes_of(array: NDArray[np.generic], path: Path, planes: int) -> NDArray[np.float32]:

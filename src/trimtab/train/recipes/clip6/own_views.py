@@ -263,7 +263,7 @@ def _coco(folder: Path, files: Sequence[Path], how: How) -> tuple[list[ViewColum
 
 def _coco_json(file: Path) -> dict[str, list[dict[str, Any]]]:
     try:
-        given = json.loads(file.read_text(encoding="utf-8"))
+        given = json.loads(file.read_text(encoding="utf-8-sig"))
     except (OSError, ValueError, RecursionError) as error:
         raise DataError(f"{file} cannot be read as JSON: {str(error)[:160]}") from None
     for key in ("images", "annotations"):

@@ -63,7 +63,7 @@ def _of_picture(path: Path) -> Truth:
 
 
 def _of_palette(picture: Any, path: Path) -> Truth:
-    """By the colours that the mask uses: if all are grey it is a grey mask; else black or the first colour is ground."""
+    """By the colours that the mask uses: all grey is a grey mask; else black or the first colour is ground."""
     numbers = np.asarray(picture)
     used = np.flatnonzero(np.bincount(numbers.reshape(-1), minlength=256))
     colours = np.zeros((256, 3), np.uint8)
@@ -71,7 +71,7 @@ def _of_palette(picture: Any, path: Path) -> Truth:
     colours[: len(given)] = given
     if not np.ptp(colours[used].astype(np.int64), axis=1).any():
         return _of_numbers(colours[:, 0][numbers], path, lossy=False)
-    black = ~colours.any(1)
+    black: Truth = np.logical_not(colours.any(axis=1))
     return np.asarray(~black[numbers] if black[used].any() else numbers != 0)
 
 

@@ -80,6 +80,10 @@ class Goal:
         """The number in a cell; None if there is none."""
         return as_number(cell, self.decimal)
 
+    def is_blank(self, cell: object) -> bool:
+        """Whether a cell says nothing; `none` may be the name of a class."""
+        return is_blank(cell, among_words=not self.numeric)
+
     def label(self, cell: object) -> str:
         """The class of a cell, spelt in one way: 1 and 1.0 are the same."""
         value = self.number(cell) if self.numeric else None
@@ -220,7 +224,7 @@ def _encoded(column: Column, cells: Sequence[object]) -> Tensor:
                 found[i, at] = 1.0
         return found
     else:
-        return _text_rows(["" if c is None else str(c) for c in there])
+        return _text_rows(["" if is_blank(cell, among_words=True) else str(cell) for cell in cells])
     if column.blanks:
         rows = [[*row, float(c is None)] for row, c in zip(rows, there, strict=True)]
     return torch.tensor(rows, dtype=torch.float32)
@@ -244,7 +248,7 @@ def _angles(moment: datetime | None, column: Column) -> list[float]:
 
 
 def _category(cell: object) -> str:
-    return "(blank)" if is_blank(cell) else str(cell).strip()
+    return "(blank)" if is_blank(cell, among_words=True) else str(cell).strip()
 
 
 # -- what a column is ------------------------------------------------------------------------------------------------
@@ -346,13 +350,15 @@ def _moments(values: Sequence[float]) -> tuple[float, float]:
 
 def learn_goal(rows: RowFile, train: Sequence[int], name: str, task: str) -> tuple[Goal, str]:
     """What is predicted, and a line that says so and why."""
-    cells = [cell for i in train if not is_blank(cell := rows.column(name, "the target")[i])]
-    if not cells:
-        raise InputError(f"{rows.path}: the target {name!r} is blank in every training row; expected values to learn")
+    given = [rows.column(name, "the target")[i] for i in train]
+    cells = [cell for cell in given if not is_blank(cell)]
     decimal = decimal_of(cells)
     numbers = [v for cell in cells if (v := as_number(cell, decimal)) is not None]
-    numeric = len(numbers) >= MOSTLY * len(cells)
+    numeric = bool(cells) and len(numbers) >= MOSTLY * len(cells)
     plain = Goal(name=name, numeric=numeric, decimal=decimal)
+    cells = [cell for cell in given if not plain.is_blank(cell)]
+    if not cells:
+        raise InputError(f"{rows.path}: the target {name!r} is blank in every training row; expected values to learn")
     different = len({plain.label(cell) for cell in cells})
     if task == "auto":
         few = different <= 2 or (
@@ -412,7 +418,7 @@ def problems(rows: RowFile, columns: Columns) -> Iterator[str]:
                 yield f"{rows.where(i, column.name)}: {str(cell)[:60]!r}; expected {kind} or a blank, as in other rows"
     goal = columns.goal
     for i, cell in enumerate(rows.column(goal.name, "the target")):
-        if is_blank(cell):
+        if goal.is_blank(cell):
             yield f"{rows.where(i, goal.name)}: no target; fill it in, or remove the row"
         elif not goal.classes and not _finite(cell, goal.decimal):
             yield f"{rows.where(i, goal.name)}: {str(cell)[:60]!r}; expected a number, which is the target"
