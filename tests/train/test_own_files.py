@@ -10,10 +10,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from trimtab.train.data_problems import DataError
+from trimtab.train.own_data.modalities import ArrayColumn
 from trimtab.train.own_data.picture_files import PictureFiles, find_picture
 from trimtab.train.own_data.row_files import parts_of, read_rows
 from trimtab.train.recipes.charlm.text import Bytes, file_problems, pieces_of, stream_of
 from trimtab.train.recipes.clip6.own_views import How, read_views
+from trimtab.train.recipes.segment.pictures import find_pictures
+from trimtab.train.recipes.tabular.columns import Goal
 from trimtab.train.recipes.tabular.own_table import read_table
 
 MARK = codecs.BOM_UTF8
@@ -109,3 +113,59 @@ def test_a_picture_that_is_kept_is_not_changed_by_scaling(tmp_path: Path) -> Non
     np.save(tmp_path / "a.npy", np.full((8, 8), 100, np.uint8))
     files = PictureFiles([tmp_path / "a.npy"], ["a"], side=8)
     assert [float(files[0].mean()) for _ in range(2)] == pytest.approx([100 / 255] * 2)
+
+
+def test_numbers_of_classes_that_are_large_stay_apart() -> None:
+    goal = Goal(name="y")
+    assert [goal.label(cell) for cell in ("10000001", 10000002, 1.0, "0.5")] == ["10000001", "10000002", "1", "0.5"]
+
+
+def test_numbers_near_the_end_of_what_a_float_holds(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("\n".join(["x,y", *(f"{10**300 * (i + 1)},{10**200 * i * i}" for i in range(40))]))
+    inputs, targets = read_table(str(tmp_path / "a.csv"), "y", held_out=0.2, seed=0).parts["train"]
+    assert bool(inputs.isfinite().all() and targets.isfinite().all())
+    assert 0.5 < float(inputs.std()) < 2
+
+
+def test_an_integer_that_no_float_holds_is_named_with_its_row(tmp_path: Path) -> None:
+    rows = [{"x": 10 ** (400 if i == 3 else 3) + i, "y": "ab"[i % 2]} for i in range(40)]
+    (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    with pytest.raises(DataError, match=r"a\.jsonl, row 4 \(line 4\), column 'x': .*expected a number"):
+        read_table(str(tmp_path / "a.jsonl"), "y", held_out=0.2, seed=0)
+
+
+def test_hidden_files_and_a_readme_are_no_data(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        np.save(tmp_path / f"{name}.npy", np.random.default_rng(0).normal(size=(20, 4)))
+    (tmp_path / "._a.npy").write_bytes(b"x")
+    (tmp_path / "readme.txt").write_text("about\nthis")
+    assert [one.name for one in read_views(str(tmp_path), How(side=8, width=16, seed=0)).modalities] == ["a", "b"]
+    (tmp_path / "table").mkdir()
+    (tmp_path / "table" / "._t.csv").write_bytes(b"x")
+    (tmp_path / "table" / "t.csv").write_text("\n".join(["x,y", *(f"{i},{'ab'[i % 2]}" for i in range(40))]))
+    assert len(read_table(str(tmp_path / "table"), "y", held_out=0.2, seed=0).parts["train"][0]) == 32
+
+
+def test_lists_of_several_lengths_are_named_with_their_row(tmp_path: Path) -> None:
+    rows = [{"text": f"number {i}", "emb": [[1, 2], [3]]} for i in range(20)]
+    (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    with pytest.raises(DataError, match=r"a\.jsonl, row 1 \(line 1\), column 'emb': .*expected a list of numbers"):
+        read_views(str(tmp_path / "a.jsonl"), How(side=8, width=16, seed=0))
+
+
+def test_numbers_that_float32_cannot_hold_are_named(tmp_path: Path) -> None:
+    np.savez(tmp_path / "a.npz", a=np.full((20, 4), 1e300), b=np.random.default_rng(0).normal(size=(20, 4)))
+    with pytest.raises(DataError, match=r"a\.npz, row 1, 'a': 4 of 4 numbers are NaN or Inf in float32"):
+        read_views(str(tmp_path / "a.npz"), How(side=8, width=16, seed=0))
+
+
+def test_pictures_of_16_bits_are_scaled_as_such() -> None:
+    column = ArrayColumn("image", np.full((2, 12, 12, 3), 65_535, np.uint16), None, Path("a.npz"))
+    assert float(column[0].max()) == 1.0
+
+
+def test_a_mask_is_found_though_macos_divides_its_accents(tmp_path: Path) -> None:
+    for folder, form in (("images", "NFC"), ("masks", "NFD")):
+        (tmp_path / folder).mkdir()
+        np.save(tmp_path / folder / f"{unicodedata.normalize(form, 'forêt')}.npy", np.zeros((9, 9), np.uint8))
+    assert len(find_pictures(tmp_path).train) == 1

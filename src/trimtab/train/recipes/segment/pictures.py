@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
+from unicodedata import normalize
 
 import torch
 from torch import Tensor
@@ -151,7 +152,8 @@ def _pairs_of(folders: Iterable[tuple[Path, Path]]) -> Iterator[Pair]:
 def _by_name(folder: Path) -> dict[str, Path]:
     """Its pictures by name without ending; where there are none, those of the folders in it, each with its folder."""
     files = _files(folder) or [one for below in sorted(folder.rglob("*")) if below.is_dir() for one in _files(below)]
-    return {one.relative_to(folder).with_suffix("").as_posix(): one for one in files}
+    names = (one.relative_to(folder).with_suffix("").as_posix() for one in files)
+    return {normalize("NFC", name): one for name, one in zip(names, files, strict=True)}  # macOS divides accents
 
 
 def _mask_of(name: str, masks: Mapping[str, Path]) -> Path | None:

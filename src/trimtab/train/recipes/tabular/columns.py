@@ -87,7 +87,9 @@ class Goal:
     def label(self, cell: object) -> str:
         """The class of a cell, spelt in one way: 1 and 1.0 are the same."""
         value = self.number(cell) if self.numeric else None
-        return f"{value:g}" if value is not None else str(cell).strip()
+        if value is None:
+            return str(cell).strip()
+        return str(int(value)) if value.is_integer() else repr(value)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,6 +158,8 @@ def as_number(cell: object, decimal: str = ".") -> float | None:
         return float(text)  # type: ignore[arg-type]
     except (TypeError, ValueError):
         return None
+    except OverflowError:  # an integer that no float can hold
+        return math.inf
 
 
 def _with_point(text: str, decimal: str) -> str:
@@ -294,6 +298,8 @@ def _learnt(name: str, cells: Sequence[object], kind: str | None) -> tuple[Colum
     if kind == NUMBER:
         decimal = decimal_of(there)
         numbers = [v for cell in there if (v := as_number(cell, decimal)) is not None and math.isfinite(v)]
+        if not numbers:
+            return unused, "no value is a finite number"
         mean, spread = _moments(numbers)
         column = Column(name=name, kind=kind, mean=mean, spread=spread, blanks=blanks, decimal=decimal)
         return column, "" if spread > 0 else f"every value is {mean:g}"
@@ -340,6 +346,9 @@ def _moments(values: Sequence[float]) -> tuple[float, float]:
     """Mean and standard deviation; values that differ by rounding alone have none."""
     if not values:
         return 0.0, 0.0
+    if (largest := max(abs(value) for value in values)) > 1e100:  # whose square no float can hold
+        mean, spread = _moments([value / largest for value in values])
+        return mean * largest, spread * largest
     mean = math.fsum(values) / len(values)
     spread = math.sqrt(math.fsum((value - mean) ** 2 for value in values) / max(len(values) - 1, 1))
     return mean, spread if spread > 1e-12 * max(abs(mean), 1e-300) else 0.0
