@@ -18,6 +18,7 @@ from trimtab.train.data_problems import DataError
 from trimtab.train.recipe import run_recipe
 from trimtab.train.recipes import load_recipe
 from trimtab.train.recipes.segment.data import compose
+from trimtab.train.recipes.segment.masks import read_mask
 from trimtab.train.recipes.segment.pictures import Pictures, find_pictures
 
 NEEDED = "images" in os.environ.get("TRIMTAB_REQUIRE", "")
@@ -106,6 +107,104 @@ def test_b22_pictures_are_read_where_pillow_is(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setitem(sys.modules, "PIL", None)
     with pytest.raises(InputError, match=r"a\.png needs a decoder, .*pip install 'trimtab\[images\]'"):
         read(tmp_path, 16)
+
+
+OBJECT = np.zeros((10, 12), bool)
+OBJECT[2:6, 3:9] = True
+RED, BLACK, WHITE = (128, 0, 0), (0, 0, 0), (255, 255, 255)
+
+
+def _painted(mode: str, below: Any, above: Any, *, palette: Any = None, second: Any = None) -> Any:
+    """A mask of two values, and of a third one where `second` is given."""
+    image = importlib.import_module("PIL.Image")
+    kind = np.uint16 if mode == "I;16" else np.uint8
+    planes = np.where(OBJECT[..., None], np.asarray(above, kind), np.asarray(below, kind)).astype(kind)
+    if second is not None:
+        planes[2:4, 3:9] = second
+    made = image.fromarray(planes.squeeze(-1) if planes.shape[-1] == 1 else planes)
+    if palette is not None:
+        made = made.convert("L")
+        made.putpalette([part for colour in palette for part in colour])
+    return made
+
+
+MASKS_OF_EVERY_KIND: dict[str, tuple[str, dict[str, Any]]] = {
+    "grey": ("a.png", {"mode": "L", "below": [0], "above": [255]}),
+    "dark grey on black": ("a.png", {"mode": "L", "below": [0], "above": [90]}),
+    "grey, noise of JPEG": ("a.jpg", {"mode": "L", "below": [0], "above": [255], "second": 200}),
+    "0 and 1": ("a.png", {"mode": "L", "below": [0], "above": [1]}),
+    "class numbers": ("a.png", {"mode": "L", "below": [0], "above": [7], "second": 3}),
+    "class numbers and 255": ("a.png", {"mode": "L", "below": [0], "above": [1], "second": 255}),
+    "class numbers of 16 bits": ("a.png", {"mode": "I;16", "below": [0], "above": [26_001]}),
+    "16 bits": ("a.png", {"mode": "I;16", "below": [0], "above": [65_535]}),
+    "a dark colour of a palette": ("a.png", {"mode": "P", "below": [0], "above": [1], "palette": [BLACK, RED]}),
+    "classes of a palette": (
+        "a.png",
+        {"mode": "P", "below": [0], "above": [1], "second": 2, "palette": [BLACK, RED, (0, 0, 64)]},
+    ),
+    "a palette that begins with white": ("a.png", {"mode": "P", "below": [1], "above": [0], "palette": [WHITE, BLACK]}),
+    "a palette that begins with red": ("a.gif", {"mode": "P", "below": [1], "above": [0], "palette": [RED, BLACK]}),
+    "colours": ("a.png", {"mode": "RGB", "below": [0, 0, 0], "above": [255, 0, 0]}),
+    "the colours of JPEG": ("a.jpg", {"mode": "RGB", "below": [0, 0, 0], "above": [0, 255, 0]}),
+    "white with an alpha": ("a.png", {"mode": "RGBA", "below": [0, 0, 0, 255], "above": [255, 255, 255, 255]}),
+    "alpha alone": ("a.png", {"mode": "RGBA", "below": [0, 0, 0, 0], "above": [0, 0, 0, 255]}),
+}
+
+
+@pytest.mark.parametrize("kind", MASKS_OF_EVERY_KIND)
+def test_b22_a_mask_of_every_kind_shows_the_same_object(kind: str, tmp_path: Path) -> None:
+    pytest.importorskip("PIL.Image")
+    name, given = MASKS_OF_EVERY_KIND[kind]
+    _painted(**given).save(tmp_path / name, **({"quality": 95, "subsampling": 0} if name == "a.jpg" else {}))
+    found = read_mask(tmp_path / name, 10)
+    assert found.shape == (1, 10, 10)
+    assert found.dtype == np.uint8
+    columns = (np.arange(10) * 12 + 6) // 10
+    np.testing.assert_array_equal(found[0], OBJECT[:, columns])
+
+
+@pytest.mark.parametrize("values", [(0, 1), (0, 255), (0, 3), (False, True), (0.0, 1.0), (0, 1000)])
+def test_b22_an_array_of_a_mask_may_hold_numbers_of_classes(values: Any, tmp_path: Path) -> None:
+    np.save(tmp_path / "a.npy", np.where(OBJECT, values[1], values[0]))
+    np.testing.assert_array_equal(read_mask(tmp_path / "a.npy", 10)[0], OBJECT[:, (np.arange(10) * 12 + 6) // 10])
+
+
+def test_b22_an_empty_mask_is_empty_whatever_noise_a_lossy_file_adds(tmp_path: Path) -> None:
+    image = pytest.importorskip("PIL.Image")
+    noise = np.random.default_rng(0).integers(0, 12, (32, 32)).astype(np.uint8)
+    image.fromarray(noise).save(tmp_path / "a.jpg")
+    assert not read_mask(tmp_path / "a.jpg", 16).any()
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "said"),
+    [
+        ("a.png", {"mode": "L", "below": [2], "above": [1], "second": 3}, r"a\.png holds the values 1, 2, 3 and no 0;"),
+        ("a.png", {"mode": "RGB", "below": WHITE, "above": [255, 0, 0]}, r"a\.png holds colours and no black;"),
+    ],
+)
+def test_b22_a_mask_whose_ground_cannot_be_known_is_refused(
+    name: str, given: dict[str, Any], said: str, tmp_path: Path
+) -> None:
+    pytest.importorskip("PIL.Image")
+    _painted(**given).save(tmp_path / name)
+    with pytest.raises(DataError, match=said + " expected .*ground"):
+        read_mask(tmp_path / name, 10)
+
+
+@pytest.mark.parametrize("value", [-1, np.nan])
+def test_b22_numbers_that_no_mask_has(value: Any, tmp_path: Path) -> None:
+    np.save(tmp_path / "a.npy", np.where(OBJECT, value, 0))
+    with pytest.raises(DataError, match=r"a\.npy holds (int|float)64 values from (-1 to 0|nan to nan); expected"):
+        read_mask(tmp_path / "a.npy", 10)
+
+
+def test_b22_files_of_the_system_are_no_pictures(tmp_path: Path) -> None:
+    own_data(tmp_path)
+    for name in ("._1.npy", ".hidden.jpg"):
+        (tmp_path / "images" / name).write_bytes(b"\0\5\x16\7")
+    (tmp_path / "images" / "folder.png").mkdir()
+    assert len(find_pictures(tmp_path).train) == 6
 
 
 def test_a_picture_cut_off_in_its_middle_is_found_when_everything_is_read(tmp_path: Path) -> None:

@@ -126,7 +126,9 @@ class ArrayColumn:
         shape = (1, *shape) if kind == DEPTH and len(shape) == 2 else shape
         shape = (1, *shape) if kind == SERIES and len(shape) == 1 else shape
         self.modality = Modality(name=name, kind=kind, shape=tuple(int(n) for n in shape))
-        self._bytes = 255.0 if values.dtype.kind in "ui" and kind in (IMAGE, DEPTH) else 1.0
+        self._bytes = 1.0
+        if values.dtype.kind in "ui" and kind in (IMAGE, DEPTH):
+            self._bytes = 255.0 if values.dtype.itemsize == 1 or values.max(initial=0) <= 255 else 65_535.0
 
     def __getitem__(self, row: int) -> Tensor:
         sample = np.asarray(self._values[row])
@@ -150,11 +152,12 @@ class ArrayColumn:
         if self._values.dtype.kind != "f":
             return
         for i in range(len(self._values)):
-            num = int((~np.isfinite(self._values[i])).sum()) if self.present[i] else 0
+            with np.errstate(over="ignore"):
+                num = int((~np.isfinite(self._values[i].astype(np.float32))).sum()) if self.present[i] else 0
             if num:
                 yield (
                     f"{self._path}, row {i + 1}, {self.modality.name!r}: {num} of {self._values[i].size} numbers are "
-                    "NaN or Inf; expected finite ones, or NaN in all of them where the modality is missing"
+                    "NaN or Inf in float32; expected finite ones, or NaN in all of them where the modality is missing"
                 )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import unicodedata
 import zipfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -63,7 +64,7 @@ class PictureFiles:
             if self._held + found.nbytes <= self._room // (1 if worker is None else worker.num_workers):
                 self._kept[i] = found
                 self._held += found.nbytes
-        return torch.from_numpy(found).float() / 255.0
+        return torch.from_numpy(found).float().div_(255.0)  # in place: one copy, not two
 
     def problems(self, *, every: bool = True) -> Iterator[str]:
         """What cannot be read. Without `every`, of very many files only the heads are looked at."""
@@ -78,31 +79,27 @@ class PictureFiles:
                 yield f"{place}: {error}"
 
 
-def read_picture(path: Path, *, side: int, planes: int, smooth: bool = True) -> Bytes:
+def read_picture(path: Path, *, side: int, planes: int) -> Bytes:
     """One file as bytes `[planes, side, side]`; DataError if it cannot be read.
 
     Files are what Pillow reads, or `.npy` and `.npz` with one array: `[h, w]`, `[h, w, c]` or `[c, h, w]`, bytes or
-    numbers from 0 to 1. 16-bit pictures (depth) keep their order and lose the finer steps. Without `smooth` no value
-    is made of several: a mask stays one.
+    numbers from 0 to 1. 16-bit pictures (depth) keep their order and lose the finer steps.
     """
     if path.suffix.lower() in ARRAYS:
-        values = torch.from_numpy(_planes_of(_array(path), path, planes))[None]
+        values = torch.from_numpy(_planes_of(load_array(path), path, planes))[None]
         if values.shape[2:] == (side, side):
             resized = values[0]
-        elif smooth:
+        else:
             resized = functional.interpolate(
                 values, (side, side), mode="bilinear", antialias=True, align_corners=False
             )[0]
-        else:
-            resized = functional.interpolate(values, (side, side), mode="nearest")[0]
         return np.rint(resized.clamp(0.0, 1.0).numpy() * 255.0).astype(np.uint8)
-    return _decoded(path, side, planes, smooth=smooth)
+    return _decoded(path, side, planes)
 
 
-def _decoded(path: Path, side: int, planes: int, *, smooth: bool) -> Bytes:
+def _decoded(path: Path, side: int, planes: int) -> Bytes:
     from PIL import Image
 
-    how = Image.Resampling.BILINEAR if smooth else Image.Resampling.NEAREST
     try:
         with Image.open(path) as opened:
             picture: Image.Image = opened
@@ -111,16 +108,18 @@ def _decoded(path: Path, side: int, planes: int, *, smooth: bool) -> Bytes:
                 top = 65535.0 if raw.max(initial=0.0) > 255 else 255.0
                 picture = Image.fromarray(np.clip(raw / top * 255.0, 0, 255).astype(np.uint8))
             wanted = picture.convert("L" if planes == 1 else "RGB")
-            pixels = np.asarray(wanted if wanted.size == (side, side) else wanted.resize((side, side), how))
+            pixels = np.asarray(
+                wanted if wanted.size == (side, side) else wanted.resize((side, side), Image.Resampling.BILINEAR)
+            )
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
-        raise DataError(f"{path} cannot be read as a picture: {_brief(error)}; write it again, or remove it") from None
+        raise DataError(unreadable(path, "a picture", error)) from None
     return np.ascontiguousarray(pixels[None] if pixels.ndim == 2 else pixels.transpose(2, 0, 1))
 
 
 def picture_size(path: Path) -> tuple[int, int]:
     """Width and height, by the head of the file alone; DataError if it is missing or is no picture."""
     if path.suffix.lower() in ARRAYS:
-        shape = _array(path, mapped=True).shape
+        shape = load_array(path, mapped=True).shape
         if len(shape) not in (2, 3) or 0 in shape:
             raise DataError(f"{path} holds an array of shape {shape}; expected [h, w], [h, w, 3] or [3, h, w]")
         if len(shape) == 3 and shape[2] not in (1, 3, 4) and shape[0] in (1, 3, 4):
@@ -132,7 +131,7 @@ def picture_size(path: Path) -> tuple[int, int]:
         with Image.open(path) as picture:
             return picture.width, picture.height
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
-        raise DataError(f"{path} cannot be read as a picture: {_brief(error)}; write it again, or remove it") from None
+        raise DataError(unreadable(path, "a picture", error)) from None
 
 
 def need_decoder(paths: Sequence[Path]) -> None:
@@ -150,19 +149,36 @@ def need_decoder(paths: Sequence[Path]) -> None:
 
 
 def find_picture(name: str, folders: Sequence[Path]) -> Path | None:
-    """The file of that name in the first folder that has it, with or without its ending; None if there is none."""
-    for folder in folders:
-        path = folder / name
-        if path.is_file():
-            return path
-        if not path.suffix:
-            for ending in (*PICTURES, *ARRAYS):
-                if (ended := path.with_name(path.name + ending)).is_file():
-                    return ended
-    return None
+    """The file of that name in the first folder that has it; None if there is none.
+
+    The ending may be left out or be in the other case, folders may be divided as Windows does, and an accent may be a
+    character of its own, as macOS stores it.
+    """
+    spelt = dict.fromkeys((name, name.replace("\\", "/")))
+    spelt |= dict.fromkeys(unicodedata.normalize(form, one) for one in tuple(spelt) for form in ("NFC", "NFD"))
+    return next(
+        (path for folder in folders for one in spelt for path in _endings(folder / one) if _is_file(path)), None
+    )
 
 
-def _array(path: Path, *, mapped: bool = False) -> NDArray[np.generic]:
+def _endings(path: Path) -> Iterator[Path]:
+    yield path
+    if path.suffix.lower() in (*PICTURES, *ARRAYS):
+        yield from (path.with_suffix(one) for one in (path.suffix.lower(), path.suffix.upper()) if one != path.suffix)
+    elif path.name:
+        for ending in (*PICTURES, *ARRAYS):
+            yield from (path.with_name(path.name + one) for one in (ending, ending.upper()))
+
+
+def _is_file(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except (OSError, ValueError):  # a name that is too long for any file
+        return False
+
+
+def load_array(path: Path, *, mapped: bool = False) -> NDArray[np.generic]:
+    """The only array of an `.npy` or `.npz`; DataError if it cannot be read."""
     try:
         found = np.load(path, allow_pickle=False, mmap_mode="r" if mapped and path.suffix == ".npy" else None)
         if isinstance(found, np.ndarray):
@@ -173,7 +189,7 @@ def _array(path: Path, *, mapped: bool = False) -> NDArray[np.generic]:
             one: NDArray[np.generic] = several[several.files[0]]
             return one
     except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
-        raise DataError(f"{path} cannot be read as an array: {_brief(error)}; write it again, or remove it") from None
+        raise DataError(unreadable(path, "an array", error)) from None
 
 
 def _planes_of(array: NDArray[np.generic], path: Path, planes: int) -> NDArray[np.float32]:
@@ -198,5 +214,7 @@ def _planes_of(array: NDArray[np.generic], path: Path, planes: int) -> NDArray[n
     return np.ascontiguousarray(np.moveaxis(values, 2, 0), dtype=np.float32)
 
 
-def _brief(error: BaseException) -> str:
-    return " ".join(str(error).split())[:160] or type(error).__name__
+def unreadable(path: Path, what: str, error: BaseException) -> str:
+    """What to say of a file that cannot be read."""
+    why = " ".join(str(error).split())[:160] or type(error).__name__
+    return f"{path} cannot be read as {what}: {why}; write it again, or remove it"

@@ -15,26 +15,32 @@ from trimtab.core.errors import InputError
 from trimtab.core.suggest_name import nearest_name
 from trimtab.train.data_problems import DataError, refuse
 
-BLANK = frozenset({"", "na", "n/a", "nan", "null", "none", "nil", "?", "-", "#n/a"})
+BLANK = frozenset({"", "na", "n/a", "nan", "null", "?", "#n/a"})
 """What stands for a value that is not there, in any case."""
+MAYBE_BLANK = frozenset({"none", "nil", "-"})
+"""So do these among numbers, dates and names of files; among words each is one of them (a grade of none)."""
 DELIMITED, JSON_LINES, PARQUET = (".csv", ".tsv", ".txt"), (".jsonl", ".ndjson"), (".parquet", ".pq")
 ENDINGS = (*DELIMITED, *JSON_LINES, *PARQUET)
 DELIMITERS = ",;\t|"
 MOST_CELL = 2**24
 TRAIN, VAL, TEST = "train", "val", "test"
-PARTS = {"train": TRAIN, "training": TRAIN, "val": VAL, "valid": VAL, "validation": VAL, "dev": VAL, "test": TEST}
+PARTS = {"train": TRAIN, "training": TRAIN, "val": VAL, "valid": VAL, "validation": VAL, "dev": VAL}
+PARTS |= {"test": TEST, "testing": TEST}
 """What a column `split` may hold, in any case, and which part each word means."""
 
 
-def is_blank(cell: object) -> bool:
-    """Whether a cell holds nothing.
+def is_blank(cell: object, *, among_words: bool = False) -> bool:
+    """Whether a cell holds nothing; among words `none` and `-` are something.
 
     Example:
         >>> [is_blank(cell) for cell in (None, " NA ", float("nan"), 0, "no")]
         [True, True, True, False, False]
+        >>> is_blank("none"), is_blank("none", among_words=True)
+        (True, False)
     """
     if isinstance(cell, str):
-        return cell.strip().lower() in BLANK
+        word = cell.strip().lower()
+        return word in BLANK or (not among_words and word in MAYBE_BLANK)
     return cell is None or (isinstance(cell, float) and cell != cell)
 
 
@@ -138,12 +144,15 @@ def _filled(reader: Iterator[list[str]], width: int, path: Path) -> tuple[list[l
 
 def _delimiter(file: TextIO, path: Path) -> str:
     head = file.readline()
+    while head.count('"') % 2 and len(head) < MOST_CELL and (more := file.readline()):  # a name of several lines
+        head += more
     file.seek(0)
     if not head.strip():
         raise DataError(f"{path}, line 1: empty; expected the names of the columns")
     if path.suffix.lower() == ".tsv":
         return "\t"
-    counts = {one: head.count(one) for one in DELIMITERS}
+    outside = "".join(head.split('"')[::2])
+    counts = {one: outside.count(one) for one in DELIMITERS}
     return max(DELIMITERS, key=lambda one: counts[one])
 
 

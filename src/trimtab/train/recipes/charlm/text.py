@@ -68,7 +68,7 @@ def file_problems(path: Path, *, whole: bool = True) -> Iterator[str]:
     try:
         with path.open("rb") as file:
             while piece := file.read(PIECE):
-                seen += len(piece.strip())
+                seen += len((piece.removeprefix(codecs.BOM_UTF8) if line == 1 and not seen else piece).strip())
                 if (at := piece.find(b"\0")) >= 0:
                     yield f"{path}, line {line + piece.count(NEWLINE, 0, at)}: a NUL byte; this is not text"
                     return
@@ -105,7 +105,7 @@ def _hidden(path: Path, root: Path) -> bool:
 def pieces_of(files: Iterable[Path], *, cut: bool) -> Iterator[str]:
     """The text of the files, some of it at a time; with `cut` each piece ends between two words where it can."""
     for path in files:
-        decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        decoder = codecs.getincrementaldecoder("utf-8-sig")("replace")
         left = ""
         with path.open("rb") as file:
             while True:
@@ -290,8 +290,14 @@ def stream_of(files: Sequence[Path], tokens: Tokenizer) -> Stream:
     if not files:
         return Stream([np.asarray(tokens.encode(reference()))])
     if isinstance(tokens, Bytes):
-        return Stream([np.memmap(path, np.uint8, mode="r") for path in files])
+        return Stream([np.memmap(path, np.uint8, mode="r", offset=_after_mark(path)) for path in files])
     return _numbered(pieces_of(files, cut=not isinstance(tokens, Known) or tokens.words), tokens)
+
+
+def _after_mark(path: Path) -> int:
+    """Where the text of a file begins: behind the byte order mark, which some editors write, and which is no text."""
+    with path.open("rb") as file:
+        return len(codecs.BOM_UTF8) if file.read(3) == codecs.BOM_UTF8 else 0
 
 
 def _numbered(pieces: Iterable[str], tokens: Tokenizer) -> Stream:

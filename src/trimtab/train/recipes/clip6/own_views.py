@@ -34,6 +34,7 @@ from trimtab.train.own_data.modalities import (
     SERIES,
     SOUNDS,
     TEXT,
+    VECTOR,
     ArrayColumn,
     Modality,
     PictureColumn,
@@ -263,7 +264,7 @@ def _coco(folder: Path, files: Sequence[Path], how: How) -> tuple[list[ViewColum
 
 def _coco_json(file: Path) -> dict[str, list[dict[str, Any]]]:
     try:
-        given = json.loads(file.read_text(encoding="utf-8"))
+        given = json.loads(file.read_text(encoding="utf-8-sig"))
     except (OSError, ValueError, RecursionError) as error:
         raise DataError(f"{file} cannot be read as JSON: {str(error)[:160]}") from None
     for key in ("images", "annotations"):
@@ -281,7 +282,8 @@ def _coco_json(file: Path) -> dict[str, list[dict[str, Any]]]:
 def _row_file(path: Path) -> Path | None:
     if path.is_file():
         return path if path.suffix.lower() in ENDINGS else None
-    found = sorted(one for one in path.iterdir() if one.suffix.lower() in ENDINGS)
+    endings = [one for one in ENDINGS if one != ".txt" or not any(path.glob("*.np[yz]"))]  # beside arrays a readme
+    found = sorted(one for one in path.iterdir() if one.suffix.lower() in endings and one.name[0] != ".")
     named = [one for one in found if one.stem.lower() in ("captions", "metadata", "data", "pairs", "samples")]
     return found[0] if len(found) == 1 else named[0] if named else None
 
@@ -305,7 +307,10 @@ def _kind_of_cells(name: str, cells: Iterable[object], rows: RowFile) -> str | N
     if not there:
         return None
     if isinstance(there[0], list):
-        return kind_of_shape(name, np.asarray(there[0]).shape, rows.path)
+        try:
+            return kind_of_shape(name, np.asarray(there[0]).shape, rows.path)
+        except ValueError:  # rows of several lengths: named with their row when they are read
+            return VECTOR
     endings = Counter(Path(str(cell)).suffix.lower() for cell in there if len(str(cell)) < 1024)
     ending, num = endings.most_common(1)[0] if endings else ("", 0)
     pictures = sum(endings[one] for one in PICTURES)
@@ -444,7 +449,7 @@ def _arrays(path: Path, how: How) -> tuple[list[ViewColumn], list[str] | None, l
 def _loaded(path: Path) -> dict[str, NDArray[Any]]:
     if path.is_dir():
         found = {}
-        for file in sorted(path.glob("*.npy")):
+        for file in sorted(one for one in path.glob("*.npy") if one.name[0] != "."):
             try:
                 found[file.stem] = np.load(file, mmap_mode="r", allow_pickle=False)
             except (OSError, ValueError, EOFError) as error:

@@ -10,8 +10,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
+from unicodedata import normalize
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import Dataset, get_worker_info
@@ -26,6 +26,7 @@ from trimtab.train.own_data.picture_files import (
     picture_size,
     read_picture,
 )
+from trimtab.train.recipes.segment.masks import read_mask
 
 IMAGES = ("images", "image", "imgs", "img")
 MASKS = ("masks", "mask", "gt", "gts", "gt_object", "gt_objects", "labels", "label", "annotations", "annotation")
@@ -129,7 +130,9 @@ def _folders(root: Path) -> list[Path]:
 
 
 def _files(folder: Path) -> list[Path]:
-    return sorted(one for one in folder.iterdir() if one.suffix.lower() in ARRAYS + PICTURES)
+    """Its pictures; hidden files are none, such as those that macOS puts beside every file of an archive."""
+    found = (one for one in folder.iterdir() if one.suffix.lower() in ARRAYS + PICTURES)
+    return sorted(one for one in found if not one.name.startswith(".") and one.is_file())
 
 
 def _pairs_of(folders: Iterable[tuple[Path, Path]]) -> Iterator[Pair]:
@@ -149,7 +152,8 @@ def _pairs_of(folders: Iterable[tuple[Path, Path]]) -> Iterator[Pair]:
 def _by_name(folder: Path) -> dict[str, Path]:
     """Its pictures by name without ending; where there are none, those of the folders in it, each with its folder."""
     files = _files(folder) or [one for below in sorted(folder.rglob("*")) if below.is_dir() for one in _files(below)]
-    return {one.relative_to(folder).with_suffix("").as_posix(): one for one in files}
+    names = (one.relative_to(folder).with_suffix("").as_posix() for one in files)
+    return {normalize("NFC", name): one for name, one in zip(names, files, strict=True)}  # macOS divides accents
 
 
 def _mask_of(name: str, masks: Mapping[str, Path]) -> Path | None:
@@ -205,16 +209,7 @@ class Pictures(Dataset[tuple[Tensor, Tensor]]):
 def read_pair(pair: Pair, side: int) -> tuple[Bytes, Bytes]:
     """A picture `[3, side, side]` of bytes and its mask `[1, side, side]` of 0 and 1; a DataError names the file."""
     refuse(_size_problems(pair))
-    return read_picture(pair.image, side=side, planes=3), _truth(pair.mask, side)
-
-
-def _truth(path: Path, side: int) -> Bytes:
-    """A value in its upper half is object; a mask of no other values than 0 and 1 is as it says."""
-    planes = read_picture(path, side=side, planes=3, smooth=False)
-    highest = 255 if planes.max() > 1 else 1
-    total = planes.sum(0, dtype=np.uint16, keepdims=True)
-    truth: Bytes = (2 * total > 3 * highest).view(np.uint8)
-    return truth
+    return read_picture(pair.image, side=side, planes=3), read_mask(pair.mask, side)
 
 
 def _size_problems(pair: Pair) -> Iterator[str]:

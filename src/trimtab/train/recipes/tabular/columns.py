@@ -80,10 +80,16 @@ class Goal:
         """The number in a cell; None if there is none."""
         return as_number(cell, self.decimal)
 
+    def is_blank(self, cell: object) -> bool:
+        """Whether a cell says nothing; `none` may be the name of a class."""
+        return is_blank(cell, among_words=not self.numeric)
+
     def label(self, cell: object) -> str:
         """The class of a cell, spelt in one way: 1 and 1.0 are the same."""
         value = self.number(cell) if self.numeric else None
-        return f"{value:g}" if value is not None else str(cell).strip()
+        if value is None:
+            return str(cell).strip()
+        return str(int(value)) if value.is_integer() else repr(value)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,6 +158,8 @@ def as_number(cell: object, decimal: str = ".") -> float | None:
         return float(text)  # type: ignore[arg-type]
     except (TypeError, ValueError):
         return None
+    except OverflowError:  # an integer that no float can hold
+        return math.inf
 
 
 def _with_point(text: str, decimal: str) -> str:
@@ -220,7 +228,7 @@ def _encoded(column: Column, cells: Sequence[object]) -> Tensor:
                 found[i, at] = 1.0
         return found
     else:
-        return _text_rows(["" if c is None else str(c) for c in there])
+        return _text_rows(["" if is_blank(cell, among_words=True) else str(cell) for cell in cells])
     if column.blanks:
         rows = [[*row, float(c is None)] for row, c in zip(rows, there, strict=True)]
     return torch.tensor(rows, dtype=torch.float32)
@@ -244,7 +252,7 @@ def _angles(moment: datetime | None, column: Column) -> list[float]:
 
 
 def _category(cell: object) -> str:
-    return "(blank)" if is_blank(cell) else str(cell).strip()
+    return "(blank)" if is_blank(cell, among_words=True) else str(cell).strip()
 
 
 # -- what a column is ------------------------------------------------------------------------------------------------
@@ -290,6 +298,8 @@ def _learnt(name: str, cells: Sequence[object], kind: str | None) -> tuple[Colum
     if kind == NUMBER:
         decimal = decimal_of(there)
         numbers = [v for cell in there if (v := as_number(cell, decimal)) is not None and math.isfinite(v)]
+        if not numbers:
+            return unused, "no value is a finite number"
         mean, spread = _moments(numbers)
         column = Column(name=name, kind=kind, mean=mean, spread=spread, blanks=blanks, decimal=decimal)
         return column, "" if spread > 0 else f"every value is {mean:g}"
@@ -336,6 +346,9 @@ def _moments(values: Sequence[float]) -> tuple[float, float]:
     """Mean and standard deviation; values that differ by rounding alone have none."""
     if not values:
         return 0.0, 0.0
+    if (largest := max(abs(value) for value in values)) > 1e100:  # whose square no float can hold
+        mean, spread = _moments([value / largest for value in values])
+        return mean * largest, spread * largest
     mean = math.fsum(values) / len(values)
     spread = math.sqrt(math.fsum((value - mean) ** 2 for value in values) / max(len(values) - 1, 1))
     return mean, spread if spread > 1e-12 * max(abs(mean), 1e-300) else 0.0
@@ -346,13 +359,15 @@ def _moments(values: Sequence[float]) -> tuple[float, float]:
 
 def learn_goal(rows: RowFile, train: Sequence[int], name: str, task: str) -> tuple[Goal, str]:
     """What is predicted, and a line that says so and why."""
-    cells = [cell for i in train if not is_blank(cell := rows.column(name, "the target")[i])]
-    if not cells:
-        raise InputError(f"{rows.path}: the target {name!r} is blank in every training row; expected values to learn")
+    given = [rows.column(name, "the target")[i] for i in train]
+    cells = [cell for cell in given if not is_blank(cell)]
     decimal = decimal_of(cells)
     numbers = [v for cell in cells if (v := as_number(cell, decimal)) is not None]
-    numeric = len(numbers) >= MOSTLY * len(cells)
+    numeric = bool(cells) and len(numbers) >= MOSTLY * len(cells)
     plain = Goal(name=name, numeric=numeric, decimal=decimal)
+    cells = [cell for cell in given if not plain.is_blank(cell)]
+    if not cells:
+        raise InputError(f"{rows.path}: the target {name!r} is blank in every training row; expected values to learn")
     different = len({plain.label(cell) for cell in cells})
     if task == "auto":
         few = different <= 2 or (
@@ -412,7 +427,7 @@ def problems(rows: RowFile, columns: Columns) -> Iterator[str]:
                 yield f"{rows.where(i, column.name)}: {str(cell)[:60]!r}; expected {kind} or a blank, as in other rows"
     goal = columns.goal
     for i, cell in enumerate(rows.column(goal.name, "the target")):
-        if is_blank(cell):
+        if goal.is_blank(cell):
             yield f"{rows.where(i, goal.name)}: no target; fill it in, or remove the row"
         elif not goal.classes and not _finite(cell, goal.decimal):
             yield f"{rows.where(i, goal.name)}: {str(cell)[:60]!r}; expected a number, which is the target"

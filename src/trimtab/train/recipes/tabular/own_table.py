@@ -144,10 +144,10 @@ def _drawn(rows: list[int], held_out: float, seed: int) -> tuple[list[int], list
 
 def _files(folder: Path) -> dict[str, Path]:
     found = {}
-    for path in sorted(folder.iterdir()):
-        if path.suffix.lower() in ENDINGS and (part := PARTS.get(path.stem.lower())) is not None:
+    tables = [one for one in sorted(folder.iterdir()) if one.suffix.lower() in ENDINGS and one.name[0] != "."]
+    for path in tables:
+        if (part := PARTS.get(path.stem.lower())) is not None:
             found[part] = path
-    tables = [path for path in sorted(folder.iterdir()) if path.suffix.lower() in ENDINGS]
     if TRAIN not in found and len(tables) == 1:
         return {TRAIN: tables[0]}
     if TRAIN not in found:
