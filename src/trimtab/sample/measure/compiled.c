@@ -348,8 +348,7 @@ static PyObject *clip(PyObject *module, PyObject *const *args, Py_ssize_t num_ar
     float coef = 1.0f / (norm + 1e-6f) * (float)given[0];
     if (!(norm < given[2]) || !isfinite(norm) || !(coef > 1e-30f)) goto done; /* so small a factor takes more care */
     if (coef < 1.0f && norm > given[1]) {
-        /* From the last to the first: the last ones are still in the cache, and the optimizer begins with the first. */
-        for (Py_ssize_t i = num - 1; i >= 0; i--) multiply(found[i], sizes[i], coef);
+        for (Py_ssize_t i = 0; i < num; i++) multiply(found[i], sizes[i], coef);
         PyObject *noted = PyObject_CallFunctionObjArgs(written, grads, NULL); /* for who keeps one for a backward pass */
         if (noted == NULL) {
             PyErr_Clear();
