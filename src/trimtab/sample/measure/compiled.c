@@ -89,34 +89,72 @@ static double distances(const float *x, const float *y, Py_ssize_t n) {
  * and between its releases. native.py finds out which of the ways below is that of this process, if any. */
 static int sums_kept = 8, rest_plain = 4;
 
-FOR_THIS_CPU static float torch_norm_8(const float *x, Py_ssize_t n, Py_ssize_t *at) {
-    float sums[8] = {0};
-    Py_ssize_t i = 0;
-    for (; i + 8 <= n; i += 8)
-        for (int k = 0; k < 8; k++) sums[k] += x[i + k] * x[i + k];
-    for (int k = 1; k < 8; k++) sums[0] += sums[k];
-    *at = i;
-    return sums[0];
+#define CHAINS 4 /* tensors that are read side by side: each of the eight sums waits for its last addition */
+typedef float Eight __attribute__((vector_size(32)));
+typedef float Unaligned __attribute__((vector_size(32), aligned(4), may_alias));
+
+FOR_THIS_CPU static void add_squares(const float *const *x, Eight *sums, Py_ssize_t times) {
+    Eight a = sums[0], b = sums[1], c = sums[2], d = sums[3];
+    for (Py_ssize_t i = 0; i < 8 * times; i += 8) {
+        Eight p = *(const Unaligned *)(x[0] + i), q = *(const Unaligned *)(x[1] + i);
+        Eight r = *(const Unaligned *)(x[2] + i), s = *(const Unaligned *)(x[3] + i);
+        a += p * p, b += q * q, c += r * r, d += s * s;
+    }
+    sums[0] = a, sums[1] = b, sums[2] = c, sums[3] = d;
 }
 
-static float torch_norm_any(const float *x, Py_ssize_t n, Py_ssize_t *at) {
+/* The norm, where `sum` is that of the squares of the first `i` values. */
+static float with_rest(const float *x, Py_ssize_t n, Py_ssize_t i, float sum) {
+    if (n == 1) return fabsf(x[0]);
+    for (; rest_plain && i + rest_plain <= n; i += rest_plain)
+        for (int k = 0; k < rest_plain; k++) sum += x[i + k] * x[i + k];
+    for (; i < n; i++) sum = fmaf(x[i], x[i], sum);
+    return sqrtf(sum);
+}
+
+static float torch_norm_any(const float *x, Py_ssize_t n) {
     float sums[16] = {0};
     Py_ssize_t i = 0;
     for (; i + sums_kept <= n; i += sums_kept)
         for (int k = 0; k < sums_kept; k++) sums[k] += x[i + k] * x[i + k];
     for (int k = 1; k < sums_kept; k++) sums[0] += sums[k];
-    *at = i;
-    return sums[0];
+    return with_rest(x, n, i, sums[0]);
 }
 
-static float torch_norm(const float *x, Py_ssize_t n) {
-    if (n == 1) return fabsf(x[0]);
-    Py_ssize_t i = 0;
-    float sum = sums_kept == 8 ? torch_norm_8(x, n, &i) : torch_norm_any(x, n, &i);
-    for (; rest_plain && i + rest_plain <= n; i += rest_plain)
-        for (int k = 0; k < rest_plain; k++) sum += x[i + k] * x[i + k];
-    for (; i < n; i++) sum = fmaf(x[i], x[i], sum);
-    return sqrtf(sum);
+/* The norms of `num` arrays, of `sizes` values. */
+static void torch_norms(const float *const *x, const Py_ssize_t *sizes, Py_ssize_t num, float *out) {
+    if (sums_kept != 8) {
+        for (Py_ssize_t i = 0; i < num; i++) out[i] = torch_norm_any(x[i], sizes[i]);
+        return;
+    }
+    const float *at[CHAINS];
+    Py_ssize_t of[CHAINS], left[CHAINS], next = 0;
+    Eight sums[CHAINS] = {{0}};
+    int busy = 0; /* chains that are under way: the first ones */
+    for (;;) {
+        for (; busy < CHAINS && next < num; next++) {
+            if (sizes[next] < 8) {
+                out[next] = with_rest(x[next], sizes[next], 0, 0);
+                continue;
+            }
+            at[busy] = x[next], of[busy] = next, left[busy] = sizes[next] / 8, sums[busy] = (Eight){0};
+            busy++;
+        }
+        if (!busy) return;
+        Py_ssize_t times = left[0];
+        for (int c = 1; c < busy; c++) times = left[c] < times ? left[c] : times;
+        for (int c = busy; c < CHAINS; c++) at[c] = at[0]; /* idle: its sum is not used */
+        add_squares(at, sums, times);
+        for (int c = busy - 1; c >= 0; c--) {
+            at[c] += 8 * times, left[c] -= times;
+            if (left[c]) continue;
+            float sum = sums[c][0];
+            for (int k = 1; k < 8; k++) sum += sums[c][k];
+            out[of[c]] = with_rest(x[of[c]], sizes[of[c]], sizes[of[c]] / 8 * 8, sum);
+            busy--;
+            at[c] = at[busy], of[c] = of[busy], left[c] = left[busy], sums[c] = sums[busy];
+        }
+    }
 }
 
 FOR_THIS_CPU static void multiply(float *x, Py_ssize_t n, float by) {
@@ -252,17 +290,20 @@ static PyObject *imitate(PyObject *module, PyObject *const *args, Py_ssize_t num
     Py_ssize_t num = PyList_Size(args[2]);
     Py_buffer room;
     if (!floats_in(args[3], &room, num)) return NULL;
+    const float **found = PyMem_Malloc((size_t)(num ? num : 1) * sizeof(float *));
+    Py_ssize_t *sizes = PyMem_Malloc((size_t)(num ? num : 1) * sizeof(Py_ssize_t)), i = 0;
     sums_kept = (int)sums, rest_plain = (int)plain;
-    for (Py_ssize_t i = 0; i < num; i++) {
+    for (; found != NULL && sizes != NULL && i < num; i++) {
         const void *values = NULL;
-        Py_ssize_t size = 0;
-        if (!find_values(PyList_GetItem(args[2], i), float32, &values, &size)) {
-            PyBuffer_Release(&room);
-            return not_for_this();
-        }
-        ((float *)room.buf)[i] = torch_norm(values, size);
+        if (!find_values(PyList_GetItem(args[2], i), float32, &values, &sizes[i])) break;
+        found[i] = values;
     }
+    int all = found != NULL && sizes != NULL && i == num;
+    if (all) torch_norms(found, sizes, num, room.buf);
+    PyMem_Free(found);
+    PyMem_Free(sizes);
     PyBuffer_Release(&room);
+    if (!all) return not_for_this();
     Py_RETURN_TRUE;
 }
 
@@ -297,11 +338,14 @@ static PyObject *clip(PyObject *module, PyObject *const *args, Py_ssize_t num_ar
         Py_XDECREF(grad);
         if (!fits) break;
         found[plain] = (float *)values;
-        out[plain] = torch_norm(values, sizes[plain]);
-        least = out[plain] < least ? out[plain] : least;
     }
     if (plain < num || num == 0) goto done;
-    float norm = torch_norm(out, num), coef = 1.0f / (norm + 1e-6f) * (float)given[0];
+    float norm;
+    const float *each = out;
+    torch_norms((const float *const *)found, sizes, num, out);
+    torch_norms(&each, &num, 1, &norm);
+    for (Py_ssize_t i = 0; i < num; i++) least = out[i] < least ? out[i] : least;
+    float coef = 1.0f / (norm + 1e-6f) * (float)given[0];
     if (!(norm < given[2]) || !isfinite(norm) || !(coef > 1e-30f)) goto done; /* so small a factor takes more care */
     if (coef < 1.0f && norm > given[1]) {
         for (Py_ssize_t i = 0; i < num; i++) multiply(found[i], sizes[i], coef);
