@@ -6,6 +6,9 @@ The matrix is `pytest -m "" tests/integrations/frameworks/test_matrix.py`: a hea
 silent and recorded as it was (losses, norms before clipping); of one with a NaN sample everything must stay finite, and
 nothing but the sample, the loss and the gradient be named.
 
+Overhead: the three models of overhead.py in every framework, beside `clip_grad_norm_` in a plain loop, and the limits
+that `Guard` itself has to keep (frameworks_overhead.py).
+
 Cost: processor time of this process per step, as the difference between a long and a short training, so that what a
 framework does before the first step does not count. The ways to train take turns; the fastest of each counts.
 """
@@ -34,6 +37,13 @@ ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 PACKAGES = ("torch", "lightning", "transformers", "accelerate", "pytorch-ignite", "fastai", "keras", "trl", "peft")
 SHORT, LONG = 40, 240
+OVERHEAD = """\
+Processor time of the whole process per step, steady state after 100 steps, recording on, one torch thread. The arms of
+a framework take turns in short blocks, in shuffled order, in one process; the records of a block are written in its
+time. The estimate is that of overhead.py: at each place of a cycle one of the quietest blocks, then the mean over
+places. In brackets: the middle 90 % of bootstrap draws. "paired": the median of differences in the same round, as a
+ratio. Every arm is compared with the same framework unguarded; the unit is `clip_grad_norm_` in a plain loop.
+"""
 
 
 def matrix(workers: int) -> dict[tuple[str, str, str], list[bool]]:
@@ -103,7 +113,10 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--only", choices=["matrix", "cost"])
+    parser.add_argument("--only", choices=["matrix", "cost", "overhead"])
+    parser.add_argument("--share", type=float, default=0.25, help="of the repetitions of overhead.py, for `overhead`")
+    parser.add_argument("--frameworks", type=lambda text: text.split(","), help="only these, for `overhead`")
+    parser.add_argument("--models", type=lambda text: text.split(","), help="only these, for `overhead`")
     asked = parser.parse_args()
     os.environ.setdefault("KERAS_BACKEND", "torch")
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -116,9 +129,16 @@ def main() -> None:
             versions.append(f"{package} {version(package)}")
     lines = ["# Frameworks on the CPU", "", f"Command: `python benchmarks/frameworks.py {' '.join(sys.argv[1:])}`", ""]
     lines += [", ".join(versions), ""]
-    if asked.only != "cost":
+    if asked.only in (None, "matrix"):
         lines += ["## Framework x precision x accumulation x clipping", "", *matrix_page(matrix(asked.workers)), ""]
-    if asked.only != "matrix":
+    if asked.only in (None, "overhead"):
+        from frameworks_overhead import DRIVERS, overhead
+        from overhead import MODELS
+
+        names = asked.models or [model.name for model in MODELS]
+        lines += ["## Overhead", "", *overhead(asked.share, asked.frameworks or list(DRIVERS), names)]
+        lines += [OVERHEAD, ""]
+    if asked.only in (None, "cost"):
         lines += ["## What guarding costs", "", *cost(asked.rounds), ""]
         lines += [
             "Processor time per step of a classifier with 227 parameters in 6 tensors, clipped, fp32. Fastest of "
