@@ -294,6 +294,14 @@ LEARNING = [
     trouble("DATA007", "shuffled labels", at_chance(600, moving=1e-2), 20, "targets"),
     healthy("DATA007", "gradients that agree", at_chance(600, moving=1e-2, turn=0.7)),
     healthy("DATA007", "weights that stand still", at_chance(600, moving=1e-9)),
+    healthy("DATA007", "tokens at the level of guessing, not for long", at_chance(340, moving=1e-2)),
+    trouble(
+        "DATA007",
+        "the same steps of a model that is given no tokens",
+        [replace(s, scalars={**s.scalars, "in_rms": 1.0}) for s in at_chance(340, moving=1e-2)],
+        20,
+        "targets",
+    ),
     healthy("DATA007", "far below chance", at_chance(600, moving=1e-2, floor=1.0)),
     healthy("DATA007", "the first steps", at_chance(30, moving=1e-2)),
     healthy(
@@ -647,6 +655,8 @@ def noise_in_a_bias() -> History:
     return [look, *steps(80, lambda i: at(i, norms, layout=layout_of(names, sizes), grad_norm=0.2), 1)]
 
 
+STAGES = layout_of(("parts.0.weight", *(f"parts.1.heads.{k}.weight" for k in range(3))), (512, 256, 256, 256))
+
 GRADIENTS = [
     trouble("GRAD001", "a NaN", [thorough(0, {(2, Column.NAN): 7.0}, nonfinite_grads=1, rejected=1)], 0, NAMES[2]),
     trouble(
@@ -683,6 +693,21 @@ GRADIENTS = [
         steps(200, lambda i: at(i, (1.0,) * 4 + ((1.0, ABSENT) if i % 2 else (ABSENT, 1.0)))),
     ),
     healthy("GRAD005", "experts not chosen yet", steps(10, lambda i: at(i, (1.0,) * 5 + (ABSENT,), layout=ROUTED))),
+    healthy(
+        "GRAD005",
+        "heads used one after the other, deep in the model",
+        steps(
+            90,
+            lambda i: at(i, (1.0, *(1.0 if k == min(i // 30, 2) else ABSENT for k in range(3))), layout=STAGES),
+        ),
+    ),
+    trouble(
+        "GRAD005",
+        "an expert that lost its gradient beside others that keep theirs",
+        steps(90, lambda i: at(i, (1.0, 1.0, 1.0, 1.0 if i < 30 else ABSENT), layout=STAGES)),
+        30,
+        "parts.1.heads.2.weight",
+    ),
     healthy("GRAD005", "next to nothing", steps(100, lambda i: at(i, SOME, layout=TINY_PART))),
     healthy("GRAD005", "no gradient at all is told elsewhere", steps(40, lambda i: at(i, NONE, loss_detached=1.0))),
     healthy("GRAD005", "other rows in every step", [at(i, layout=layout_of((f"p{i}", *NAMES[1:]))) for i in range(9)]),
@@ -697,6 +722,21 @@ GRADIENTS = [
             *steps(20, lambda i: at(i, loss=0.5**i)),
             *steps(40, lambda i: at(i, (0.0,) * 6, grad_norm=0.0, loss=0.0), 20),
         ],
+    ),
+    healthy(
+        "GRAD004",
+        "a policy whose rewards are all the same",
+        [
+            *steps(17, lambda i: at(i, loss=0.02 * (-1) ** i)),
+            *steps(100, lambda i: at(i, (0.0,) * 6, grad_norm=0.0, loss=0.0), 17),
+        ],
+    ),
+    trouble(
+        "GRAD004",
+        "a loss that is multiplied by 0 from some step on",
+        [*calm(20), *steps(40, lambda i: at(i, (0.0,) * 6, grad_norm=0.0, loss=0.0), 20)],
+        20,
+        "loss",
     ),
     healthy("GRAD004", "no gradients to be zero", steps(40, lambda i: at(i, NONE, grad_norm=0.0))),
     healthy("GRAD004", "not measured", steps(40, lambda i: at(i, grad_norm=None))),

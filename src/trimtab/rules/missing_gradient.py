@@ -8,7 +8,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from trimtab.core.stats.row_history import is_trunk, routed
+from trimtab.core.stats.row_history import is_trunk, relieved, routed
 from trimtab.core.types import ABSENT, FROZEN, Column, Finding, Kind, Severity
 from trimtab.core.window import Window, found, listed
 
@@ -21,7 +21,7 @@ class MissingGradient:
     A parameter that requires a gradient and is held by the optimizer has had none (`None`, not zero) for `persist`
     steps since the start, or lost the one it had. Together such parameters must be a real part of the model
     (`share`). Frozen parameters do not count, and neither do rows that come and go: routed experts (siblings of a
-    module that do get gradients) and heads that take turns.
+    module that do get gradients), heads that take turns, and stages of which one takes over from another.
 
     ## Why it matters
     The part of the model behind a `detach()`, a `no_grad` block, a branch that is never called or a graph that was
@@ -62,6 +62,8 @@ class MissingGradient:
         cut = is_trunk(names, stuck, present & (sizes > 1))  # a lone scale stands anywhere
         if not cut and not lost.any():
             stuck &= ~routed(names, sizes, present | (runs.real > 0))
+        elif not cut:
+            stuck &= ~relieved(runs, sizes) & ~(routed(names, sizes, runs.real > 0) & (runs.real == 0))
         if not stuck.any() or sizes[stuck].sum() < self.share * sizes[norms != FROZEN].sum():
             return
         which = tuple(n for n, bad in zip(names, stuck, strict=True) if bad)

@@ -21,8 +21,9 @@ class TargetsDoNotPredict:
     ## What it sees
     The weights keep moving, the loss has settled at what guessing by frequency gives (within `gain`), and successive
     gradients point nowhere: after as much effort as `effort` steps there is nothing in the inputs that predicts the
-    targets. A mean loss that lies `surely` standard errors below chance is a run that is merely slow. Chance is known
-    for cross-entropy and squared error with targets told through `batch`.
+    targets. A model that is given tokens stands at that level for long before it finds out more: it gets `tokens`
+    times as many steps. A mean loss that lies `surely` standard errors below chance is a run that is merely slow.
+    Chance is known for cross-entropy and squared error with targets told through `batch`.
 
     ## Why it matters
     Shuffled or shifted labels, a wrong join, inputs of another sample: the run looks healthy and learns only how
@@ -41,6 +42,7 @@ class TargetsDoNotPredict:
     every: ClassVar[int] = 5
     severity: Severity = Severity.WARN
     effort: float = 90.0
+    tokens: float = 4.0
     gain: float = 0.015
     settled: float = 0.01
     moving: float = 3e-4
@@ -62,7 +64,8 @@ class TargetsDoNotPredict:
         chance, level = window.scalar("chance"), window.level("loss")
         if chance is None or chance <= 0 or window.now.layout.optimizer:
             return
-        if window.schedule.effort < self.effort or not level.now > chance * (1.0 - self.gain):
+        effort = self.effort if window.scalar("in_rms") is not None else self.tokens * self.effort
+        if window.schedule.effort < effort or not level.now > chance * (1.0 - self.gain):
             return
         if level.sure < chance * (1.0 - 6.0 * self.gain) or level.now > chance * (1.0 + 10.0 * self.gain):
             return  # it was better once; or something else is in the loss

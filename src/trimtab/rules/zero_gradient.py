@@ -12,6 +12,9 @@ from trimtab.core.stats.row_history import is_trunk, routed
 from trimtab.core.types import Column, Finding, Kind, Severity
 from trimtab.core.window import Window, found, listed
 
+JUDGED = 16
+"""Steps at a loss of 0 after which it is known whether the run was heading there."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ZeroGradient:
@@ -20,8 +23,8 @@ class ZeroGradient:
     ## What it sees
     All gradients together are exactly 0 for `persist` steps while the loss is not; or the gradients of a good part of
     the weights (`share`) have been exactly 0 since the start or for `long` steps, while others are not. A loss of 0
-    (a hinge loss that is satisfied) and parameters whose gradient comes and goes (routed experts, alternating heads)
-    stay silent, and so does the first step of a layer that is initialised to zero.
+    (a hinge loss that is satisfied, advantages that are all 0) and parameters whose gradient comes and goes (routed
+    experts, alternating heads) stay silent, and so does the first step of a layer that is initialised to zero.
 
     ## Why it matters
     A weight with a zero gradient does not learn. Dead ReLU units, a mask that hides everything or a factor of 0 in
@@ -88,9 +91,13 @@ class ZeroGradient:
         """Whether a loss of 0 is where the run was heading (a hinge that is satisfied), not where it was thrown."""
         losses = [v for s in window.past if (v := s.get("loss")) is not None]
         before = [v for v in losses if v != 0]
+        if before and min(before) < 0 < max(before):
+            return True  # weights of either sign, such as advantages: they are 0 where all rewards are the same
         if not before:  # it has been 0 for as long as is remembered: it was judged when it came there
             return bool(window.runs.real.any())
         last = max(i for i, v in enumerate(losses) if v != 0)
+        if len(losses) - last > JUDGED:  # the same where most of the way there is forgotten
+            return bool(window.runs.real.any())
         came_and_went = 0.0 in losses[:last]  # more and more batches are satisfied
         steep = before[-1] < 0.3 * max(before[-3:-1], default=0.0)  # the next step would be below 0
         near = 0.25 if came_and_went or steep or len(before) < 3 else 0.03  # of few the way there is forgotten

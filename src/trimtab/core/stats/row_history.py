@@ -73,26 +73,48 @@ class RowRuns:
         return new
 
 
-def routed(names: tuple[str, ...], sizes: NDArray[np.float64], alive: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """Which rows belong to a numbered module that has a twin with gradients: an expert that was not chosen.
+def _twins(names: tuple[str, ...], sizes: NDArray[np.float64]) -> list[list[list[int]]]:
+    """Modules that differ by one number in their name alone: for each kind the rows of each of them.
 
-    Twins have the same parameters, by name and size, under another number.
+    A module has a twin where another one has the same parameters, by name and size, under another number. Of a name
+    with several numbers (`blocks.1.heads.0.weight`) each may be the one that counts.
     """
     units: dict[tuple[str, str], list[int]] = {}
     for i, name in enumerate(names):
         parts = name.split(".")
-        at = next((k for k, part in enumerate(parts) if part.isdigit()), None)
-        if at is not None:
-            units.setdefault((".".join(parts[:at]), parts[at]), []).append(i)
+        for at, part in enumerate(parts):
+            if part.isdigit():
+                units.setdefault((".".join(parts[:at]), part), []).append(i)
+    kinds: dict[tuple[str, frozenset[tuple[str, float]]], list[list[int]]] = {}
+    for (before, part), rows in units.items():
+        start = len(before) + len(part) + bool(before)
+        kinds.setdefault((before, frozenset((names[i][start:], sizes[i]) for i in rows)), []).append(rows)
+    return [found for found in kinds.values() if len(found) > 1]
 
-    def looks(rows: list[int], start: int) -> frozenset[tuple[str, float]]:
-        return frozenset((names[i][start:], sizes[i]) for i in rows)
 
-    shapes = {key: (key[0], looks(rows, len(".".join(key)))) for key, rows in units.items()}
-    busy = {shapes[key] for key, rows in units.items() if alive[rows].all()}
+def routed(names: tuple[str, ...], sizes: NDArray[np.float64], alive: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """Which rows belong to a numbered module that has a twin with gradients: an expert that was not chosen."""
     out = np.zeros(len(names), np.bool_)
-    for key, rows in units.items():
-        out[rows] = shapes[key] in busy
+    for units in _twins(names, sizes):
+        if any(alive[rows].all() for rows in units):
+            for rows in units:
+                out[rows] = True
+    return out
+
+
+def relieved(runs: RowRuns, sizes: NDArray[np.float64]) -> NDArray[np.bool_]:
+    """Which rows belong to a numbered module that a twin took over from: stages, heads used one after the other.
+
+    All the time since the twin's first gradient fits into the time that this one has had none.
+    """
+    out = np.zeros(len(runs.names), np.bool_)
+    for units in _twins(runs.names, sizes):
+        born = [
+            int((runs.real + runs.absent + runs.zero)[rows].max()) if runs.real[rows].all() else 0 for rows in units
+        ]
+        idle = [int(np.maximum(runs.absent, runs.zero)[rows].min()) for rows in units]
+        for k, rows in enumerate(units):
+            out[rows] |= any(0 < born[j] <= idle[k] for j in range(len(units)) if j != k)
     return out
 
 
